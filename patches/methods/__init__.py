@@ -1,0 +1,1 @@
+"""One file per family: hyper-parameters in, recipe out. Methods never import each other."""

@@ -1,0 +1,82 @@
+"""NTK-aware scaling: a larger base, so that low frequencies stretch and high ones stay.
+
+bloc97 (static) and emozilla (dynamic), 2023; written up in YaRN, arXiv:2309.00071, section 3.1.
+The dynamic form uses the request's reserved length, fixed at admission, instead of a length that
+grows while cached keys keep their old base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from patches.method import Factor, FrequencyMethod, TrainedLengthMethod
+from patches.recipe import Frequencies, Recipe, RopeGeometry
+from patches.rotary import base_inv_freq
+
+
+def ntk_theta(rope_theta: float, scale: float, rotary_dim: int) -> float:
+    """rope_theta x scale^(d / (d - 2)): the last pair is divided by exactly ``scale``.
+
+    Raises:
+        ValueError: for a rotary dimension of 2, which has only one frequency.
+    """
+    if rotary_dim <= 2:
+        raise ValueError("method: NTK-aware scaling needs at least two rotary frequencies")
+    return float(rope_theta * scale ** (rotary_dim / (rotary_dim - 2)))
+
+
+@dataclass(frozen=True)
+class NtkSchedule:
+    rope_theta: float
+    factor: float
+    depends_on_length: bool = False
+
+    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+        theta = ntk_theta(self.rope_theta, self.factor, geometry.rotary_dim)
+        return Frequencies(base_inv_freq(theta, geometry.rotary_dim), 1.0, theta)
+
+
+@dataclass(frozen=True)
+class DynamicNtkSchedule:
+    """Scale factor x n / L0 - (factor - 1) for n = max(reserved length, L0)."""
+
+    rope_theta: float
+    factor: float
+    trained_length: int
+    depends_on_length: bool = True
+
+    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+        n = max(length, self.trained_length)
+        scale = self.factor * n / self.trained_length - (self.factor - 1)
+        theta = ntk_theta(self.rope_theta, scale, geometry.rotary_dim)
+        return Frequencies(base_inv_freq(theta, geometry.rotary_dim), 1.0, theta)
+
+
+class Ntk(FrequencyMethod):
+    summary: ClassVar[str] = "NTK-aware: raises the base so that only low frequencies are interpolated."
+    paper: ClassVar[str] = "bloc97 2023; YaRN arXiv:2309.00071 section 3.1"
+    training_free: ClassVar[str] = "Works without tuning up to about half its factor."
+    cost: ClassVar[str] = "none"
+
+    method: Literal["ntk"] = "ntk"
+    factor: Factor = Field(description="Division of the lowest frequency; serves about factor/2 times the length.")
+
+    def recipe(self, geometry: RopeGeometry) -> Recipe:
+        return Recipe(NtkSchedule(self.theta(geometry), self.factor))
+
+
+class DynamicNtk(TrainedLengthMethod):
+    summary: ClassVar[str] = "NTK-aware with the base chosen from the request's own reserved length."
+    paper: ClassVar[str] = "emozilla 2023; YaRN arXiv:2309.00071 section 3.3"
+    training_free: ClassVar[str] = "Leaves short requests untouched; good without tuning at moderate lengths."
+    cost: ClassVar[str] = "none; perplexity curves take one pass per length"
+
+    method: Literal["dynamic"] = "dynamic"
+    factor: Factor = Field(1.0, description="1 scales by length / trained length; larger leaves headroom.")
+
+    def recipe(self, geometry: RopeGeometry) -> Recipe:
+        schedule = DynamicNtkSchedule(self.theta(geometry), self.factor, self.trained_length(geometry))
+        return Recipe(schedule)
