@@ -1,0 +1,1 @@
+"""Attention of one segment: ``reference`` is the specification, ``fused`` is what serves."""

@@ -1,0 +1,69 @@
+"""Scaled dot-product attention that also returns the log of its softmax sum, and the exact merge.
+
+Two attentions over disjoint keys merge without error into one softmax: out = sum_b exp(lse_b - lse)
+out_b (FlashAttention, arXiv:2205.14135, section 3.1). Public SDPA returns no log-sum-exp, so the
+kernels behind it are called by name, per device; other devices compute it in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+Attended = tuple[torch.Tensor, torch.Tensor]
+
+
+def sdpa_with_lse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> Attended:
+    """Output [rows, heads, q, head_dim] and log-sum-exp float32 [rows, heads, q].
+
+    ``bias`` is additive, broadcastable to [rows, heads, q, k], the most negative finite number where
+    a pair is excluded: a row without any key then weighs nothing in a merge, and nothing is NaN.
+    """
+    if query.device.type == "cpu" and query.dtype == torch.float32:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, False, attn_mask=bias, scale=scaling
+        )
+        return out, lse
+    if query.device.type == "cuda":
+        return _cuda(query, key, value, bias, scaling)
+    return eager_with_lse(query, key, value, bias, scaling)
+
+
+def eager_with_lse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> Attended:
+    """The same in plain float32 operations: for devices without a kernel, and the kernels' oracle."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1).float(), value.repeat_interleave(groups, 1).float()
+    scores = query.float() @ key.transpose(-1, -2) * scaling
+    if bias is not None:
+        scores = scores + bias
+    lse = torch.logsumexp(scores, dim=-1)
+    return (torch.exp(scores - lse[..., None]) @ value).to(query.dtype), lse
+
+
+def _cuda(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> Attended:
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if bias is not None:
+        # The kernel reads the bias in aligned runs of 16 elements: pad its last axis, then slice.
+        shape = (*query.shape[:3], key.shape[2])
+        padded = torch.empty((*shape[:3], -(-shape[3] // 16) * 16), dtype=query.dtype, device=query.device)
+        bias = padded[..., : shape[3]].copy_(bias.clamp_min(torch.finfo(query.dtype).min))
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, 0.0, False, scale=scaling
+    )
+    return out, lse[..., : query.shape[2]]
+
+
+def merge(parts: list[Attended]) -> torch.Tensor:
+    """One attention from several over disjoint keys. Weights are float32 whatever the dtype."""
+    if len(parts) == 1:
+        return parts[0][0]
+    lse = torch.stack([part_lse for _, part_lse in parts])
+    weights = torch.exp(lse - torch.logsumexp(lse, dim=0))
+    merged = sum(weight[..., None] * out.float() for weight, (out, _) in zip(weights, parts, strict=True))
+    return torch.as_tensor(merged).to(parts[0][0].dtype)

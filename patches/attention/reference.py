@@ -1,0 +1,72 @@
+"""Eager float32 attention of one segment, over whole score matrices. The specification: slow and plain."""
+
+from __future__ import annotations
+
+import torch
+
+from patches.masks import DistanceRange
+from patches.recipe import Band, ResolvedRecipe
+from patches.rotary import rotary_table, rotate
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    resolved: ResolvedRecipe,
+    *,
+    q_start: int,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention output [rows, heads, q, head_dim] in float32.
+
+    ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` and
+    ``value`` [rows, kv_heads, k, head_dim] end at the last of them. Keys (and queries) are rotated
+    already if the recipe rotates at cache-write, raw otherwise. ``window`` is the layer's own
+    sliding window, ``softcap`` its own soft limit on scores.
+    """
+    query, key, value = query.float(), key.float(), value.float()
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    q_idx = torch.arange(q_start, q_start + query.shape[2], device=query.device)
+    kv_idx = torch.arange(int(q_idx[-1]) + 1 - key.shape[2], int(q_idx[-1]) + 1, device=query.device)
+    pairs = q_idx[:, None], kv_idx[None, :]
+
+    scores = torch.full((*query.shape[:3], key.shape[2]), float("-inf"), device=query.device)
+    for band in resolved.recipe.bands:
+        covered = band.predicate(*pairs) & DistanceRange(0, window)(*pairs)
+        scores = torch.where(covered, _band_scores(query, key, q_idx, kv_idx, band, resolved), scores)
+    scores = scores * scaling
+    if resolved.recipe.attention_temperature is not None:
+        scores = scores * resolved.recipe.attention_temperature(q_idx)[:, None]
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+        scores = scores.masked_fill(~_any_band(resolved, pairs, window), float("-inf"))
+    if resolved.recipe.score_bias is not None:
+        scores = scores + resolved.recipe.score_bias(*pairs)
+    return torch.softmax(scores, dim=-1) @ value
+
+
+def _band_scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    q_idx: torch.Tensor,
+    kv_idx: torch.Tensor,
+    band: Band,
+    resolved: ResolvedRecipe,
+) -> torch.Tensor:
+    if resolved.rotates_at == "cache_read":
+        inv_freq = torch.tensor(resolved.inv_freq, device=query.device)
+        layout = resolved.interleaved
+        q_table = rotary_table(band.query_map(q_idx), inv_freq, resolved.attention_factor, interleaved=layout)
+        k_table = rotary_table(band.key_map(kv_idx), inv_freq, resolved.attention_factor, interleaved=layout)
+        query = rotate(query, *q_table, interleaved=layout)
+        key = rotate(key, *k_table, interleaved=layout)
+    return query @ key.transpose(-1, -2)
+
+
+def _any_band(resolved: ResolvedRecipe, pairs: tuple[torch.Tensor, torch.Tensor], window: int | None) -> torch.Tensor:
+    covered = [band.predicate(*pairs) for band in resolved.recipe.bands]
+    return torch.stack(covered).any(0) & DistanceRange(0, window)(*pairs)
