@@ -1,0 +1,160 @@
+"""The two seams in a transformers model. The only file that imports transformers.
+
+Seam A: the rotary module's ``forward`` is replaced on the instance and reads slots from
+``position_ids``. Seam B: attention and mask functions are registered under a name of our own. Both
+are undone on leaving the context, also after an exception. A request never patches anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from patches.attention import fused
+from patches.batch import Batch, padded_batch
+from patches.geometry import RotarySeam, geometry_of, probe_rotary
+from patches.method import Method
+from patches.recipe import ResolvedRecipe, RopeGeometry
+from patches.registry import parse, resolve
+from patches.rotary import rotary_table
+from patches.slots import SlotTable, decode
+
+_names = itertools.count()
+
+
+class Patched:
+    """A model whose tokens choose their encoding by slot.
+
+    ``slots`` interns encodings; a token's slot goes into its ``position_ids`` with
+    ``patches.encode``. Slot 0 is the checkpoint's own encoding.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.geometry: RopeGeometry = geometry_of(model)
+        self.seam: RotarySeam = probe_rotary(model)
+        # "flash" in the name would make transformers look for a kernel of that name.
+        self.attention_name = f"ropeway_{next(_names)}"
+        native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
+        self.slots = SlotTable(native, self.geometry.rotary_dim, model.device)
+        self._positions: torch.Tensor | None = None
+        self._batch: Batch | None = None
+
+    def resolve(self, method: Method, length: int) -> ResolvedRecipe:
+        """Numbers of ``method`` for this model and a reserved length of ``length`` tokens."""
+        return resolve(method, self.geometry, length)
+
+    def rotary(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Seam A: cos and sin [rows, tokens, rotary_dim], each token by the schedule of its slot."""
+        position, slot = decode(position_ids)
+        cos, sin = rotary_table(
+            position,
+            self.slots.inv_freq[slot],
+            self.slots.attention_factor[slot],
+            interleaved=self.seam.table_interleaved,
+        )
+        return (cos, sin) if self.seam.keeps_float32 else (cos.to(x.dtype), sin.to(x.dtype))
+
+    def attention(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float,
+        dropout: float = 0.0,
+        *,
+        position_ids: torch.Tensor | None = None,
+        batch: Batch | None = None,
+        cache: Any = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Seam B: output [rows, tokens, heads, head_dim], segment by segment.
+
+        ``attention_mask`` is the padding mask [rows, seen tokens] or None; ``batch`` comes with a packed
+        row, whose keys are in the paged ``cache``.
+        """
+        if attention_mask is not None and attention_mask.ndim != 2:
+            raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
+        if batch is None:
+            if position_ids is None:
+                raise ValueError("this architecture does not hand position_ids to its attention")
+            batch = self._batch_of(query.shape[0], position_ids, attention_mask)
+        if cache is not None:
+            key, value = cache.update(key, value, module.layer_idx, kwargs)
+        options = {"scaling": scaling, "window": sliding_window, "softcap": softcap}
+        output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+        columns = _packed_keys(batch, kwargs) if batch.packed else _padded_keys(batch, key.shape[2])
+        for segment, keys in zip(batch.segments, columns, strict=True):
+            attended = fused.attend(
+                query[segment.rows, :, segment.query],
+                key[segment.rows, :, keys],
+                value[segment.rows, :, keys],
+                self.slots[segment.slot],
+                batch,
+                q_start=segment.q_start,
+                **options,  # type: ignore[arg-type]
+            )
+            if len(batch.segments) == 1 and attended.shape[2] == query.shape[2]:
+                return attended.transpose(1, 2).contiguous(), None
+            output[segment.rows, segment.query] = attended.transpose(1, 2)
+        return output, None
+
+    def _batch_of(self, rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Batch:
+        """The layers of one forward share their ``position_ids`` tensor, hence one batch description."""
+        if self._batch is None or self._positions is not position_ids:
+            self._batch, self._positions = padded_batch(rows, position_ids, padding_mask), position_ids
+        return self._batch
+
+
+def _padded_keys(batch: Batch, held: int) -> list[slice]:
+    """Key columns per segment. A layer may hold fewer columns than were seen (sliding) or more (static)."""
+    dropped = max(0, batch.columns - held)
+    return [slice(max(0, s.key_column - dropped), s.key_column + s.q_stop - dropped) for s in batch.segments]
+
+
+def _packed_keys(batch: Batch, kwargs: dict[str, Any]) -> list[slice]:
+    """Key columns per segment of a packed row, from the paged cache's cumulative lengths for this layer."""
+    lengths = kwargs["cu_seq_lens_k"]
+    edges = batch.shared(("keys", lengths.data_ptr()), lambda: lengths[: len(batch.segments) + 1].tolist())
+    return [slice(first, last) for first, last in itertools.pairwise(edges)]
+
+
+def _padding_mask(
+    batch_size: int, q_length: int, kv_length: int, attention_mask: torch.Tensor | None = None, **_: Any
+) -> torch.Tensor | None:
+    """Mask function registered beside the attention: passes the padding mask on, builds nothing."""
+    if attention_mask is None or bool(attention_mask.all()):
+        return None
+    return attention_mask
+
+
+@contextmanager
+def patched(model: PreTrainedModel) -> Iterator[Patched]:
+    """Serve one encoding per token from ``model``; restores it bit-exactly on leaving.
+
+    Raises:
+        UnsupportedModel: when the model cannot be carried; it is then left untouched.
+    """
+    patch = Patched(model)
+    original = model.config._attn_implementation
+    AttentionInterface.register(patch.attention_name, patch.attention)
+    AttentionMaskInterface.register(patch.attention_name, _padding_mask)
+    try:
+        patch.seam.module.forward = patch.rotary  # type: ignore[method-assign, assignment]
+        model.set_attn_implementation(patch.attention_name)
+        yield patch
+    finally:
+        patch.seam.module.__dict__.pop("forward", None)
+        model.set_attn_implementation(original)
+        AttentionInterface._global_mapping.pop(patch.attention_name, None)
+        AttentionMaskInterface._global_mapping.pop(patch.attention_name, None)
