@@ -1,0 +1,1 @@
+"""The service: HTTP API, engine and evaluation over the encodings in ``patches``."""

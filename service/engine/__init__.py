@@ -1,0 +1,1 @@
+"""The engine: admission, continuous batching through one adapter, sampling, streaming."""

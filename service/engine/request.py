@@ -1,0 +1,56 @@
+"""One generation as the engine sees it: tokens, a slot, how to sample. No text and no HTTP."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import torch
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is drawn. Temperature 0 is greedy; ``logprobs`` counts alternatives per token."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probability of one generated token and of the ``top`` most likely ones, as (id, logprob)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(eq=False)
+class EngineRequest:
+    """State shared between the event loop, which creates it, and the generation thread, which samples.
+
+    ``slot`` is held from admission to the end. ``cache_key`` separates the prefix cache: requests
+    share blocks only where it is equal.
+    """
+
+    prompt_ids: list[int]
+    slot: int
+    cache_key: object
+    max_new_tokens: int
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
+    request_id: str = field(default_factory=lambda: f"gen-{next(_numbers)}")
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampling.temperature > 0:
+            self.generator = torch.Generator()
+            if self.sampling.seed is None:
+                self.generator.seed()
+            else:
+                self.generator.manual_seed(self.sampling.seed)

@@ -1,0 +1,50 @@
+"""Every setting of the server, from ``ROPEWAY_*`` environment variables or a ``.env`` file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseSettings):
+    """Validated once, at start; a value out of range stops the start with its name."""
+
+    model_config = SettingsConfigDict(env_prefix="ROPEWAY_", env_file=".env", extra="ignore", frozen=True)
+
+    model: str = Field("demo", description="Hugging Face id or local folder; 'demo' serves the embedded demo models.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id.")
+    device: str = Field("auto", description="torch device; 'auto' takes CUDA if there is one, the CPU otherwise.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Weights and cache; 'auto' is bfloat16 on an accelerator and float32 on the CPU."
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads for the model; torch's choice when unset.")
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
+    shutdown_grace_s: float = Field(10.0, ge=0, description="Seconds that running requests may take to finish.")
+
+    max_length: int | None = Field(
+        None, ge=2, description="Most tokens of one request, prompt and new together; the cache's size when unset."
+    )
+    max_new_tokens: Count = Field(4096, description="Most new tokens one request may ask for.")
+    max_prompts: Count = Field(64, description="Most prompts in one request.")
+    max_queue: Count = Field(256, description="Most requests waiting for memory before new ones get 429.")
+    max_methods: Count = Field(64, description="Most methods in one perplexity request.")
+    max_lengths: Count = Field(256, description="Most lengths in one perplexity request.")
+    max_documents: Count = Field(256, description="Most documents in one perplexity request.")
+    max_body_bytes: Count = Field(32 << 20, description="Largest request body.")
+
+    cache_tokens: int | None = Field(
+        None, ge=64, description="Tokens the paged cache holds; measured from free memory when unset."
+    )
+    score_tokens: Count = Field(262144, description="Tokens that perplexity requests may hold at once, per model.")
+    page_size: int = Field(32, ge=4, description="Tokens per page of the cache.")
+    max_batch_tokens: Count = Field(1024, description="Most tokens in one forward; longer prompts prefill in chunks.")
+    max_requests_per_batch: Count = Field(128, description="Most requests that decode together.")
+    score_chunk: Count = Field(512, description="Tokens per chunk of scoring, between two generation steps.")
+    prefix_sharing: bool = Field(True, description="Reuse cached prefixes of requests with the same encoding.")
