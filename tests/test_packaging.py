@@ -1,0 +1,304 @@
+"""What is installed, built and shipped: pins, the wheel, make, the image, the compose file, the settings example."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from service.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+DIRECT = [Requirement(line) for line in [*PROJECT["dependencies"], *EXTRAS["test"], *EXTRAS["dev"]]]
+DIRECT = [requirement for requirement in DIRECT if requirement.name != PROJECT["name"]]
+CUDA_WHEEL = re.compile(r"nvidia-|cuda-|triton$")  # torch names their versions itself
+
+
+def pins() -> dict[str, Version]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in pairs}
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile as (keyword, arguments), continuation lines joined, comments dropped."""
+    text = re.sub(r"(?m)^\s*#.*\n", "", (ROOT / "Dockerfile").read_text())
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines if line.strip()]
+
+
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return document
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run at the repository root, free of the variables that a ``make`` around the tests exports."""
+    exported = re.compile(r"MAKE|MFLAGS$|(PYTHON|VENV|PIP_FLAGS|ARGS|HADOLINT)$")
+    clean = {name: value for name, value in os.environ.items() if not exported.match(name)}
+    return subprocess.run(
+        command, cwd=ROOT, env=clean | environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+class TestPins:
+    @pytest.mark.parametrize("requirement", DIRECT, ids=lambda requirement: requirement.name)
+    def test_pin_is_inside_the_supported_range(self, requirement: Requirement) -> None:
+        assert requirement.specifier, "a direct dependency needs a range"
+        assert pins()[canonicalize_name(requirement.name)] in requirement.specifier
+
+    def test_whatever_gets_installed_is_pinned(self) -> None:
+        pinned, waiting, seen = pins(), [requirement.name for requirement in DIRECT], set()
+        while waiting:
+            name = canonicalize_name(waiting.pop())
+            if name in seen or CUDA_WHEEL.match(name):
+                continue
+            seen.add(name)
+            try:
+                lines = metadata.requires(name) or []
+            except metadata.PackageNotFoundError:  # a tool of the dev extra: not needed to run the tests
+                continue
+            needed = map(Requirement, lines)
+            waiting += [r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
+        assert seen - pinned.keys() == set()
+
+    def test_no_pin_names_a_local_build(self) -> None:
+        assert [name for name, version in pins().items() if version.local] == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built from a copy so that the tree stays clean."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for package in ("patches", "service"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
+    built = run(*pip, "--wheel-dir", str(folder), str(folder))
+    assert built.returncode == 0, built.stderr
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
+class TestWheel:
+    def test_has_every_file_of_both_packages(self, wheel: zipfile.ZipFile) -> None:
+        files = [path for package in ("patches", "service") for path in (ROOT / package).rglob("*") if path.is_file()]
+        expected = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+        assert expected - set(wheel.namelist()) == set()
+
+    def test_has_nothing_else(self, wheel: zipfile.ZipFile) -> None:
+        tops = {name.split("/")[0] for name in wheel.namelist()}
+        assert tops == {"patches", "service", f"ropeway-{PROJECT['version']}.dist-info"}
+
+    def test_declares_the_console_script_and_carries_the_licence(self, wheel: zipfile.ZipFile) -> None:
+        info = f"ropeway-{PROJECT['version']}.dist-info"
+        assert "ropeway = service.cli:app" in wheel.read(f"{info}/entry_points.txt").decode()
+        assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+class TestMake:
+    def targets(self) -> set[str]:
+        phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert phony
+        return set(phony[1].split())
+
+    @pytest.mark.parametrize("command", [("make",), ("make", "help")], ids=" ".join)
+    def test_help_lists_every_target_with_a_description(self, command: tuple[str, ...]) -> None:
+        printed = run(*command)
+        assert printed.returncode == 0, printed.stderr
+        assert set(re.findall(r"^  make (\S+) +\S+", printed.stdout, re.MULTILINE)) == self.targets()
+
+    @pytest.mark.parametrize(
+        ("target", "installs", "last"),
+        [
+            ("demo", ".", "ropeway demo"),
+            ("serve", ".", "ropeway serve"),
+            ("test", ".[test]", "python -m pytest"),
+            ("check", ".[dev]", "python -m pytest"),
+            ("train-demo", ".", "python -m service.models.training"),
+            ("bench", ".", "python -m benchmarks"),
+        ],
+    )
+    def test_target_starts_from_nothing(self, tmp_path: Path, target: str, installs: str, last: str) -> None:
+        venv = tmp_path / "venv"
+        printed = run("make", "-n", target, f"VENV={venv}", f"PYTHON={sys.executable}", "PIP_FLAGS=--pre")
+        lines = [" ".join(shlex.split(line)) for line in printed.stdout.splitlines()]
+        install = f"{venv}/bin/python -m pip install --pre -c constraints.txt -e {installs}"
+        assert install in lines
+        assert any(line.startswith(f"{sys.executable} -m venv {venv}") for line in lines[: lines.index(install)])
+        assert lines[-1] == f"{venv}/bin/{last}"
+
+    def test_second_call_installs_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "python").touch()
+        (tmp_path / ".installed-test").touch()
+        assert "pip install" not in run("make", "-n", "test", f"VENV={tmp_path}").stdout
+
+    def test_ci_runs_make_test_at_the_root(self, tmp_path: Path) -> None:
+        fake = tmp_path / "make"
+        fake.write_text('#!/bin/sh\necho "$PWD: $*"\nexit 7\n')
+        fake.chmod(0o755)
+        command = ["bash", str(ROOT / ".ci" / "run")]
+        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+        ran = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+        )
+        assert (ran.stdout.strip(), ran.returncode) == (f"{ROOT}: test", 7)
+        assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+class TestImage:
+    def test_every_base_is_an_exact_tag_or_an_earlier_stage(self) -> None:
+        stages: set[str] = set()
+        for arguments in (rest for keyword, rest in instructions() if keyword == "FROM"):
+            image, _, stage = arguments.partition(" AS ")
+            assert image in stages or re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+(@sha256:[0-9a-f]{64})?", image)
+            stages.add(stage)
+        assert len(stages) >= 2
+
+    def test_last_user_is_a_fixed_number_and_not_root(self) -> None:
+        user = [rest for keyword, rest in instructions() if keyword == "USER"][-1]
+        assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+
+    def test_torch_has_its_own_layer_before_our_code(self) -> None:
+        installs = [rest for keyword, rest in instructions() if keyword == "RUN" and "pip install" in rest]
+        assert [line.split()[-1] for line in installs] == ["torch", "requirements.txt", "dist/*.whl"]
+
+    def test_dockerignore_lets_every_copied_path_through(self) -> None:
+        ignore = (ROOT / ".dockerignore").read_text().splitlines()
+        assert "*" in ignore
+        copies = [rest.split()[:-1] for keyword, rest in instructions() if keyword == "COPY"]
+        binds = [re.findall(r"type=bind,source=([^, ]+)", rest) for keyword, rest in instructions() if keyword == "RUN"]
+        needed = {path for paths in [*copies, *binds] for path in paths}
+        assert needed == {line[1:] for line in ignore if line.startswith("!")}
+        assert [path for path in needed if not (ROOT / path).exists()] == []
+
+    def test_starts_the_server_on_the_exposed_port(self) -> None:
+        last = dict(instructions())
+        assert json.loads(last["ENTRYPOINT"]) == ["ropeway", "serve"]
+        assert f"ROPEWAY_PORT={last['EXPOSE']}" in last["ENV"]
+
+
+@pytest.fixture
+def ready_server(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Port of a server that answers /health/ready with ``request.param`` and anything else with 404."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(request.param if self.path == "/health/ready" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class TestHealthcheck:
+    def commands(self) -> list[list[str]]:
+        image = next(rest for keyword, rest in instructions() if keyword == "HEALTHCHECK")
+        services = [service["healthcheck"]["test"] for service in compose()["services"].values()]
+        assert {test[0] for test in services} == {"CMD"}
+        return [json.loads(image.split("CMD", 1)[1]), *(test[1:] for test in services)]
+
+    def test_image_and_compose_ask_the_same(self) -> None:
+        first, *others = self.commands()
+        assert others == [first] * len(compose()["services"])
+
+    @pytest.mark.parametrize(("ready_server", "healthy"), [(200, True), (503, False)], indirect=["ready_server"])
+    def test_tells_ready_from_not_ready_behind_a_proxy(self, ready_server: int, healthy: bool) -> None:
+        program, *arguments = self.commands()[0]
+        assert program == "python"
+        # Nothing listens on port 9: a request through the proxy would fail.
+        environment = {"ROPEWAY_PORT": str(ready_server), "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+        assert (run(sys.executable, *arguments, **environment).returncode == 0) is healthy
+
+
+class TestCompose:
+    @pytest.mark.parametrize("name", ["ropeway", "ropeway-cpu"])
+    def test_service_is_hardened(self, name: str) -> None:
+        service = compose()["services"][name]
+        assert service["read_only"] is True
+        assert service["tmpfs"] == ["/tmp"]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["restart"] == "unless-stopped"
+        assert service["healthcheck"]["start_period"]
+        assert service["ports"] == ["${ROPEWAY_PORT:-8000}:8000"]
+        assert not {"privileged", "user", "cap_add"} & service.keys()
+
+    def test_without_a_profile_only_the_gpu_service_starts(self) -> None:
+        services = compose()["services"]
+        assert [name for name, service in services.items() if "profiles" not in service] == ["ropeway"]
+        assert services["ropeway-cpu"]["profiles"] == ["cpu"]
+
+    def test_gpu_service_reserves_a_gpu_and_serves_the_chosen_model(self) -> None:
+        service = compose()["services"]["ropeway"]
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+        assert service["environment"]["ROPEWAY_MODEL"] == "${ROPEWAY_MODEL:-demo}"
+
+    def test_cpu_service_serves_the_demo_models_without_a_gpu(self) -> None:
+        service = compose()["services"]["ropeway-cpu"]
+        assert "deploy" not in service
+        assert service["environment"]["ROPEWAY_MODEL"] == "demo"
+        assert service["environment"]["ROPEWAY_DEVICE"] == "cpu"
+
+    @pytest.mark.parametrize("name", ["ropeway", "ropeway-cpu"])
+    def test_every_path_written_to_is_mounted(self, name: str) -> None:
+        (volume,) = compose()["volumes"]
+        mounts = compose()["services"][name]["volumes"]
+        assert f"{volume}:/cache" in mounts
+        environment = next(rest for keyword, rest in instructions() if keyword == "ENV" and "HF_HOME" in rest)
+        paths = [value for value in shlex.split(environment.replace("=", " ")) if value.startswith("/")]
+        assert paths
+        assert [path for path in paths if not path.startswith(("/cache", "/tmp"))] == []
+
+    def test_every_ropeway_variable_is_a_setting(self) -> None:
+        names = {name for service in compose()["services"].values() for name in service["environment"]}
+        ours = {name.removeprefix("ROPEWAY_").lower() for name in names if name.startswith("ROPEWAY_")}
+        assert ours - Settings.model_fields.keys() == set()
+
+
+class TestSettingsExample:
+    def shown(self) -> dict[str, str]:
+        lines = re.findall(r"^#(ROPEWAY_\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
+        return {name.removeprefix("ROPEWAY_").lower(): value for name, value in lines}
+
+    def test_shows_every_setting(self) -> None:
+        assert self.shown().keys() == Settings.model_fields.keys()
+
+    def test_shows_the_defaults(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.chdir(tmp_path)  # away from a developer's own .env
+        for name, value in self.shown().items():
+            monkeypatch.delenv(f"ROPEWAY_{name.upper()}", raising=False)
+            if value:
+                monkeypatch.setenv(f"ROPEWAY_{name.upper()}", value)
+        assert Settings() == Settings.model_construct()
