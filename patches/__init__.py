@@ -12,7 +12,7 @@ from patches.batch import Batch, packed_batch
 from patches.geometry import UnsupportedModel, geometry_of
 from patches.method import Method
 from patches.recipe import Recipe, ResolvedRecipe, RopeGeometry
-from patches.registry import METHODS, PositionEncoding, describe, describe_methods, parse, resolve
+from patches.registry import METHODS, PositionEncoding, describe, describe_methods, examples, parse, resolve
 from patches.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "describe",
     "describe_methods",
     "encode",
+    "examples",
     "geometry_of",
     "packed_batch",
     "parse",

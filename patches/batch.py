@@ -34,7 +34,7 @@ class Segment:
 
     @property
     def q_stop(self) -> int:
-        return self.q_start + self.query.stop - self.query.start
+        return self.q_start + int(self.query.stop) - int(self.query.start)
 
 
 @dataclass
@@ -84,6 +84,8 @@ def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tens
     last, last_slot = (part.tolist() for part in decode(position_ids[:, -1]))
     if padding_mask is None and [a + new - 1 for a in first] != last:
         raise ValueError("position_ids must count up by one along every row (packed rows need segments)")
+    if padding_mask is None and len(set(first)) > 1:
+        raise ValueError("position_ids must start alike in every row unless a padding mask tells them apart")
     if (
         padding_mask is not None
         and [seen - new + q - pad for q, pad in zip(first_query, padding, strict=True)] != first
@@ -101,4 +103,5 @@ def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tens
 
 
 def _leading_zeros(mask: torch.Tensor) -> list[int]:
-    return (mask.to(torch.int32).cumsum(1) == 0).sum(1).tolist()
+    counts: list[int] = (mask.to(torch.int32).cumsum(1) == 0).sum(1).tolist()
+    return counts

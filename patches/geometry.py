@@ -6,6 +6,7 @@ architectures is measured on the model's own functions with probe tensors, never
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,7 @@ def geometry_of(model: nn.Module) -> RopeGeometry:
     attention = _attention_module(model)
     _refuse_special_attention(model, config, attention)
     rotary = rotary_module(model)
-    rotary_dim = 2 * int(rotary.inv_freq.shape[0])  # type: ignore[union-attr, operator]
+    rotary_dim = 2 * _inv_freq(rotary).shape[0]
     parameters = dict(config.rope_parameters)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     trained_length = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
@@ -77,18 +78,27 @@ def rotary_module(model: nn.Module) -> nn.Module:
 def probe_rotary(model: nn.Module) -> RotarySeam:
     """Measure the rotary module's table layout and whether it keeps float32 for half-precision inputs."""
     module = rotary_module(model)
-    inv_freq = module.inv_freq
+    probed = copy.deepcopy(module)  # a length-dependent one rewrites its buffers when it runs
+    inv_freq = probed.inv_freq
     assert isinstance(inv_freq, torch.Tensor)
     position = torch.arange(3, device=inv_freq.device)[None]
     with torch.no_grad():
-        cos, _ = module(torch.zeros(1, 1, 1, dtype=torch.float32, device=inv_freq.device), position)
-        half, _ = module(torch.zeros(1, 1, 1, dtype=torch.bfloat16, device=inv_freq.device), position)
+        cos, _ = probed(torch.zeros(1, 1, 1, dtype=torch.float32, device=inv_freq.device), position)
+        half, _ = probed(torch.zeros(1, 1, 1, dtype=torch.bfloat16, device=inv_freq.device), position)
+    inv_freq = probed.inv_freq  # as the run left it
+    assert isinstance(inv_freq, torch.Tensor)
     for interleaved in (False, True):
         ours, _ = rotary_table(position, inv_freq.float(), 1.0, interleaved=interleaved)
-        factor = getattr(module, "attention_scaling", 1.0)
+        factor = getattr(probed, "attention_scaling", 1.0)
         if cos.shape == ours.shape and torch.allclose(cos.float(), ours * factor, atol=1e-5):
             return RotarySeam(module, interleaved, half.dtype == torch.float32)
     raise UnsupportedModel(f"the rotary module returns a table of shape {tuple(cos.shape)} in no known layout")
+
+
+def _inv_freq(module: nn.Module) -> torch.Tensor:
+    inv_freq = module.inv_freq
+    assert isinstance(inv_freq, torch.Tensor)  # rotary_module chose it by that
+    return inv_freq
 
 
 def _text_config(model: nn.Module) -> Any:
@@ -110,8 +120,10 @@ def _refuse_special_attention(model: nn.Module, config: Any, attention: nn.Modul
     can_set = getattr(model, "_can_set_attn_implementation", None)  # true where attention dispatches by name
     if can_set is None or not can_set():
         raise UnsupportedModel("its attention does not dispatch by name, so no attention can be put in its place")
-    if not isinstance(parameters, dict) or "rope_theta" not in parameters:
-        raise UnsupportedModel("its configuration has no single set of rope_parameters (per-layer rotary types?)")
+    if not isinstance(parameters, dict):
+        raise UnsupportedModel("its configuration has no rope_parameters: it has no rotary embeddings to replace")
+    if "rope_theta" not in parameters:
+        raise UnsupportedModel("its rope_parameters differ by layer type; one set shared by all layers is needed")
     if getattr(config, "kv_lora_rank", None):
         raise UnsupportedModel("latent attention (MLA) concatenates rotated and plain parts before the seam")
     if getattr(attention, "sinks", None) is not None:
@@ -127,7 +139,8 @@ def _native_encoding(config: Any, parameters: dict[str, Any]) -> tuple[tuple[tup
     if declared is None and parameters.get("rope_type", "default") == "default":
         return (), True
     fields = dict(declared or parameters)
-    fields = {name: value for name, value in fields.items() if value is not None}
+    if fields.get("rope_type") == "dynamic":  # transformers scales from this length, whatever else is given
+        fields["original_max_position_embeddings"] = config.max_position_embeddings
     try:
         method = parse(fields)
     except ValidationError as error:

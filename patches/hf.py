@@ -21,11 +21,13 @@ from patches.batch import Batch, padded_batch
 from patches.geometry import RotarySeam, geometry_of, probe_rotary
 from patches.method import Method
 from patches.recipe import ResolvedRecipe, RopeGeometry
-from patches.registry import parse, resolve
+from patches.registry import describe, parse, resolve
 from patches.rotary import rotary_table
 from patches.slots import SlotTable, decode
 
 _names = itertools.count()
+_PREFIX = "ropeway_"
+"""Of the attention's registered name. With "flash" in it, transformers would look for a kernel."""
 
 
 class Patched:
@@ -39,8 +41,7 @@ class Patched:
         self.model = model
         self.geometry: RopeGeometry = geometry_of(model)
         self.seam: RotarySeam = probe_rotary(model)
-        # "flash" in the name would make transformers look for a kernel of that name.
-        self.attention_name = f"ropeway_{next(_names)}"
+        self.attention_name = f"{_PREFIX}{next(_names)}"
         native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
         self.slots = SlotTable(native, self.geometry.rotary_dim, model.device)
         self._positions: torch.Tensor | None = None
@@ -49,6 +50,10 @@ class Patched:
     def resolve(self, method: Method, length: int) -> ResolvedRecipe:
         """Numbers of ``method`` for this model and a reserved length of ``length`` tokens."""
         return resolve(method, self.geometry, length)
+
+    def describe(self, method: Method, length: int) -> dict[str, Any]:
+        """The echo of ``method`` for this model and a reserved length of ``length`` tokens."""
+        return describe(method, self.geometry, length)
 
     def rotary(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Seam A: cos and sin [rows, tokens, rotary_dim], each token by the schedule of its slot."""
@@ -144,17 +149,24 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
 
     Raises:
         UnsupportedModel: when the model cannot be carried; it is then left untouched.
+        ValueError: when it is patched already.
     """
-    patch = Patched(model)
     original = model.config._attn_implementation
+    if str(original).startswith(_PREFIX):
+        raise ValueError("the model is patched already: one patch serves every encoding")
+    patch = Patched(model)
+    rotary = patch.seam.module
+    forward = rotary.__dict__.get("forward")  # there when a library has hooked this instance
     AttentionInterface.register(patch.attention_name, patch.attention)
     AttentionMaskInterface.register(patch.attention_name, _padding_mask)
     try:
-        patch.seam.module.forward = patch.rotary  # type: ignore[method-assign, assignment]
+        rotary.forward = patch.rotary
         model.set_attn_implementation(patch.attention_name)
         yield patch
     finally:
-        patch.seam.module.__dict__.pop("forward", None)
+        rotary.__dict__.pop("forward", None)
+        if forward is not None:
+            rotary.forward = forward
         model.set_attn_implementation(original)
         AttentionInterface._global_mapping.pop(patch.attention_name, None)
         AttentionMaskInterface._global_mapping.pop(patch.attention_name, None)

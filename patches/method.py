@@ -12,8 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from patches.recipe import Recipe, RopeGeometry
 
-Factor = Annotated[float, Field(ge=1.0, le=4096.0)]
-Length = Annotated[int, Field(ge=1, le=1 << 24)]
+Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
+Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
+Turns = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
+AttentionFactor = Annotated[float, Field(gt=0.0, le=100.0, strict=True)]
 
 
 class Method(BaseModel):
@@ -29,6 +31,8 @@ class Method(BaseModel):
     """What to expect without tuned weights."""
     cost: ClassVar[str]
     """What it costs beyond ordinary attention."""
+    rotates_at: ClassVar[str] = "cache_write"
+    """Where keys rotate; derived again from the recipe whenever one is resolved (a test compares)."""
     variant: ClassVar[str | None] = None
     """Name of the kind of weights trained for this method that a served model may declare."""
 
@@ -42,18 +46,18 @@ class Method(BaseModel):
             ValueError: when a parameter does not fit the geometry; the message names it.
         """
 
-    def parameters(self) -> dict[str, Any]:
-        """Every field except the name, defaults included."""
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        """Every field except the name, with the value in effect for this model, defaults included."""
         return self.model_dump(exclude={"method"})
 
 
 class FrequencyMethod(Method):
     """A method that rotates. The two fields let a transformers ``rope_parameters`` object paste in."""
 
-    rope_theta: Annotated[float, Field(gt=1.0)] | None = Field(
+    rope_theta: Annotated[float, Field(gt=1.0, le=1e15, strict=True)] | None = Field(
         None, description="Base of the frequencies; the model's own when absent."
     )
-    partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
+    partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = Field(
         None, description="Share of head_dim that rotates; must equal the model's when given."
     )
 
@@ -67,6 +71,13 @@ class FrequencyMethod(Method):
             )
         return self.rope_theta or geometry.rope_theta
 
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        in_effect = {
+            "rope_theta": self.theta(geometry),
+            "partial_rotary_factor": geometry.rotary_dim / geometry.head_dim,
+        }
+        return super().parameters(geometry) | in_effect
+
 
 class TrainedLengthMethod(FrequencyMethod):
     """A method that needs to know the length the model was trained at."""
@@ -77,3 +88,6 @@ class TrainedLengthMethod(FrequencyMethod):
 
     def trained_length(self, geometry: RopeGeometry) -> int:
         return self.original_max_position_embeddings or geometry.original_max_position_embeddings
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        return super().parameters(geometry) | {"original_max_position_embeddings": self.trained_length(geometry)}

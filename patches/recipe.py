@@ -122,7 +122,7 @@ class Recipe:
             ValueError: when the recipe rotates and the checkpoint was trained without rotation.
         """
         if self.schedule is None:
-            return ResolvedRecipe(self, (), 1.0, 0.0, None, geometry.interleaved)
+            return ResolvedRecipe(self, (), 1.0, 0.0, None, interleaved=geometry.interleaved)
         if not geometry.rotates:
             raise ValueError(
                 "this model was trained without rotary embeddings: only encodings that rotate nothing apply to it"
@@ -146,16 +146,16 @@ def _is_identity(band: Band) -> bool:
 class ResolvedRecipe:
     """A recipe with its numbers: what a slot holds and what a response echoes.
 
-    ``inv_freq`` is empty when nothing rotates. ``length`` is set only where it changed the numbers,
-    so that equal encodings of different requests compare equal and share a slot.
+    ``inv_freq`` is empty when nothing rotates. ``length`` is what a length-dependent schedule was resolved
+    for; it takes no part in comparison, so that equal numbers share a slot whatever led to them.
     """
 
     recipe: Recipe
     inv_freq: tuple[float, ...]
     attention_factor: float
     rope_theta: float
-    length: int | None
-    interleaved: bool = field(default=False)
+    length: int | None = field(compare=False)
+    interleaved: bool = field(default=False, kw_only=True)
 
     @property
     def rotates(self) -> bool:

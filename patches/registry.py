@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
@@ -36,19 +36,28 @@ METHODS: dict[str, type[Method]] = {
 
 
 def _from_rope_parameters(fields: Any) -> Any:
-    """Accept a transformers ``rope_parameters`` object: its ``rope_type`` is our ``method``."""
-    if isinstance(fields, Mapping) and "rope_type" in fields and "method" not in fields:
-        rest = {name: value for name, value in fields.items() if name != "rope_type"}
-        return {"method": fields["rope_type"], **rest}
-    return fields
+    """Accept a transformers ``rope_parameters`` object: its ``rope_type`` (formerly ``type``) is our ``method``.
+
+    Its nulls mean "not given". A legacy ``type`` beside an equal ``rope_type`` says nothing new.
+    """
+    if not isinstance(fields, Mapping) or "method" in fields:
+        return fields
+    name = fields.get("rope_type", fields.get("type"))
+    if name is None:
+        return fields
+    without_effect = {"rope_type"} | ({"type"} if fields.get("type", name) == name else set())
+    if not (fields.get("mscale") and fields.get("mscale_all_dim")):
+        without_effect |= {"mscale", "mscale_all_dim"}  # transformers uses the pair or nothing
+    given = {key: value for key, value in fields.items() if key not in without_effect and value is not None}
+    return {"method": name} | given
 
 
-AnyMethod = Annotated[
-    reduce(or_, METHODS.values()),  # the table is the union, written once
-    Field(discriminator="method"),
-]
-PositionEncoding = Annotated[AnyMethod, BeforeValidator(_from_rope_parameters)]
-"""Request type: a discriminated union on ``method``."""
+if TYPE_CHECKING:
+    PositionEncoding = Method
+else:
+    _any_method = Annotated[reduce(or_, METHODS.values()), Field(discriminator="method")]
+    PositionEncoding = Annotated[_any_method, BeforeValidator(_from_rope_parameters)]
+    """Request type: a discriminated union on ``method``, made from the table."""
 
 _adapter: TypeAdapter[Method] = TypeAdapter(PositionEncoding)
 
@@ -62,31 +71,44 @@ def parse(fields: Mapping[str, Any]) -> Method:
     return _adapter.validate_python(fields)
 
 
+def effective(method: Method, geometry: RopeGeometry) -> Method:
+    """``method`` itself, or the checkpoint's own scaling where "default" without parameters stands for it."""
+    return parse(dict(geometry.native)) if geometry.native and method == Default() else method
+
+
 def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedRecipe:
     """Numbers of ``method`` for one model and one reserved length (prompt + new tokens).
-
-    "default" without parameters means the checkpoint's own encoding, scaled or not.
 
     Raises:
         ValueError: when the method or a parameter does not fit the model; the message names it.
     """
-    if geometry.native and method == Default():
-        method = parse(dict(geometry.native))
-    return method.recipe(geometry).resolve(geometry, length)
+    return effective(method, geometry).recipe(geometry).resolve(geometry, length)
 
 
-def describe(method: Method, resolved: ResolvedRecipe) -> dict[str, Any]:
-    """What a response echoes: every parameter and every number that took effect."""
+def describe(method: Method, geometry: RopeGeometry, length: int) -> dict[str, Any]:
+    """What a response echoes: the method in effect, every parameter, and every number that follows.
+
+    Raises:
+        ValueError: as ``resolve``.
+    """
+    in_effect = effective(method, geometry)
+    resolved = resolve(method, geometry, length)
     return {
-        "method": method.method,
-        **method.parameters(),
+        "method": in_effect.method,
+        **in_effect.parameters(geometry),
+        "requested": method.method,
         "attention_factor": resolved.attention_factor,
-        "rope_theta": resolved.rope_theta if resolved.rotates else None,
+        "effective_rope_theta": resolved.rope_theta if resolved.rotates else None,
         "rotates_at": resolved.rotates_at,
         "bands": len(resolved.recipe.bands),
         "reserved_length": resolved.length,
         "frequency_hash": resolved.frequency_hash,
     }
+
+
+def examples() -> list[dict[str, Any]]:
+    """Encodings worth comparing on any rotary model, as request fields: for documentation and demos."""
+    return [{"method": "default"}, {"method": "yarn", "factor": 8}, {"method": "alibi"}]
 
 
 def describe_methods() -> list[dict[str, Any]]:
@@ -98,7 +120,8 @@ def describe_methods() -> list[dict[str, Any]]:
             "paper": method.paper,
             "training_free": method.training_free,
             "cost": method.cost,
-            "schema": method.model_json_schema(),
+            "rotates_at": method.rotates_at,
+            "parameters": method.model_json_schema(),
         }
         for name, method in METHODS.items()
     ]

@@ -23,6 +23,8 @@ class SlotsExhausted(RuntimeError):
 
 def encode(position_ids: torch.Tensor, slot: torch.Tensor | int) -> torch.Tensor:
     """Put ``slot`` (0..127) above the positions (0..2^24 - 1); broadcasts, keeps the dtype."""
+    if isinstance(slot, torch.Tensor):
+        slot = slot.to(position_ids.dtype)
     return position_ids | (slot << POSITION_BITS)
 
 

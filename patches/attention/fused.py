@@ -131,7 +131,8 @@ class _Segment:
                 inside = self._predicate(band)(q_idx, kv_idx)
                 scores = band_scores if scores is None else torch.where(inside, band_scores, scores)
                 covered = inside if covered is None else covered | inside
-            assert scores is not None and covered is not None  # a recipe has at least one band
+            assert scores is not None  # a recipe has at least one band
+            assert covered is not None
             scores = torch.tanh(scores / softcap) * softcap
             if self.resolved.recipe.score_bias is not None:
                 scores = scores + self.resolved.recipe.score_bias(q_idx, kv_idx)

@@ -46,13 +46,16 @@ class Alibi(Method):
     )
     cost: ClassVar[str] = "an additive bias per score"
     variant: ClassVar[str | None] = "alibi"
+    rotates_at: ClassVar[str] = "never"
 
     method: Literal["alibi"] = "alibi"
-    alibi_bias_max: Annotated[float, Field(gt=0.0, le=64.0)] = Field(
+    alibi_bias_max: Annotated[float, Field(gt=0.0, le=64.0, strict=True)] = Field(
         8.0, description="Exponent of the steepest ladder (MPT: alibi_bias_max)."
     )
     use_variant: bool = Field(
-        True, description="Answer with the ALiBi-trained variant that the model declares; false keeps its weights."
+        True,
+        strict=True,
+        description="Answer with the ALiBi-trained variant that the model declares; false keeps its weights.",
     )
 
     def recipe(self, geometry: RopeGeometry) -> Recipe:

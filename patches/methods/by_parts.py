@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 
-from patches.method import Factor, TrainedLengthMethod
+from patches.method import AttentionFactor, Factor, TrainedLengthMethod, Turns
 from patches.ramps import linear_ramp, pair_range
 from patches.recipe import Frequencies, Recipe, RopeGeometry
 from patches.rotary import base_inv_freq
 
-Turns = Annotated[float, Field(gt=0.0)]
+Mscale = Annotated[float, Field(ge=0.0, le=100.0, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -109,17 +109,19 @@ class Yarn(TrainedLengthMethod):
     cost: ClassVar[str] = "none"
 
     method: Literal["yarn"] = "yarn"
-    factor: Factor = Field(description="Target length divided by the trained length.")
-    attention_factor: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
+    factor: Factor | None = Field(
+        None, description="Target length divided by the trained length; the model's own ratio when it declares one."
+    )
+    attention_factor: AttentionFactor | None = Field(
         None, description="Multiplies cos and sin; 0.1 ln(factor) + 1 when absent."
     )
     beta_fast: Turns = Field(32.0, description="Turns above which a pair is left alone.")
     beta_slow: Turns = Field(1.0, description="Turns below which a pair is fully interpolated.")
-    mscale: Annotated[float, Field(ge=0.0)] | None = Field(
+    mscale: Mscale | None = Field(
         None, description="With mscale_all_dim: attention_factor is the ratio of the two (DeepSeek)."
     )
-    mscale_all_dim: Annotated[float, Field(ge=0.0)] | None = None
-    truncate: bool = Field(True, description="Round the range of blended pairs outwards (gpt-oss: false).")
+    mscale_all_dim: Mscale | None = None
+    truncate: bool = Field(True, strict=True, description="Round the range of blended pairs outwards (gpt-oss: false).")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -130,20 +132,35 @@ class Yarn(TrainedLengthMethod):
         return self
 
     def recipe(self, geometry: RopeGeometry) -> Recipe:
+        factor = self.ratio(geometry)
         schedule = YarnSchedule(
             rope_theta=self.theta(geometry),
-            factor=self.factor,
+            factor=factor,
             trained_length=self.trained_length(geometry),
             beta_fast=self.beta_fast,
             beta_slow=self.beta_slow,
             truncate=self.truncate,
-            attention_factor=self._factor_on_cos_and_sin(),
+            attention_factor=self._factor_on_cos_and_sin(factor),
         )
         return Recipe(schedule)
 
-    def _factor_on_cos_and_sin(self) -> float:
+    def ratio(self, geometry: RopeGeometry) -> float:
+        """Raises:
+        ValueError: without ``factor`` on a model whose maximum is its trained length.
+        """
+        if self.factor is not None:
+            return self.factor
+        declared = geometry.max_position_embeddings / self.trained_length(geometry)
+        if declared <= 1:
+            raise ValueError("factor: required, this model declares no length beyond its trained one")
+        return declared
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        return super().parameters(geometry) | {"factor": self.ratio(geometry)}
+
+    def _factor_on_cos_and_sin(self, factor: float) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
-            return mscale(self.factor, self.mscale) / mscale(self.factor, self.mscale_all_dim)
-        return mscale(self.factor)
+            return mscale(factor, self.mscale) / mscale(factor, self.mscale_all_dim)
+        return mscale(factor)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 
-from patches.method import Factor, TrainedLengthMethod
+from patches.method import Factor, TrainedLengthMethod, Turns
 from patches.recipe import Frequencies, Recipe, RopeGeometry
 from patches.rotary import base_inv_freq
 
@@ -46,8 +46,8 @@ class Llama3(TrainedLengthMethod):
 
     method: Literal["llama3"] = "llama3"
     factor: Factor = Field(8.0, description="Division of the long wavelengths.")
-    low_freq_factor: Annotated[float, Field(gt=0.0)] = Field(1.0, description="Turns below which a pair is divided.")
-    high_freq_factor: Annotated[float, Field(gt=0.0)] = Field(4.0, description="Turns above which a pair is kept.")
+    low_freq_factor: Turns = Field(1.0, description="Turns below which a pair is divided.")
+    high_freq_factor: Turns = Field(4.0, description="Turns above which a pair is kept.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 
-from patches.method import Factor, TrainedLengthMethod
+from patches.method import AttentionFactor, Factor, TrainedLengthMethod
 from patches.recipe import Frequencies, Recipe, RopeGeometry
 
-Divisors = Annotated[tuple[Annotated[float, Field(gt=0.0, le=1e6)], ...], Field(min_length=1, max_length=1024)]
+Divisors = Annotated[
+    tuple[Annotated[float, Field(ge=1e-6, le=1e6, strict=True)], ...], Field(min_length=1, max_length=1024)
+]
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class LongRope(TrainedLengthMethod):
     factor: Factor | None = Field(
         None, description="Extension ratio behind the attention factor; max / trained length when absent."
     )
-    attention_factor: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
+    attention_factor: AttentionFactor | None = Field(
         None, description="Multiplies cos and sin; sqrt(1 + ln(factor) / ln(trained length)) when absent."
     )
 
@@ -69,5 +71,11 @@ class LongRope(TrainedLengthMethod):
     def _factor_on_cos_and_sin(self, geometry: RopeGeometry, trained_length: int) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
-        factor = self.factor or geometry.max_position_embeddings / trained_length
+        factor = self.ratio(geometry)
         return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained_length))
+
+    def ratio(self, geometry: RopeGeometry) -> float:
+        return self.factor or geometry.max_position_embeddings / self.trained_length(geometry)
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        return super().parameters(geometry) | {"factor": self.ratio(geometry)}

@@ -7,7 +7,7 @@ both terms, as in the authors' corrected code: a fractional shift misplaces the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -35,18 +35,21 @@ class SelfExtend(TrainedLengthMethod):
     paper: ClassVar[str] = "Self-Extend, arXiv:2401.01325"
     training_free: ClassVar[str] = "Works without tuning up to (trained length - window) x group + window."
     cost: ClassVar[str] = "keys are rotated when read; prefill runs two attentions over disjoint pairs"
+    rotates_at: ClassVar[str] = "cache_read"
 
     method: Literal["self_extend"] = "self_extend"
-    group_size: Annotated[int, Field(ge=1, le=4096)] = Field(8, description="Positions that share one grouped one.")
-    neighbor_window: Annotated[int, Field(ge=1, le=1 << 20)] | None = Field(
+    group_size: Annotated[int, Field(ge=1, le=4096, strict=True)] = Field(
+        8, description="Positions that share one grouped one."
+    )
+    neighbor_window: Annotated[int, Field(ge=1, le=1 << 20, strict=True)] | None = Field(
         None, description="Distance below which positions stay exact; a quarter of the trained length when absent."
     )
-    log_n: bool = Field(False, description="Scale the scores of query p by max(1, ln(p + 1) / ln(trained length)).")
+    log_n: bool = Field(
+        False, strict=True, description="Scale the scores of query p by max(1, ln(p + 1) / ln(trained length))."
+    )
 
     def recipe(self, geometry: RopeGeometry) -> Recipe:
-        trained_length = self.trained_length(geometry)
-        window = self.neighbor_window or max(1, trained_length // 4)
-        group = self.group_size
+        trained_length, window, group = self.trained_length(geometry), self.window(geometry), self.group_size
         near = Band(predicate=DistanceRange(0, window))
         far = Band(Grouped(group, window - window // group), Grouped(group), DistanceRange(window))
         return Recipe(
@@ -54,3 +57,9 @@ class SelfExtend(TrainedLengthMethod):
             bands=(near, far),
             attention_temperature=LogLengthTemperature(trained_length) if self.log_n else None,
         )
+
+    def window(self, geometry: RopeGeometry) -> int:
+        return self.neighbor_window or max(1, self.trained_length(geometry) // 4)
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        return super().parameters(geometry) | {"neighbor_window": self.window(geometry)}

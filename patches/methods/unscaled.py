@@ -34,9 +34,10 @@ class NoPositions(Method):
         "For models trained or recalibrated without rotation; on a stock RoPE model a negative control."
     )
     cost: ClassVar[str] = "none"
+    rotates_at: ClassVar[str] = "never"
 
     method: Literal["none"] = "none"
-    attention_temperature: Annotated[float, Field(gt=0.0, le=10.0)] = Field(
+    attention_temperature: Annotated[float, Field(gt=0.0, le=10.0, strict=True)] = Field(
         1.0, description="Multiplies every attention score (UniformScale: 1.2 to 1.8 for longer inputs)."
     )
 

@@ -1,0 +1,22 @@
+"""Fixtures of the whole suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+settings.register_profile("ropeway", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ropeway")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of golden vectors, models and texts beside the repository; skips where it is absent."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"no folder {folder.name!r} beside the repository: golden vectors and models live there")
+    return folder

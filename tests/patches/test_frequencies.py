@@ -1,0 +1,134 @@
+"""Frequencies, attention factor and base in effect against the papers' formulas, over many geometries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patches import RopeGeometry, parse, resolve
+from tests import oracles
+from tests.methods import Fields, request_id, rows
+
+GEOMETRIES = [  # head_dim, rotary_dim, rope_theta, trained length, max_position_embeddings
+    (64, 64, 1e4, 256, 256),
+    (128, 128, 1e4, 4096, 4096),
+    (128, 128, 5e5, 8192, 131_072),
+    (128, 128, 1e6, 32_768, 131_072),
+    (64, 16, 1e4, 2048, 2048),
+    (80, 32, 1e4, 2048, 2048),
+    (16, 4, 1e4, 64, 64),
+    (256, 256, 1e4, 8192, 8192),
+]
+
+
+def geometry(head_dim: int, rotary_dim: int, theta: float, trained: int, longest: int) -> RopeGeometry:
+    return RopeGeometry(head_dim, rotary_dim, theta, trained, longest, num_attention_heads=4)
+
+
+def tolerance(fields: Fields) -> float:
+    """Relative. Blending ramps are float32, and what is left of a pair is divided by the factor."""
+    blends = fields["method"] in ("yarn", "ntk_by_parts", "llama3")
+    return 1e-6 + (2e-7 * float(fields.get("factor", 8.0)) if blends else 0.0)
+
+
+def check(fields: Fields, model: RopeGeometry, length: int) -> None:
+    resolved = resolve(parse(fields), model, length)
+    sizes = oracles.Model(
+        model.rope_theta, model.rotary_dim, model.original_max_position_embeddings, model.max_position_embeddings, 4
+    )
+    expected = oracles.encoding(fields, sizes, length)
+    assert resolved.inv_freq == pytest.approx(expected.inv_freq, rel=tolerance(fields), abs=0)
+    assert resolved.attention_factor == pytest.approx(expected.attention_factor, rel=1e-9)
+
+
+GRID = [
+    pytest.param(sizes, fields, id=f"{sizes[0]}x{sizes[1]}-{sizes[2]:g}-{sizes[3]}-{request_id(fields)}")
+    for sizes in GEOMETRIES
+    for row in rows(pairs=sizes[1] // 2, trained_length=sizes[3])
+    for fields in row.requests
+]
+
+
+@pytest.mark.parametrize(("sizes", "fields"), GRID)
+def test_equals_the_paper_on_the_grid(sizes: Any, fields: Fields) -> None:
+    model = geometry(*sizes)
+    trained = model.original_max_position_embeddings
+    for length in (1, trained // 2, trained // 2 + 1, trained, trained + 1, 4 * trained + 3):
+        check(fields, model, length)
+
+
+@st.composite
+def drawn_geometries(draw: st.DrawFn) -> RopeGeometry:
+    head_dim = 2 * draw(st.integers(2, 128))
+    rotary_dim = 2 * draw(st.integers(2, head_dim // 2))
+    theta = 10 ** draw(st.floats(2.0, 7.0))
+    trained = draw(st.integers(16, 1 << 18))
+    return geometry(head_dim, rotary_dim, theta, trained, trained * draw(st.integers(1, 32)))
+
+
+@st.composite
+def drawn_requests(draw: st.DrawFn, pairs: int) -> Fields:
+    factor = draw(st.floats(1.0, 64.0))
+    slow = draw(st.floats(0.1, 8.0))
+    fast = slow + draw(st.floats(0.5, 64.0))
+    divisors = st.lists(st.floats(0.5, 64.0), min_size=pairs, max_size=pairs)
+    requests: list[Fields] = [
+        {"method": "default"},
+        {"method": "linear", "factor": factor},
+        {"method": "ntk", "factor": factor},
+        {"method": "dynamic", "factor": factor},
+        {"method": "ntk_by_parts", "factor": factor, "gamma_0": fast, "gamma_1": slow},
+        {"method": "ntk_by_parts", "factor": factor, "beta_0": fast, "beta_1": slow},
+        {"method": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow, "truncate": draw(st.booleans())},
+        {"method": "yarn", "factor": factor, "mscale": slow, "mscale_all_dim": fast},
+        {"method": "yarn", "factor": factor, "attention_factor": slow},
+        {"method": "llama3", "factor": factor, "low_freq_factor": slow, "high_freq_factor": fast},
+        {"method": "longrope", "short_factor": draw(divisors), "long_factor": draw(divisors)},
+    ]
+    return draw(st.sampled_from(requests))
+
+
+@given(st.data())
+def test_equals_the_paper_on_drawn_geometries(data: st.DataObject) -> None:
+    model = data.draw(drawn_geometries())
+    fields = data.draw(drawn_requests(model.rotary_dim // 2))
+    length = data.draw(st.integers(1, 8 * model.original_max_position_embeddings))
+    check(fields, model, length)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 8.0])
+def test_ntk_keeps_the_first_pair_and_divides_the_last_by_the_factor(factor: float) -> None:
+    model = geometry(64, 64, 1e4, 256, 256)
+    plain = resolve(parse({"method": "default"}), model, 256)
+    scaled = resolve(parse({"method": "ntk", "factor": factor}), model, 256)
+    assert scaled.inv_freq[0] == plain.inv_freq[0] == 1.0
+    assert scaled.inv_freq[-1] == pytest.approx(plain.inv_freq[-1] / factor, rel=1e-6)
+    assert scaled.rope_theta == pytest.approx(oracles.ntk_base(1e4, 64, factor), rel=1e-12)
+
+
+def test_dynamic_reports_the_base_of_its_reserved_length() -> None:
+    model = geometry(64, 64, 1e4, 256, 256)
+    method = parse({"method": "dynamic", "factor": 2.0})
+    for length, scale in ((10, 1.0), (256, 1.0), (512, 3.0), (1024, 7.0)):
+        resolved = resolve(method, model, length)
+        assert resolved.rope_theta == pytest.approx(oracles.ntk_base(1e4, 64, scale), rel=1e-12)
+
+
+def test_llama3_is_the_ramp_by_turns_of_the_yarn_paper() -> None:
+    """YaRN, equations 18 and 19: gamma is linear in turns; with alpha 1 and beta 4 that is Llama 3's rule."""
+    model = geometry(128, 128, 5e5, 8192, 8192)
+    resolved = resolve(parse({"method": "llama3", "factor": 8.0}), model, 8192)
+    for f, plain in zip(resolved.inv_freq, oracles.default(5e5, 128), strict=True):
+        turns = 8192 * plain / (2 * 3.141592653589793)
+        gamma = min(1.0, max(0.0, (turns - 1) / (4 - 1)))
+        assert f == pytest.approx(plain * gamma + plain / 8 * (1 - gamma), rel=2e-6)
+
+
+def test_unscaled_frequencies_do_not_depend_on_head_dim() -> None:
+    """Partial rotary: the exponent counts in rotated dimensions."""
+    narrow = resolve(parse({"method": "default"}), geometry(16, 16, 1e4, 256, 256), 1)
+    partial = resolve(parse({"method": "default"}), geometry(64, 16, 1e4, 256, 256), 1)
+    assert narrow.inv_freq == partial.inv_freq

@@ -1,0 +1,114 @@
+"""The golden vectors: float64 values that reference implementations were checked against."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patches import RopeGeometry, parse, resolve
+from patches.rotary import rotary_table, rotate
+
+TOLERANCE = 1e-6
+"""Relative. Frequencies are float32: 6e-8 for the rounding, the rest for its powers and ramps."""
+
+# golden file -> the method that must reproduce it
+FREQUENCIES = {
+    "freq_default": "default",
+    "freq_default_partial": "default",
+    "freq_linear": "linear",
+    "freq_ntk_static": "ntk",
+    "freq_dynamic_ntk": "dynamic",
+    "freq_ntk_by_parts_v1": "ntk_by_parts",
+    "freq_yarn": "yarn",
+    "freq_llama3": "llama3",
+    "freq_longrope": "longrope",
+}
+ABOUT_THE_CASE = {"head_dim", "seq_len", "note"}
+
+
+def load(shared: Path, name: str) -> Any:
+    return json.loads((shared / "golden" / f"{name}.json").read_text())
+
+
+def geometry(params: dict[str, Any], *, heads: int = 4) -> RopeGeometry:
+    head_dim = params.get("head_dim", 64)
+    trained_length = params.get("original_max_position_embeddings", 2048)
+    return RopeGeometry(
+        head_dim=head_dim,
+        rotary_dim=int(head_dim * params.get("partial_rotary_factor", 1.0)),
+        rope_theta=10_000.0,  # cases carry their own base as a request field
+        original_max_position_embeddings=trained_length,
+        max_position_embeddings=trained_length,
+        num_attention_heads=heads,
+    )
+
+
+@pytest.mark.parametrize("name", FREQUENCIES)
+def test_frequencies_and_attention_factor(shared: Path, name: str) -> None:
+    cases = load(shared, name)["cases"]
+    assert cases
+    for case in cases:
+        params = case["params"]
+        fields = {key: value for key, value in params.items() if key not in ABOUT_THE_CASE}
+        resolved = resolve(parse({"method": FREQUENCIES[name], **fields}), geometry(params), params.get("seq_len", 1))
+        assert resolved.inv_freq == pytest.approx(case["inv_freq"], rel=TOLERANCE, abs=0), params
+        assert resolved.attention_factor == pytest.approx(case["attention_factor"], rel=TOLERANCE), params
+
+
+@pytest.mark.parametrize(("group", "bias_max"), [("standard", 8.0), ("mpt_bias_max_16", 16.0)])
+def test_alibi_slopes(shared: Path, group: str, bias_max: float) -> None:
+    for heads, slopes in load(shared, "alibi_slopes")[group].items():
+        recipe = parse({"method": "alibi", "alibi_bias_max": bias_max}).recipe(geometry({}, heads=int(heads)))
+        assert recipe.score_bias is not None
+        bias = recipe.score_bias(torch.tensor([[5]]), torch.arange(6)[None])
+        assert bias.shape == (int(heads), 1, 6)
+        expected = torch.tensor([[-slope * (5 - n) for n in range(6)] for slope in slopes])
+        torch.testing.assert_close(bias[:, 0], expected, rtol=TOLERANCE, atol=0)
+
+
+@pytest.mark.parametrize("name", ["plain", "self_extend", "self_extend_odd"])
+def test_position_maps(shared: Path, name: str) -> None:
+    golden = load(shared, "position_maps")
+    case, length = golden["maps"][name], golden["N"]
+    params = case["params"]
+    fields = (
+        {"method": "self_extend", "group_size": params["group_size"], "neighbor_window": params["window"]}
+        if params
+        else {"method": "default"}
+    )
+    position = torch.arange(length)
+    distance = torch.full((length, length), -1)
+    for band in parse(fields).recipe(geometry({})).bands:
+        covered = band.predicate(position[:, None], position[None])
+        distance = torch.where(covered, band.query_map(position)[:, None] - band.key_map(position)[None], distance)
+    for m, row in enumerate(case["rows"]):
+        assert distance[m, : m + 1].tolist() == row, f"query {m}"
+        assert (distance[m, m + 1 :] == -1).all(), "a key after its query is covered"
+
+
+@pytest.mark.parametrize("layout", ["neox", "gptj"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rotation(shared: Path, layout: str, dtype: torch.dtype) -> None:
+    golden = load(shared, "rope_apply")
+    q, k = (torch.tensor([golden[name]], dtype=torch.float64) for name in "qk")
+    inv_freq = torch.tensor(golden["inv_freq"], dtype=dtype)
+    partial_inv_freq = 10_000.0 ** -(torch.arange(0, 8, 2).to(dtype) / 8)
+
+    def turn(states: torch.Tensor, position: int, frequencies: torch.Tensor) -> torch.Tensor:
+        table = rotary_table(torch.tensor([position]), frequencies, 1.0, interleaved=layout == "gptj")
+        return rotate(states, *table, interleaved=layout == "gptj")[0]
+
+    for case in golden["cases"]:
+        # In float32 an angle near p radians is known to p x 2^-24 only.
+        angle = max(case["q_pos"], case["k_pos"]) if dtype == torch.float32 else 0
+        tolerance = 2e-6 + angle * 2**-22
+        turned_q, turned_k = turn(q, case["q_pos"], inv_freq), turn(k, case["k_pos"], inv_freq)
+        partial = turn(q, case["q_pos"], partial_inv_freq)
+        assert turned_q.tolist() == pytest.approx(case[f"{layout}_q"], abs=tolerance)
+        assert turned_k.tolist() == pytest.approx(case[f"{layout}_k"], abs=tolerance)
+        assert partial.tolist() == pytest.approx(case[f"{layout}_partial_0.5_q"], abs=tolerance)
+        assert float(turned_q @ turned_k) == pytest.approx(case[f"{layout}_score"], abs=20 * tolerance)

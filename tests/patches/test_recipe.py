@@ -1,0 +1,213 @@
+"""Recipes as values, and the properties that every method's recipe must have."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import pkgutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import patches
+from patches import METHODS, Recipe, RopeGeometry, parse, resolve
+from patches.masks import CAUSAL, And, DistanceRange, Predicate
+from patches.recipe import Band, Identity
+from tests import oracles
+from tests.methods import REQUESTS, ROWS, Fields, Row, request_id
+
+TRAINED = 256
+GEOMETRY = RopeGeometry(64, 64, 10_000.0, TRAINED, TRAINED, num_attention_heads=4)
+
+every_request = pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
+every_method = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+
+def recipe_of(fields: Fields, geometry: RopeGeometry = GEOMETRY) -> Recipe:
+    return parse(fields).recipe(geometry)
+
+
+def effective_distance(recipe: Recipe, length: int) -> torch.Tensor:
+    """[length, length]: by how much query m is turned against key n; -1 where no band covers the pair."""
+    position = torch.arange(length)
+    distance = torch.full((length, length), -1)
+    for band in recipe.bands:
+        covered = band.predicate(position[:, None], position[None])
+        turned = band.query_map(position)[:, None] - band.key_map(position)[None]
+        distance = torch.where(covered, turned, distance)
+    return distance
+
+
+# Identity
+
+
+@every_method
+def test_factor_one_is_plain_rope(row: Row) -> None:
+    if row.identity is None:
+        pytest.skip("no setting of this method is plain RoPE: it does not rotate")
+    fields = {"method": row.name, **row.identity}
+    resolved = resolve(parse(fields), GEOMETRY, TRAINED)
+    assert resolved.inv_freq == pytest.approx(oracles.default(10_000.0, 64), rel=5e-7)
+    assert resolved.attention_factor == 1.0
+    assert resolved.recipe.score_bias is None
+    assert resolved.recipe.attention_temperature is None
+    n = torch.arange(100)
+    assert torch.equal(effective_distance(resolved.recipe, 100).tril(), (n[:, None] - n[None]).tril())
+
+
+@every_request
+def test_short_requests_of_length_dependent_methods(fields: Fields) -> None:
+    row = next(row for row in ROWS if row.name == fields["method"])
+    recipe = recipe_of(fields)
+    assert recipe.depends_on_length == row.depends_on_length
+    trained = fields.get("original_max_position_embeddings", TRAINED)
+    short, trained_length, long = (recipe.resolve(GEOMETRY, n) for n in (1, trained, 8 * trained))
+    assert short.inv_freq == trained_length.inv_freq
+    assert (long.inv_freq != short.inv_freq) == row.depends_on_length
+    assert long.attention_factor == short.attention_factor, "no released schedule changes it with the length"
+    if row.plain_when_short:
+        theta = fields.get("rope_theta", 10_000.0)
+        assert short.inv_freq == pytest.approx(oracles.default(theta, 64), rel=5e-7)
+
+
+def test_self_extend_is_plain_inside_its_window() -> None:
+    recipe = recipe_of({"method": "self_extend", "group_size": 8, "neighbor_window": 32})
+    n = torch.arange(32)
+    assert torch.equal(effective_distance(recipe, 32).tril(), (n[:, None] - n[None]).tril())
+
+
+@given(st.integers(1, 12), st.integers(1, 24), st.integers(26, 80))
+def test_self_extend_distances_are_the_papers(group: int, window: int, length: int) -> None:
+    recipe = recipe_of({"method": "self_extend", "group_size": group, "neighbor_window": window})
+    distance = effective_distance(recipe, length)
+    for m in range(length):
+        expected = [oracles.self_extend_distance(m, n, group, window) for n in range(m + 1)]
+        assert distance[m, : m + 1].tolist() == expected
+
+
+@pytest.mark.parametrize(("group", "window"), [(1, 1), (1, 40), (2, 32), (4, 16), (7, 14), (8, 56), (16, 16)])
+def test_self_extend_uses_the_trained_range_up_to_its_reach(group: int, window: int) -> None:
+    """(L0 - w) G + w tokens, for a window of whole groups: no distance past L0 - 1, and one token more has one."""
+    trained = 64
+    recipe = recipe_of({"method": "self_extend", "group_size": group, "neighbor_window": window})
+    reach = (trained - window) * group + window
+    assert int(effective_distance(recipe, reach).max()) == trained - 1
+    assert int(effective_distance(recipe, reach + 1).max()) == trained
+
+
+# Bands
+
+
+@every_request
+def test_bands_partition_the_causal_triangle(fields: Fields) -> None:
+    recipe = recipe_of(fields)
+    q_idx, kv_idx = torch.arange(90)[:, None], torch.arange(90)[None]
+    covered = sum(band.predicate(q_idx, kv_idx).int() for band in recipe.bands)
+    assert torch.equal(torch.as_tensor(covered), torch.ones(90, 90).tril().int())
+
+
+@every_method
+def test_where_keys_rotate_is_derived(row: Row) -> None:
+    for fields in row.requests:
+        resolved = resolve(parse(fields), GEOMETRY, 1000)
+        assert len(resolved.recipe.bands) == row.bands
+        expected = "never" if not row.rotates else "cache_write" if row.bands == 1 else "cache_read"
+        assert resolved.rotates_at == METHODS[row.name].rotates_at == expected
+        assert resolved.rotates == row.rotates
+
+
+def test_a_map_of_either_side_keeps_keys_raw() -> None:
+    plain = recipe_of({"method": "default"})
+    assert plain.resolve(GEOMETRY, 10).is_plain
+    grouped = recipe_of({"method": "self_extend", "group_size": 4, "neighbor_window": 8}).bands[1].key_map
+    for band in (Band(query_map=grouped), Band(key_map=grouped)):
+        moved = replace(plain, bands=(band,)).resolve(GEOMETRY, 10)
+        assert moved.rotates_at == "cache_read"
+        assert not moved.is_plain
+
+
+predicates = st.recursive(
+    st.builds(
+        lambda low, width: DistanceRange(low, None if width is None else low + width),
+        st.integers(0, 20),
+        st.none() | st.integers(1, 20),
+    ),
+    lambda inner: st.builds(And, inner, inner),
+    max_leaves=3,
+)
+
+
+@given(predicates, st.integers(0, 40), st.integers(0, 12))
+def test_key_range_holds_every_reachable_key_and_no_more(predicate: Predicate, q_low: int, rows: int) -> None:
+    q_high = q_low + rows
+    q_idx, kv_idx = torch.arange(q_low, q_high + 1)[:, None], torch.arange(60)[None]
+    reachable = predicate(q_idx, kv_idx).any(0).nonzero().flatten().tolist()
+    first, last = predicate.key_range(q_low, q_high)
+    assert 0 <= first <= last
+    if reachable:
+        # Intersections of distance ranges are distance ranges, so bounds are exact whenever a key is reached.
+        assert (first, last) == (reachable[0], reachable[-1] + 1)
+    elif isinstance(predicate, DistanceRange):
+        assert first == last
+
+
+def test_a_predicate_never_looks_ahead() -> None:
+    with pytest.raises(ValueError, match="low"):
+        DistanceRange(low=-1)
+
+
+# Recipes are values
+
+
+def namespace() -> dict[str, Any]:
+    """Every public name of the package's modules, as ``eval`` of a printed recipe needs them."""
+    names: dict[str, Any] = {}
+    for module in pkgutil.walk_packages(patches.__path__, "patches."):
+        if module.name != "patches.hf":
+            names.update(vars(importlib.import_module(module.name)))
+    return names
+
+
+@every_request
+def test_recipes_hash_compare_print_and_pickle(fields: Fields) -> None:
+    recipe, again = recipe_of(fields), recipe_of(fields)
+    assert recipe is not again
+    assert recipe == again
+    assert hash(recipe) == hash(again)
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
+    assert eval(repr(recipe), namespace()) == recipe
+
+    resolved = recipe.resolve(GEOMETRY, 1000)
+    assert resolved == again.resolve(GEOMETRY, 1000)
+    assert hash(resolved) == hash(again.resolve(GEOMETRY, 1000))
+    assert resolved.frequency_hash == pickle.loads(pickle.dumps(resolved)).frequency_hash
+    assert pickle.loads(pickle.dumps(resolved)) == resolved
+    assert eval(repr(resolved), namespace()) == resolved
+
+
+def test_different_requests_are_different_recipes() -> None:
+    recipes = {recipe_of(fields): request_id(fields) for fields in REQUESTS}
+    assert len(recipes) == len(REQUESTS)
+    hashes = {resolve(parse(f), GEOMETRY, 1000).frequency_hash for f in REQUESTS if f["method"] in ("yarn", "ntk")}
+    assert len(hashes) == 4
+
+
+def test_recipes_are_frozen() -> None:
+    recipe = recipe_of({"method": "default"})
+    with pytest.raises(AttributeError):
+        recipe.bands = ()  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        recipe.resolve(GEOMETRY, 1).attention_factor = 2.0  # type: ignore[misc]
+
+
+def test_a_recipe_without_bands_or_with_maps_but_no_frequencies_is_refused() -> None:
+    with pytest.raises(ValueError, match="band"):
+        Recipe(schedule=None, bands=())
+    far = recipe_of({"method": "self_extend", "group_size": 4, "neighbor_window": 8}).bands[1]
+    with pytest.raises(ValueError, match="schedule"):
+        Recipe(schedule=None, bands=(far,))
+    assert Recipe(None, (Band(Identity(), Identity(), CAUSAL),)).bands == Recipe(None).bands

@@ -1,0 +1,252 @@
+"""Request fields in, method or a refusal that names the field out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from patches import METHODS, RopeGeometry, describe, describe_methods, parse, resolve
+from tests import oracles
+from tests.methods import REQUESTS, ROWS, Fields, request_id
+
+TRAINED = 256
+GEOMETRY = RopeGeometry(64, 64, 10_000.0, TRAINED, 4 * TRAINED, num_attention_heads=4)
+
+
+def refusal(fields: Any) -> list[dict[str, Any]]:
+    """The errors of a refused request."""
+    with pytest.raises(ValidationError) as caught:
+        parse(fields)
+    return [dict(error) for error in caught.value.errors()]
+
+
+def fields_named(fields: Any) -> set[Any]:
+    """Every field name that the refusal points at."""
+    return {part for error in refusal(fields) for part in error["loc"]}
+
+
+# Accepted
+
+
+@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
+def test_requests_of_the_table_parse_and_echo(fields: Fields) -> None:
+    method = parse(fields)
+    assert type(method) is METHODS[fields["method"]]
+    for name, value in fields.items():
+        assert getattr(method, name) == (tuple(value) if isinstance(value, list) else value)
+    resolved = resolve(method, GEOMETRY, 1000)
+    echo = describe(method, GEOMETRY, 1000)
+    assert echo["method"] == echo["requested"] == fields["method"]
+    assert echo["frequency_hash"] == resolved.frequency_hash
+    assert echo["rotates_at"] == resolved.rotates_at
+    assert echo["attention_factor"] == resolved.attention_factor
+    assert echo["effective_rope_theta"] == (resolved.rope_theta if resolved.rotates else None)
+    assert json.loads(json.dumps(echo, allow_nan=False))["method"] == fields["method"]
+
+
+@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
+def test_the_echoed_parameters_asked_for_again_give_the_same_encoding(fields: Fields) -> None:
+    method = parse(fields)
+    parameters = json.loads(json.dumps(method.parameters(GEOMETRY)))
+    again = parse({"method": fields["method"], **parameters})
+    assert again.recipe(GEOMETRY) == method.recipe(GEOMETRY)
+    for name, value in fields.items():
+        assert name == "method" or parameters[name] == value
+
+
+def test_every_method_is_described_with_its_schema() -> None:
+    described = {entry["method"]: entry for entry in describe_methods()}
+    assert list(described) == list(METHODS)
+    for name, entry in described.items():
+        assert all(entry[part] for part in ("summary", "paper", "training_free", "cost"))
+        assert set(entry["parameters"]["properties"]) == set(METHODS[name].model_fields)
+        assert entry["parameters"]["additionalProperties"] is False
+    json.dumps(describe_methods(), allow_nan=False)
+
+
+# Refused
+
+
+@pytest.mark.parametrize("name", ["rope", "YARN", "", "yarn ", None, 3, ["yarn"], {"yarn": 1}])
+def test_unknown_methods(name: Any) -> None:
+    for error in refusal({"method": name, "factor": 2.0}):
+        assert "method" in error["msg"] or "method" in str(error["ctx"])
+
+
+def test_an_unknown_method_is_answered_with_the_known_ones() -> None:
+    message = str(refusal({"method": "rope"})[0]["msg"])
+    assert all(repr(name) in message for name in METHODS)
+
+
+@pytest.mark.parametrize("body", [None, "yarn", 4, [], {}, {"factor": 2.0}, [{"method": "yarn"}]])
+def test_bodies_that_name_no_method(body: Any) -> None:
+    refusal(body)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_unknown_keys(row: Any) -> None:
+    assert "factr" in fields_named({"method": row.name, **row.easy, "factr": 2.0})
+    assert "rope_type" in fields_named({"method": row.name, **row.easy, "rope_type": row.name})
+
+
+NUMBERS = [
+    (row, name)
+    for row in ROWS
+    for name, value in {**row.hard, **row.easy}.items()
+    if isinstance(value, int | float) and not isinstance(value, bool)
+]
+BAD_NUMBERS = [math.nan, math.inf, -math.inf, -1.0, 0.0, "four", "", [4.0], {"value": 4.0}, "nan", "inf"]
+
+
+@pytest.mark.parametrize("value", BAD_NUMBERS, ids=repr)
+@pytest.mark.parametrize(("row", "name"), NUMBERS, ids=lambda part: getattr(part, "name", part))
+def test_bad_numbers_name_their_field(row: Any, name: str, value: Any) -> None:
+    if value == 0.0 and name.startswith("mscale"):
+        pytest.skip("zero switches the ratio off, as in transformers")
+    assert name in fields_named({"method": row.name, **row.easy, **row.hard, name: value})
+
+
+@pytest.mark.parametrize("value", [0.999, 0.5, 4097.0, "0.5"])
+@pytest.mark.parametrize("name", [row.name for row in ROWS if "factor" in METHODS[row.name].model_fields])
+def test_factors_outside_their_range(name: str, value: Any) -> None:
+    row = next(row for row in ROWS if row.name == name)
+    assert "factor" in fields_named({"method": name, **row.easy, "factor": value})
+
+
+@pytest.mark.parametrize("name", ["linear", "ntk", "ntk_by_parts"])
+def test_a_missing_factor(name: str) -> None:
+    assert "factor" in fields_named({"method": name})
+
+
+@pytest.mark.parametrize(
+    "value", [[], [0.0], [-1.0], [math.nan], [math.inf], "1.0", 1.0, [[1.0]], [None], [1.0] * 5000]
+)
+@pytest.mark.parametrize("name", ["short_factor", "long_factor"])
+def test_bad_lists(name: str, value: Any) -> None:
+    fields = {"method": "longrope", "short_factor": [1.0] * 32, "long_factor": [1.0] * 32, name: value}
+    assert name in fields_named(fields)
+
+
+@pytest.mark.parametrize("name", ["short_factor", "long_factor"])
+@pytest.mark.parametrize("pairs", [1, 31, 33, 64])
+def test_longrope_lists_of_the_wrong_length(name: str, pairs: int) -> None:
+    fields = {"method": "longrope", "short_factor": [1.0] * 32, "long_factor": [1.0] * 32, name: [1.0] * pairs}
+    with pytest.raises(ValueError, match=rf"^{name}: .*\b32\b"):
+        resolve(parse(fields), GEOMETRY, 1000)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 1.0},
+        {"method": "llama3", "low_freq_factor": 2.0, "high_freq_factor": 2.0},
+        {"method": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 32.0},
+        {"method": "ntk_by_parts", "factor": 2.0, "gamma_0": 2.0, "gamma_1": 16.0},
+        {"method": "ntk_by_parts", "factor": 2.0, "beta_0": 0.75, "beta_1": 1.25},
+    ],
+    ids=request_id,
+)
+def test_ranges_the_wrong_way_round(fields: Fields) -> None:
+    assert any(name in str(refusal(fields)) for name in fields if name not in ("method", "factor"))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.rotates], ids=lambda row: row.name)
+def test_partial_rotary_factor_must_be_the_models(row: Any) -> None:
+    fields = {"method": row.name, **row.easy}
+    resolve(parse({**fields, "partial_rotary_factor": 1.0}), GEOMETRY, 1000)
+    with pytest.raises(ValueError, match=r"^partial_rotary_factor: .*64 of 64"):
+        resolve(parse({**fields, "partial_rotary_factor": 0.5}), GEOMETRY, 1000)
+
+
+def test_partial_rotary_factor_is_rounded_as_transformers_does() -> None:
+    phi = replace(GEOMETRY, head_dim=80, rotary_dim=32)
+    resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": 0.4}), phi, 1)
+    with pytest.raises(ValueError, match="partial_rotary_factor"):
+        resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}), phi, 1)
+
+
+HARMLESS_OR_REFUSED = [
+    {"method": "longrope", "short_factor": [1.0] * 32, "long_factor": [1.0] * 32, "factor": 2.0},
+    {"method": "yarn", "factor": 2.0, "beta_slow": 1e-320},
+    {"method": "yarn", "factor": 2.0, "beta_fast": 1e308},
+    {"method": "yarn", "factor": 2.0, "mscale": 1e300, "mscale_all_dim": 1e-300},
+    {"method": "ntk_by_parts", "factor": 2.0, "gamma_0": 1e300},
+    {"method": "ntk_by_parts", "factor": 2.0, "gamma_1": 1e-320},
+    {"method": "ntk_by_parts", "factor": 2.0, "beta_1": 1e-320},
+    {"method": "llama3", "low_freq_factor": 1e-320},
+    {"method": "ntk", "factor": 4096.0, "rope_theta": 1e308},
+    {"method": "yarn", "factor": 2.0, "rope_theta": 1.0000000000000002},
+    {"method": "linear", "factor": 4096.0, "rope_theta": 1e308},
+    {"method": "dynamic", "factor": 4096.0, "original_max_position_embeddings": 1, "rope_theta": 1e308},
+    {"method": "self_extend", "log_n": True, "neighbor_window": 4},
+]
+
+
+@pytest.mark.parametrize("trained_length", [1, 2, 256, 1 << 24])
+@pytest.mark.parametrize("fields", HARMLESS_OR_REFUSED, ids=request_id)
+def test_extreme_numbers_are_refused_or_give_finite_ones(fields: Fields, trained_length: int) -> None:
+    """Whatever passes validation must resolve to finite numbers, or be refused with a field's name."""
+    if "original_max_position_embeddings" in METHODS[fields["method"]].model_fields:
+        fields = {"original_max_position_embeddings": trained_length, **fields}
+    refused = ""
+    try:
+        resolved = resolve(parse(fields), GEOMETRY, 1 << 20)
+    except ValueError as error:
+        refused = str(error)
+    if refused:
+        assert any(name in refused for name in fields if name != "method"), f"names no field: {refused}"
+        return
+    assert math.isfinite(resolved.rope_theta), "answers carry it as JSON"
+    numbers = [*resolved.inv_freq, resolved.attention_factor]
+    if resolved.recipe.attention_temperature is not None:
+        numbers += resolved.recipe.attention_temperature(torch.arange(10)).tolist()
+    assert torch.tensor(numbers, dtype=torch.float32).isfinite().all(), "attention computes in float32"
+    assert min(numbers) >= 0
+
+
+# What "default" and the geometry mean
+
+
+def test_default_means_the_checkpoints_own_encoding() -> None:
+    native = {"method": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED}
+    scaled = replace(GEOMETRY, native=tuple(native.items()))
+    default = parse({"method": "default"})
+    assert resolve(default, scaled, 500) == resolve(parse(native), scaled, 500)
+    assert resolve(default, GEOMETRY, 500).inv_freq == pytest.approx(oracles.default(10_000.0, 64), rel=5e-7)
+    assert resolve(default, GEOMETRY, 500) != resolve(default, scaled, 500)
+    plain = resolve(parse({"method": "default", "rope_theta": 10_000.0}), scaled, 500)
+    assert plain == resolve(default, GEOMETRY, 500), "asking for a base asks for plain RoPE"
+    assert resolve(parse({"method": "linear", "factor": 2.0}), scaled, 500) == resolve(
+        parse({"method": "linear", "factor": 2.0}), GEOMETRY, 500
+    ), "other methods start from the unscaled frequencies"
+
+
+def test_a_native_longrope_keeps_its_lists() -> None:
+    lists = {"short_factor": (1.0,) * 32, "long_factor": (2.0,) * 32}
+    native = (("rope_type", "longrope"), ("original_max_position_embeddings", TRAINED), *lists.items())
+    scaled = replace(GEOMETRY, native=native)
+    default = parse({"method": "default"})
+    assert hash(scaled) == hash(replace(GEOMETRY, native=native))
+    short, long = resolve(default, scaled, TRAINED), resolve(default, scaled, TRAINED + 1)
+    assert short.inv_freq == pytest.approx([2 * f for f in long.inv_freq])
+    assert short.attention_factor == pytest.approx(oracles.longrope_attention_factor(4.0, TRAINED))
+
+
+@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
+def test_a_model_trained_without_rotation_refuses_to_rotate(fields: Fields) -> None:
+    unrotated = replace(GEOMETRY, rotates=False, native=(("method", "alibi"),))
+    rotates = next(row for row in ROWS if row.name == fields["method"]).rotates
+    if fields == {"method": "default"}:
+        native = resolve(parse({"method": "alibi"}), unrotated, 10)
+        assert resolve(parse(fields), unrotated, 10) == native
+    elif rotates:
+        with pytest.raises(ValueError, match="without rotary"):
+            resolve(parse(fields), unrotated, 10)
+    else:
+        assert not resolve(parse(fields), unrotated, 10).rotates

@@ -1,0 +1,109 @@
+"""transformers' ``rope_parameters``: pasted into a request, and read from a checkpoint, they mean the same."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from patches import RopeGeometry, geometry_of, parse, resolve
+from tests import oracles
+from tests.models import ROPE_THETA, TRAINED_LENGTH, tiny_config, tiny_model
+
+LONGEST = 4 * TRAINED_LENGTH
+GEOMETRY = RopeGeometry(16, 16, ROPE_THETA, TRAINED_LENGTH, LONGEST, num_attention_heads=4)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED_LENGTH}
+
+ROPE_PARAMETERS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 5e5},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "linear, as written before rope_type": {"type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {**YARN, "rope_theta": 1e6},
+    "yarn of gpt-oss": {**YARN, "factor": 32.0, "rope_theta": 150_000.0, "beta_fast": 32.0, "truncate": False},
+    "yarn of DeepSeek": {**YARN, "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.707},
+    "yarn with an attention factor": {**YARN, "attention_factor": 1.25},
+    "yarn, one mscale": {**YARN, "mscale": 0.5},
+    "yarn, factor from the lengths": {**YARN, "factor": None},
+    "yarn, nulls for what is left to the default": {**YARN, "beta_fast": None, "beta_slow": None},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": TRAINED_LENGTH,
+    },
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + 0.01 * i for i in range(8)],
+        "long_factor": [1.0 + 0.5 * i for i in range(8)],
+        "original_max_position_embeddings": TRAINED_LENGTH,
+        "partial_rotary_factor": 1.0,
+    },
+    "longrope with a factor": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+        "factor": 32.0,
+        "original_max_position_embeddings": TRAINED_LENGTH,
+    },
+}
+DYNAMIC_WITH_A_LENGTH = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": TRAINED_LENGTH}
+
+lengths = pytest.mark.parametrize("length", [10, TRAINED_LENGTH, TRAINED_LENGTH + 1, LONGEST + 44])
+
+
+def transformers_answer(config: PreTrainedConfig, length: int) -> tuple[list[float], float]:
+    """Frequencies and factor on cos and sin for one sequence of ``length`` tokens."""
+    parameters: dict[str, Any] = config.rope_parameters
+    if parameters["rope_type"] == "default":
+        return oracles.default(parameters["rope_theta"], 16), 1.0
+    inv_freq, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, None, seq_len=length)
+    return inv_freq.tolist(), factor
+
+
+@lengths
+@pytest.mark.parametrize("name", ROPE_PARAMETERS)
+def test_an_object_pastes_unchanged(name: str, length: int) -> None:
+    config = tiny_config("llama", ROPE_PARAMETERS[name], max_position_embeddings=LONGEST)
+    pasted = copy.deepcopy(config.rope_parameters)
+    # transformers scales "dynamic" from max_position_embeddings, which a pasted object cannot carry.
+    trained = LONGEST if pasted["rope_type"] == "dynamic" else TRAINED_LENGTH
+    resolved = resolve(parse(pasted), replace(GEOMETRY, original_max_position_embeddings=trained), length)
+    inv_freq, factor = transformers_answer(config, length)
+    assert resolved.inv_freq == pytest.approx(inv_freq, rel=3e-7, abs=0)
+    assert resolved.attention_factor == pytest.approx(factor, rel=1e-9)
+    assert pasted == config.rope_parameters, "the object itself is left alone"
+
+
+@lengths
+@pytest.mark.parametrize("name", [*ROPE_PARAMETERS, "dynamic with a length that transformers ignores"])
+def test_default_is_the_checkpoints_own_scaling(name: str, length: int) -> None:
+    rope_parameters = ROPE_PARAMETERS.get(name, DYNAMIC_WITH_A_LENGTH)
+    config, model = tiny_model("llama", rope_parameters, max_position_embeddings=LONGEST)
+    resolved = resolve(parse({"method": "default"}), geometry_of(model), length)
+    inv_freq, factor = transformers_answer(config, length)
+    assert resolved.inv_freq == pytest.approx(inv_freq, rel=3e-7, abs=0)
+    assert resolved.attention_factor == pytest.approx(factor, rel=1e-9)
+
+
+@pytest.mark.parametrize(("family", "rotary_dim"), [("gpt_neox", 4), ("stablelm", 8)])
+def test_a_partial_rotary_object_fits_its_own_model_only(family: str, rotary_dim: int) -> None:
+    config, model = tiny_model(family, {"rope_type": "linear", "factor": 2.0})
+    geometry = geometry_of(model)
+    assert geometry.rotary_dim == rotary_dim
+    method = parse(config.rope_parameters)
+    assert resolve(method, geometry, 10).inv_freq == pytest.approx(oracles.linear(ROPE_THETA, rotary_dim, 2.0))
+    with pytest.raises(ValueError, match="partial_rotary_factor"):
+        resolve(method, GEOMETRY, 10)
+
+
+def test_a_type_we_do_not_have() -> None:
+    with pytest.raises(ValidationError, match="proportional"):
+        parse({"rope_type": "proportional", "factor": 2.0})
