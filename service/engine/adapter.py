@@ -60,7 +60,7 @@ class EncodingManager(ContinuousBatchingManager):
         )
         # do_sample stays off in the manager: it draws all rows from one shared generator.
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
-        super().__init__(patch.model, generation_config, config)
+        super().__init__(patch.model, generation_config, config)  # type: ignore[arg-type]
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
         """The model already runs our attention, which the manager's list of names does not know."""
@@ -68,14 +68,11 @@ class EncodingManager(ContinuousBatchingManager):
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         processor = super()._create_batch_processor()
         # The manager builds these itself and takes no classes, hence the change of class after the fact.
-        processor.inputs_and_outputs.__class__ = _SlottedInputs
-        processor.cache.__class__ = _EncodingCache
-        processor.model_runner.__class__ = _RequestSampler
-        processor.inputs_and_outputs.requests = self.requests
-        processor.model_runner.requests = self.requests
-        processor.cache.requests = self.requests
-        processor.cache.salts = {}
-        processor.cache.token_bits = int(self.model.config.get_text_config().vocab_size).bit_length()
+        _adopt(processor.inputs_and_outputs, _SlottedInputs, requests=self.requests)
+        _adopt(processor.model_runner, _RequestSampler, requests=self.requests)
+        vocab_size = int(self.model.config.get_text_config().vocab_size)
+        token_bits = (vocab_size - 1).bit_length()
+        _adopt(processor.cache, _EncodingCache, requests=self.requests, salts={}, token_bits=token_bits)
         return processor
 
     def _generation_loop_body(self, batch_processor: ContinuousBatchProcessor, bootstrapping: bool) -> bool:
@@ -122,6 +119,11 @@ class EncodingManager(ContinuousBatchingManager):
             return 0, self.input_queue.qsize()
         scheduler = processor.scheduler
         return len(scheduler.active_requests), len(scheduler.waiting_requests) + self.input_queue.qsize()
+
+
+def _adopt(built: object, kind: type, **attributes: object) -> None:
+    built.__class__ = kind
+    vars(built).update(attributes)
 
 
 class _SlottedInputs(ContinuousBatchingIOs):
@@ -191,6 +193,7 @@ class _RequestSampler(ModelRunner):
     """Draws each row from its request's own parameters and noise."""
 
     requests: dict[str, EngineRequest]
+    inputs_and_outputs: ContinuousBatchingIOs
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         rows = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +98,7 @@ class Engine:
 
     async def generate(
         self, prompt_ids: list[int], method: Method, sampling: SamplingParams, max_new_tokens: int
-    ) -> AsyncIterator[Generation]:
+    ) -> AsyncGenerator[Generation]:
         """Stream of the same ``Generation``, once per step, until ``finish_reason`` is set.
 
         Raises:
@@ -132,7 +132,7 @@ class Engine:
         finally:
             self.generations.release(reserved)
 
-    async def _outputs(self, manager: EncodingManager, request: EngineRequest) -> AsyncIterator[Any]:
+    async def _outputs(self, manager: EncodingManager, request: EngineRequest) -> AsyncGenerator[Any]:
         """The manager's outputs for one request; whatever ends the iteration, nothing stays behind."""
         outputs: asyncio.Queue[Any] = asyncio.Queue()
         manager.requests[request.request_id] = request
@@ -180,7 +180,11 @@ class Engine:
         reserved = await self.scores.acquire(tokens)
         try:
             manager = self._alive_manager()
-            future = manager.interleaved.submit(work, lambda progress: loop.call_soon_threadsafe(on_progress, progress))
+
+            def report(progress: Any) -> None:
+                loop.call_soon_threadsafe(on_progress, progress)
+
+            future = manager.interleaved.submit(work, report)
             manager.wake()
             return await asyncio.wrap_future(future)
         finally:

@@ -16,10 +16,10 @@ class Interleaved:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: deque[tuple[Work, Future[Any], Callable[[Any], None]]] = deque()
+        self._queue: deque[tuple[Work, Future[Any], Callable[[Any], object]]] = deque()
         self._closed: Exception | None = None
 
-    def submit(self, work: Work, on_progress: Callable[[Any], None]) -> Future[Any]:
+    def submit(self, work: Work, on_progress: Callable[[Any], object]) -> Future[Any]:
         """Queue ``work``. What it yields goes to ``on_progress`` on the generation thread, what it returns
         into the future. Cancelling the future closes the generator before its next step."""
         future: Future[Any] = Future()

@@ -1,0 +1,239 @@
+"""``POST /generate``: prompts, each under one or several encodings, side by side in one batch."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
+
+from patches import Method, examples
+from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
+from service.api.text import TextStream
+from service.engine.engine import Generation
+from service.engine.request import SamplingParams, TokenLogprobs
+from service.errors import ApiError, bad_request
+from service.inputs import Encodings, TextOrTokens, as_list
+from service.models.registry import ModelRegistry, ServedModel
+from service.settings import Settings
+
+router = APIRouter(tags=["generate"])
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+EXAMPLE: JsonDict = {
+    "prompt": "The import statement",
+    "pe": [*examples()],
+    "max_new_tokens": 32,
+}
+
+
+class GenerateRequest(BaseModel):
+    """Greedy unless ``temperature`` is above 0. The same ``seed`` gives the same text in any company."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, json_schema_extra={"examples": [EXAMPLE]})
+
+    prompt: TextOrTokens = Field(description="A text, token ids, or a list of either.")
+    pe: Encodings = Field(
+        default_factory=lambda: {"method": "default"},
+        validate_default=True,
+        description="The positional encoding. Several: every prompt is answered under each of them.",
+    )
+    model: str | None = Field(None, description="A served model; the first one when absent.")
+    max_new_tokens: Annotated[int, Field(ge=1)] = 64
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = Field(0.0, description="0 is greedy.")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = Field(0, description="0 keeps all tokens.")
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stream: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None, description="Report each token's log-probability and this many alternatives."
+    )
+
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_p, self.top_k, self.seed, self.logprobs)
+
+
+class Alternative(BaseModel):
+    token_id: int
+    token: str
+    logprob: float
+
+
+class TokenLogprob(Alternative):
+    top: list[Alternative]
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Timings(BaseModel):
+    """Seconds waiting, until the first token, and for the rest."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+class Result(BaseModel):
+    """One prompt under one encoding. ``pe`` is the encoding as it took effect."""
+
+    index: int
+    prompt_index: int
+    model: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprob] | None
+    usage: Usage
+    timings: Timings
+    pe: dict[str, Any]
+
+
+class GenerateResponse(BaseModel):
+    model: str
+    results: list[Result]
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One prompt under one encoding, checked and ready for the engine."""
+
+    index: int
+    prompt_index: int
+    prompt_ids: list[int]
+    method: Method
+    served: ServedModel
+
+
+@router.post("/generate", response_model=GenerateResponse)
+async def generate(body: GenerateRequest, request: Request) -> Response | GenerateResponse:
+    """Complete one or several prompts, each under its own positional encoding."""
+    models: ModelRegistry = request.app.state.models
+    served = models.get(body.model)
+    jobs = _jobs(body, served, models, request.app.state.settings)
+    if body.stream:
+
+        async def stream(emit: Emit) -> None:
+            await _run_all(body, jobs, emit)
+
+        return event_stream(stream)
+    try:
+        results = await unless_disconnected(request, _run_all(body, jobs, None))
+    except ClientGone:
+        return JSONResponse(None, status_code=499)
+    usage = Usage(
+        prompt_tokens=sum(result.usage.prompt_tokens for result in results),
+        completion_tokens=sum(result.usage.completion_tokens for result in results),
+    )
+    return GenerateResponse(model=served.name, results=results, usage=usage)
+
+
+async def _run_all(body: GenerateRequest, jobs: list[_Job], emit: Emit | None) -> list[Result]:
+    """All jobs at once; the first failure cancels the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_run(body, job, emit)) for job in jobs]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _run(body: GenerateRequest, job: _Job, emit: Emit | None) -> Result:
+    text = TextStream(job.served.tokenizer, body.stops())
+    sent = 0
+    steps = job.served.engine.generate(job.prompt_ids, job.method, body.sampling(), body.max_new_tokens)
+    async with aclosing(steps) as generations:
+        async for generation in generations:
+            delta = text.push(generation.token_ids, final=generation.finish_reason is not None)
+            if emit is not None:
+                emit({"index": job.index, "text": delta, "token_ids": generation.token_ids[sent:]})
+                sent = len(generation.token_ids)
+            if text.stopped:
+                generation.finish_reason = "stop"
+                break
+    result = _result(job, generation, text, body)
+    if emit is not None:
+        emit(result.model_dump(exclude={"text", "token_ids"}))
+    return result
+
+
+def _result(job: _Job, generation: Generation, text: TextStream, body: GenerateRequest) -> Result:
+    return Result(
+        index=job.index,
+        prompt_index=job.prompt_index,
+        model=job.served.name,
+        text=text.text,
+        token_ids=generation.token_ids,
+        finish_reason=generation.finish_reason or "length",
+        logprobs=None if body.logprobs is None else _logprobs(job.served, generation),
+        usage=Usage(prompt_tokens=len(job.prompt_ids), completion_tokens=len(generation.token_ids)),
+        timings=Timings(queue_s=generation.queue_s, prefill_s=generation.prefill_s, decode_s=generation.decode_s),
+        pe=job.served.patch.describe(job.method, len(job.prompt_ids) + body.max_new_tokens),
+    )
+
+
+def _logprobs(served: ServedModel, generation: Generation) -> list[TokenLogprob]:
+    def alternative(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token_id": token_id, "token": served.tokenizer.decode([token_id]), "logprob": logprob}
+
+    def entry(token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
+        top = [Alternative(**alternative(*pair)) for pair in logprobs.top]
+        return TokenLogprob(**alternative(token_id, logprobs.logprob), top=top)
+
+    return [entry(*pair) for pair in zip(generation.token_ids, generation.logprobs, strict=True)]
+
+
+def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistry, settings: Settings) -> list[_Job]:
+    """Prompts times encodings, every one of them checked against its model before any work starts."""
+    if body.max_new_tokens > settings.max_new_tokens:
+        raise bad_request(f"max_new_tokens: at most {settings.max_new_tokens} on this server", "max_new_tokens")
+    if body.top_k > served.vocab_size:
+        raise bad_request(f"top_k: at most the vocabulary, {served.vocab_size}", "top_k")
+    prompts = _prompts(body, served)
+    methods = body.pe if isinstance(body.pe, list) else [body.pe]
+    if len(prompts) * len(methods) > settings.max_prompts:
+        raise bad_request(f"prompt: prompts times encodings may be at most {settings.max_prompts}", "prompt")
+    jobs: list[_Job] = []
+    for prompt_index, prompt_ids in enumerate(prompts):
+        for method in methods:
+            target = models.for_method(served, method)
+            _check(prompt_ids, body.max_new_tokens, method, target)
+            jobs.append(_Job(len(jobs), prompt_index, prompt_ids, method, target))
+    return jobs
+
+
+def _prompts(body: GenerateRequest, served: ServedModel) -> list[list[int]]:
+    return [served.tokenizer(item)["input_ids"] if isinstance(item, str) else item for item in as_list(body.prompt)]
+
+
+def _check(prompt_ids: list[int], max_new_tokens: int, method: Method, served: ServedModel) -> None:
+    if not prompt_ids:
+        raise bad_request("prompt: holds no tokens", "prompt")
+    if max(prompt_ids) >= served.vocab_size:
+        raise bad_request(f"prompt: token ids of this model are 0..{served.vocab_size - 1}", "prompt")
+    length = len(prompt_ids) + max_new_tokens
+    if length > served.max_length:
+        raise ApiError(
+            400,
+            f"the prompt has {len(prompt_ids)} tokens and max_new_tokens is {max_new_tokens}: together at most "
+            f"{served.max_length} fit this server",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    try:
+        served.patch.resolve(method, length)
+    except ValueError as error:
+        raise bad_request(f"pe: {error}", "pe") from error

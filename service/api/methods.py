@@ -1,0 +1,153 @@
+"""``GET /methods``, ``GET /methods/{name}/frequencies`` and ``GET /models``: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ValidationError
+
+from patches import METHODS, describe_methods, parse
+from service.errors import ApiError, bad_request, validation_error
+from service.models.registry import ModelRegistry, ServedModel
+
+router = APIRouter(tags=["methods"])
+
+
+class MethodInfo(BaseModel):
+    """One method: what it does, what it costs, and the JSON schema of its parameters with defaults."""
+
+    method: str
+    summary: str
+    paper: str
+    training_free: str
+    cost: str
+    rotates_at: str
+    parameters: dict[str, Any]
+
+
+class MethodList(BaseModel):
+    methods: list[MethodInfo]
+
+
+class Pair(BaseModel):
+    """One rotary pair, before and after. Wavelengths are in tokens; null stands for no rotation."""
+
+    pair: int
+    inv_freq_before: float
+    inv_freq_after: float
+    wavelength_before: float | None
+    wavelength_after: float | None
+    turns_in_trained_length: float
+
+
+class FrequencyTable(BaseModel):
+    model: str
+    trained_length: int
+    length: int
+    pe: dict[str, Any]
+    pairs: list[Pair]
+
+
+class ModelInfo(BaseModel):
+    """A served model and its limits, in tokens. ``variants`` maps a kind of training to a served model."""
+
+    id: str
+    default: bool
+    architecture: str
+    parameters: int
+    vocab_size: int
+    trained_length: int
+    max_length: int
+    pe: dict[str, Any]
+    variants: dict[str, str]
+    device: str
+    dtype: str
+
+
+class ModelList(BaseModel):
+    models: list[ModelInfo]
+
+
+@router.get("/methods")
+async def methods() -> MethodList:
+    """Every positional encoding that a request can choose."""
+    return MethodList(methods=[MethodInfo(**info) for info in describe_methods()])
+
+
+@router.get("/methods/{name}/frequencies")
+async def frequencies(
+    name: str,
+    request: Request,
+    model: str | None = None,
+    length: Annotated[int | None, Query(ge=1, le=(1 << 24) - 1)] = None,
+) -> FrequencyTable:
+    """Rotary frequencies before and after; the method's parameters are further query parameters."""
+    if name not in METHODS:
+        raise ApiError(404, f"unknown method {name!r}; known: {', '.join(METHODS)}", param="name", code="not_found")
+    models: ModelRegistry = request.app.state.models
+    served = models.get(model)
+    fields = {key: _value(text) for key, text in request.query_params.items() if key not in ("model", "length")}
+    length = length or served.trained_length
+    try:
+        method = parse({"method": name, **fields})
+        resolved = served.patch.resolve(method, length)
+        before = served.patch.resolve(parse({"method": "default"}), served.trained_length)
+    except ValidationError as error:
+        raise validation_error(error.errors()) from error
+    except ValueError as error:
+        raise bad_request(str(error), "name") from error
+    plain = before.inv_freq or (0.0,) * (served.patch.geometry.rotary_dim // 2)
+    after = resolved.inv_freq or (0.0,) * len(plain)
+    return FrequencyTable(
+        model=served.name,
+        trained_length=served.trained_length,
+        length=length,
+        pe=served.patch.describe(method, length),
+        pairs=[_pair(i, *both, served.trained_length) for i, both in enumerate(zip(plain, after, strict=True))],
+    )
+
+
+@router.get("/models")
+async def models(request: Request) -> ModelList:
+    """The models in memory; the first is the default."""
+    registry: ModelRegistry = request.app.state.models
+    return ModelList(models=[_info(served, served is registry.default) for served in registry])
+
+
+def _value(text: str) -> Any:
+    """A query parameter as JSON (numbers, true, lists), or as the text it is."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _pair(index: int, before: float, after: float, trained_length: int) -> Pair:
+    return Pair(
+        pair=index,
+        inv_freq_before=before,
+        inv_freq_after=after,
+        wavelength_before=2 * math.pi / before if before else None,
+        wavelength_after=2 * math.pi / after if after else None,
+        turns_in_trained_length=trained_length * after / (2 * math.pi),
+    )
+
+
+def _info(served: ServedModel, is_default: bool) -> ModelInfo:
+    model = served.patch.model
+    return ModelInfo(
+        id=served.name,
+        default=is_default,
+        architecture=type(model).__name__,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        vocab_size=served.vocab_size,
+        trained_length=served.trained_length,
+        max_length=served.max_length,
+        pe=served.patch.describe(parse({"method": "default"}), served.trained_length),
+        variants=served.variants,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+    )

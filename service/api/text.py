@@ -1,0 +1,52 @@
+"""Text from tokens as they come: no half characters, and nothing past a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class TextStream:
+    """Detokenizes a growing list of token ids.
+
+    Decodes only from a few tokens back, since a token's text can depend on its neighbours; withholds a
+    character that is not complete, and whatever could be the start of a stop string.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
+        self._prefix = self._read = 0
+        self._sent = 0
+        self.text = ""
+        self.stopped = False
+
+    def push(self, token_ids: Sequence[int], *, final: bool) -> str:
+        """Take all tokens so far; returns the text that may be shown now and was not before."""
+        if self.stopped:
+            return ""
+        before = self._decode(token_ids[self._prefix : self._read])
+        after = self._decode(token_ids[self._prefix :])
+        if final or not after.endswith("\ufffd"):
+            self.text += after[len(before) :]
+            self._prefix, self._read = self._read, len(token_ids)
+        return self._release(final)
+
+    def _release(self, final: bool) -> str:
+        found = [at for at in (self.text.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self.stopped = True
+            self.text = self.text[: min(found)]
+        end = len(self.text)
+        if not (final or self.stopped):
+            end -= max((_overlap(self.text, stop) for stop in self._stop), default=0)
+        end = max(end, self._sent)
+        shown, self._sent = self.text[self._sent : end], end
+        return shown
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)) if token_ids else ""
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a start of ``stop``."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,1 @@
+"""Measuring: documents, protocols, scoring, and what comes out of it."""

@@ -1,0 +1,68 @@
+"""Prompts and documents as requests give them: a text, token ids, or a list of either."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, StrictInt, Tag
+
+from patches import PositionEncoding
+
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1)]
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, list):
+        return "token_ids" if value and isinstance(value[0], int) else "several"
+    return None
+
+
+def _kind_of_item(value: Any) -> str | None:
+    kind = _kind(value)
+    return "token_ids" if kind == "several" else kind
+
+
+_One = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[TokenIds, Tag("token_ids")],
+    Discriminator(
+        _kind_of_item,
+        custom_error_type="text_or_token_ids",
+        custom_error_message="Input should be a text or a list of token ids",
+    ),
+]
+
+TextOrTokens = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[TokenIds, Tag("token_ids")]
+    | Annotated[list[_One], Field(min_length=1), Tag("several")],
+    Discriminator(
+        _kind,
+        custom_error_type="text_or_token_ids",
+        custom_error_message="Input should be a text, a list of token ids, or a list of either",
+    ),
+]
+"""One text, one list of token ids, or a list of either."""
+
+
+def as_list(value: str | list[int] | list[str | list[int]]) -> list[str | list[int]]:
+    """The texts and token id lists in ``value``."""
+    if isinstance(value, str):
+        return [value]
+    return [value] if isinstance(value[0], int) else list(value)
+
+
+def _one_or_several(value: Any) -> str:
+    return "several" if isinstance(value, list) else "one"
+
+
+Encodings = Annotated[
+    Annotated[PositionEncoding, Tag("one")] | Annotated[list[PositionEncoding], Field(min_length=1), Tag("several")],
+    Discriminator(_one_or_several),
+]
+"""One encoding, or several to answer every prompt under each."""
+
+TAGS = frozenset({"text", "token_ids", "several", "one", "list", "range"})
+"""Words that unions in requests add to the location of a problem."""

@@ -1,0 +1,99 @@
+"""From a Hugging Face id or folder to a model in memory, and how much cache fits beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from service.settings import Settings
+
+DEMO = Path(__file__).parent / "demo"
+CPU_CACHE_TOKENS = 32768
+"""Default cache on a CPU, where memory is shared with everything else."""
+
+
+class ModelLoadError(RuntimeError):
+    """The checkpoint cannot be loaded; the message says what was tried and why it failed."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model with its tokenizer. ``name`` is what requests call it."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Any
+
+
+def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
+    """Load safetensors weights onto the configured device; no remote code.
+
+    Raises:
+        ModelLoadError: when the checkpoint is absent or of a kind that cannot be loaded.
+    """
+    device = torch.device(device_of(settings))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=settings.revision)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, revision=settings.revision, dtype=dtype_of(settings, device), use_safetensors=True
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelLoadError(f"model {str(source)!r} cannot be loaded: {error}") from error
+    torch.nn.Module.to(model, device)
+    return Checkpoint(name, model.eval(), tokenizer)
+
+
+def sources(settings: Settings) -> dict[str, str | Path]:
+    """Served name -> where to load it from, the default model first."""
+    if settings.model == "demo":
+        return {folder.name: folder for folder in sorted(DEMO.iterdir()) if (folder / "config.json").exists()}
+    path = Path(settings.model)
+    return {path.resolve().name if path.is_dir() else settings.model: settings.model}
+
+
+def device_of(settings: Settings) -> str:
+    if settings.device != "auto":
+        return settings.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def dtype_of(settings: Settings, device: torch.device) -> torch.dtype:
+    if settings.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.dtype]
+
+
+def cache_bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes that keys and values of one token take over all layers."""
+    config = model.config.get_text_config()
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * kv_heads * head_dim * model.dtype.itemsize)
+
+
+def cache_tokens(model: PreTrainedModel, settings: Settings) -> int:
+    """Tokens of paged cache: as configured, else 70 % of the accelerator's free memory or a fixed CPU share.
+
+    Raises:
+        ModelLoadError: when what is configured exceeds free memory.
+    """
+    per_token = cache_bytes_per_token(model)
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+    else:
+        free = psutil.virtual_memory().available
+    if settings.cache_tokens is not None:
+        if settings.cache_tokens * per_token > free:
+            raise ModelLoadError(
+                f"cache_tokens={settings.cache_tokens} needs {settings.cache_tokens * per_token >> 20} MiB "
+                f"and {free >> 20} MiB are free: at most {free // per_token} tokens fit"
+            )
+        return settings.cache_tokens
+    share = int(free * 0.7 if model.device.type == "cuda" else free * 0.25) // per_token
+    wanted = share if model.device.type == "cuda" else min(CPU_CACHE_TOKENS, share)
+    return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)

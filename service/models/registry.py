@@ -1,0 +1,131 @@
+"""The served models: which there are, what each can take, and which one answers a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from patches import Method, Patched, patched
+from service.engine.engine import Engine, EngineLimits
+from service.models.loading import Checkpoint, cache_tokens, load, sources
+from service.settings import Settings
+
+
+class UnknownModel(LookupError):
+    """No served model has this name; ``known`` lists those that are."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(f"unknown model {name!r}")
+        self.name, self.known = name, known
+
+
+@dataclass
+class ServedModel:
+    """One model in memory with its engine, tokenizer and limits."""
+
+    name: str
+    patch: Patched
+    engine: Engine
+    tokenizer: Any
+    max_length: int
+
+    @cached_property
+    def vocab_size(self) -> int:
+        embeddings: Any = self.patch.model.get_input_embeddings()
+        return int(embeddings.weight.shape[0])
+
+    @cached_property
+    def trained_length(self) -> int:
+        return self.patch.geometry.original_max_position_embeddings
+
+    @cached_property
+    def bos_token_id(self) -> int | None:
+        bos: int | None = self.tokenizer.bos_token_id
+        return bos
+
+    @cached_property
+    def adds_bos(self) -> bool:
+        """Whether the tokenizer starts a text with BOS of its own accord."""
+        ids = self.tokenizer("a")["input_ids"]
+        return self.bos_token_id is not None and bool(ids) and ids[0] == self.bos_token_id
+
+    @cached_property
+    def variants(self) -> dict[str, str]:
+        """Kind of training -> served name, as the checkpoint's configuration declares it."""
+        return dict(getattr(self.patch.model.config, "position_encoding_variants", None) or {})
+
+
+class ModelRegistry:
+    """Loads, patches and starts every configured model; ``close`` undoes all of it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._stack = ExitStack()
+        self._models: dict[str, ServedModel] = {}
+        self._grace_s = settings.shutdown_grace_s
+        try:
+            for name, source in sources(settings).items():
+                self._add(load(name, source, settings), settings)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, checkpoint: Checkpoint, settings: Settings) -> None:
+        model = checkpoint.model
+        limits = EngineLimits(
+            cache_tokens=cache_tokens(model, settings),
+            score_tokens=settings.score_tokens,
+            page_size=settings.page_size,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_requests_per_batch=min(settings.max_requests_per_batch, settings.max_batch_tokens),
+            max_queue=settings.max_queue,
+            prefix_sharing=settings.prefix_sharing,
+        )
+        patch = self._stack.enter_context(patched(model))
+        engine = Engine(patch, limits, _eos_token_ids(model))
+        self._stack.callback(engine.stop, self._grace_s)
+        longest = settings.max_length or limits.cache_tokens
+        self._models[checkpoint.name] = ServedModel(
+            checkpoint.name, patch, engine, checkpoint.tokenizer, min(longest, limits.cache_tokens)
+        )
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
+
+    @property
+    def default(self) -> ServedModel:
+        return next(iter(self._models.values()))
+
+    def get(self, name: str | None) -> ServedModel:
+        """The model called ``name``, or the default one.
+
+        Raises:
+            UnknownModel: naming those that are served.
+        """
+        if name is None:
+            return self.default
+        if name not in self._models:
+            raise UnknownModel(name, list(self._models))
+        return self._models[name]
+
+    def for_method(self, model: ServedModel, method: Method) -> ServedModel:
+        """The variant of ``model`` trained for ``method``, if it declares one that is served and the
+        request lets it; ``model`` itself otherwise."""
+        wanted = method.variant is not None and getattr(method, "use_variant", True)
+        name = model.variants.get(method.variant or "") if wanted else None
+        return self._models.get(name, model) if name else model
+
+    def close(self) -> None:
+        """Stop the engines and restore the models."""
+        self._stack.close()
+
+
+def _eos_token_ids(model: Any) -> tuple[int, ...]:
+    eos = model.generation_config.eos_token_id
+    if eos is None:
+        eos = model.config.get_text_config().eos_token_id
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
