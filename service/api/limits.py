@@ -22,14 +22,22 @@ class BodyLimit:
         if declared.isdigit() and int(declared) > self.most_bytes:
             await response_of(too_large)(scope, receive, send)
             return
-        received = 0
+        received, refused = 0, False
 
         async def counted() -> Message:
-            nonlocal received
+            nonlocal received, refused
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.most_bytes:
+                refused = True
                 raise too_large
             return message
 
-        await self.app(scope, counted, send)
+        async def answered(message: Message) -> None:
+            # Whatever the application makes of the interrupted body, the client hears why.
+            if not refused:
+                await send(message)
+            elif message["type"] == "http.response.start":
+                await response_of(too_large)(scope, receive, send)
+
+        await self.app(scope, counted, answered)

@@ -57,6 +57,12 @@ BUILT_IN = {"python-reference": language_reference}
 """Name -> text of the documents that need no upload."""
 
 
+@lru_cache(maxsize=8)
+def built_in(name: str, tokenizer: Any) -> Document:
+    """A built-in document, tokenized once per tokenizer."""
+    return from_text(name, BUILT_IN[name](), tokenizer)
+
+
 def doubling_lengths(trained_length: int, longest: int) -> list[int]:
     """trained_length, twice that, ... up to ``longest``; at least one length."""
     lengths = [trained_length << step for step in range(64)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.evaluation.documents import BUILT_IN, Document, doubling_lengths, from_text, from_token_ids
+from service.evaluation.documents import BUILT_IN, Document, built_in, doubling_lengths, from_text, from_token_ids
 from service.evaluation.perplexity import Plan, Subject
 from service.evaluation.request import PerplexityRequest
 from service.inputs import as_list
@@ -36,7 +36,8 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
     _at_most("methods", len(request.methods), settings.max_methods)
     documents = _documents(request, served, settings)
     bos = _bos(request, served)
-    lengths = _lengths(request, served, documents, special=0 if bos is None else 1)
+    special = 0 if bos is None else 1
+    lengths = _lengths(request, served, documents, special)
     _at_most("lengths", len(lengths), settings.max_lengths)
     tail = request.tail or min(DEFAULT_TAIL, lengths[0] - 1)
     if tail >= lengths[0]:
@@ -47,14 +48,18 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
         documents=documents,
         lengths=lengths,
         protocol=request.protocol,
-        stride=request.stride or (lengths[-1] if request.protocol == "tail" else DEFAULT_STRIDE),
+        stride=request.stride or (lengths[-1] if request.protocol == "tail" else _default_stride(lengths[0] - special)),
         tail=tail,
         bos=bos,
         chunk=settings.score_chunk,
     )
-    if request.protocol == "sliding" and plan.stride > lengths[0]:
-        raise InvalidEvaluation("stride", f"must be at most the shortest length ({lengths[0]}): it would skip tokens")
+    if request.protocol == "sliding" and plan.stride > lengths[0] - special:
+        raise InvalidEvaluation("stride", f"must be at most {lengths[0] - special}: a larger one would skip tokens")
     return plan, _subjects(request, served, models, lengths)
+
+
+def _default_stride(room: int) -> int:
+    return min(DEFAULT_STRIDE, room)
 
 
 def _subjects(
@@ -80,7 +85,7 @@ def _documents(request: PerplexityRequest, served: ServedModel, settings: Settin
         if not isinstance(item, str):
             documents.append(from_token_ids(name, item, served.tokenizer))
         elif item in BUILT_IN:
-            documents.append(from_text(item, BUILT_IN[item](), served.tokenizer))
+            documents.append(built_in(item, served.tokenizer))
         else:
             documents.append(from_text(name, item, served.tokenizer))
     for document in documents:

@@ -1,0 +1,220 @@
+"""The engine without HTTP: admission, interleaving, restarts, the sampler."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from patches import Method, parse, patched
+from service.engine.admission import Admission, QueueFull, TooLarge
+from service.engine.engine import Engine, EngineFailed, EngineLimits, Generation
+from service.engine.interleave import Interleaved
+from service.engine.request import EngineRequest, SamplingParams
+from service.engine.sampling import sample
+
+LIMITS = EngineLimits(cache_tokens=2048, score_tokens=1024, max_batch_tokens=64, max_queue=4)
+DEFAULT = parse({"method": "default"})
+
+
+@asynccontextmanager
+async def running(checkpoints: Path, limits: EngineLimits = LIMITS) -> AsyncIterator[Engine]:
+    model = AutoModelForCausalLM.from_pretrained(checkpoints / "tiny").eval()
+    with patched(model) as patch:
+        engine = Engine(patch, limits, eos_token_ids=())
+        try:
+            yield engine
+        finally:
+            engine.stop(grace_s=1.0)
+
+
+async def finish(engine: Engine, prompt: list[int], tokens: int, method: Method = DEFAULT) -> Generation:
+    async for generation in engine.generate(prompt, method, SamplingParams(), tokens):
+        last = generation
+    return last
+
+
+async def test_a_request_that_never_fits_is_refused_at_once(checkpoints: Path) -> None:
+    async with running(checkpoints) as engine:
+        with pytest.raises(TooLarge, match="2048"):
+            await finish(engine, [2] * 2000, 100)
+
+
+async def test_what_does_not_fit_now_waits_and_the_queue_is_bounded(checkpoints: Path) -> None:
+    async with running(checkpoints) as engine:
+        jobs = [asyncio.create_task(finish(engine, [2] * 900, 100)) for _ in range(6)]  # two fit, four wait
+        await asyncio.sleep(0)
+        assert (engine.generations.reserved, engine.generations.waiting) == (2048, 4)
+        with pytest.raises(QueueFull):
+            await finish(engine, [2], 1)
+        results = await asyncio.gather(*jobs)
+        assert [len(r.token_ids) for r in results] == [100] * 6
+        assert len({tuple(r.token_ids) for r in results}) == 1
+        assert engine.generations.reserved == 0
+
+
+async def test_long_prompts_prefill_in_chunks_like_in_one(checkpoints: Path) -> None:
+    pe = parse({"method": "self_extend", "group_size": 4, "neighbor_window": 16})
+    prompt = [(7 * n) % 380 + 2 for n in range(500)]
+    async with running(checkpoints) as engine:
+        chunked = await finish(engine, prompt, 8, pe)
+    async with running(checkpoints, EngineLimits(2048, 1024, max_batch_tokens=1024)) as engine:
+        whole = await finish(engine, prompt, 8, pe)
+    assert chunked.token_ids == whole.token_ids
+
+
+async def test_a_shared_prefix_is_reused_under_one_encoding_only(checkpoints: Path) -> None:
+    prompt = [(5 * n) % 380 + 2 for n in range(200)]
+    async with running(checkpoints) as engine:
+        found: list[int] = []
+        await finish(engine, prompt, 2)
+        cache: Any = engine._manager.batch_processor.cache
+        search = type(cache).search_prefix_match
+
+        def spy(request_id: str, ids: list[int]) -> int:
+            found.append(search(cache, request_id, ids))
+            return found[-1]
+
+        cache.search_prefix_match = spy
+        await finish(engine, prompt, 2)
+        await finish(engine, prompt, 2, parse({"method": "yarn", "factor": 4}))
+        await finish(engine, prompt, 2, parse({"method": "yarn", "factor": 4}))
+    assert found == [192, 0, 192]
+
+
+async def test_scoring_runs_between_steps_and_can_be_cancelled(checkpoints: Path) -> None:
+    closed = []
+
+    def endless() -> Generator[int, None, None]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.append(True)
+
+    async with running(checkpoints) as engine:
+        job = asyncio.create_task(engine.run(endless(), 100, lambda progress: None))
+        generation = await finish(engine, [2, 3, 4], 20)
+        assert len(generation.token_ids) == 20
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        await finish(engine, [2], 3)
+        assert closed == [True]
+        assert engine.scores.reserved == 0
+
+
+async def test_a_failing_job_fails_alone(checkpoints: Path) -> None:
+    def broken() -> Generator[int, None, None]:
+        yield 1
+        raise FloatingPointError("this one only")
+
+    async with running(checkpoints) as engine:
+        with pytest.raises(FloatingPointError):
+            await engine.run(broken(), 10, lambda progress: None)
+        assert len((await finish(engine, [2], 3)).token_ids) == 3
+
+
+async def test_a_dead_thread_fails_what_ran_and_comes_back(checkpoints: Path) -> None:
+    async with running(checkpoints) as engine:
+        before = await finish(engine, [2, 3, 4], 6)
+        runner: Any = engine._manager.batch_processor.model_runner
+
+        def explode(*_: object) -> None:
+            raise MemoryError("out of memory in a step")
+
+        runner._sample = explode
+        with pytest.raises(EngineFailed, match="out of memory"):
+            await finish(engine, [2, 3, 4], 6)
+        after = await finish(engine, [2, 3, 4], 6)
+        assert after.token_ids == before.token_ids
+        assert engine.restarts == 1
+        assert engine.generations.reserved == 0
+        assert engine.patch.slots.in_use() == 0
+
+
+async def test_a_stopped_engine_refuses(checkpoints: Path) -> None:
+    async with running(checkpoints) as engine:
+        await finish(engine, [2], 1)
+        engine.stop(0.0)
+        assert not engine.is_alive
+        with pytest.raises(EngineFailed, match="shutting down"):
+            await finish(engine, [2], 1)
+
+
+async def test_admission_is_first_come_and_a_waiter_may_leave() -> None:
+    admission = Admission(capacity=10, max_waiting=3, unit=2)
+    held = await admission.acquire(9)
+    order: list[str] = []
+
+    async def wait(name: str, tokens: int) -> None:
+        granted = await admission.acquire(tokens)
+        order.append(name)
+        admission.release(granted)
+
+    first, second, third = (asyncio.create_task(wait(n, t)) for n, t in (("a", 10), ("b", 2), ("c", 2)))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    admission.release(held)
+    await asyncio.gather(second, third)
+    assert order == ["b", "c"]
+    assert (admission.reserved, admission.waiting) == (0, 0)
+
+
+def test_interleaved_work_takes_turns_and_fails_when_closed() -> None:
+    seen: list[str] = []
+
+    def count(name: str) -> Generator[str, None, str]:
+        for n in range(2):
+            yield f"{name}{n}"
+        return name
+
+    work = Interleaved()
+    one, two = work.submit(count("a"), seen.append), work.submit(count("b"), seen.append)
+    while work.advance():
+        pass
+    assert seen == ["a0", "b0", "a1", "b1"]
+    assert (one.result(), two.result()) == ("a", "b")
+    late = work.submit(count("c"), seen.append)
+    work.close(RuntimeError("gone"))
+    assert isinstance(late.exception(), RuntimeError)
+    assert isinstance(work.submit(count("d"), seen.append).exception(), RuntimeError)
+
+
+def request(**sampling: Any) -> EngineRequest:
+    return EngineRequest([1], 0, None, 1, SamplingParams(**sampling))
+
+
+def test_samples_follow_the_distribution() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    drawn = np.bincount([int(sample(logits, [request(temperature=0.7, seed=s)])) for s in range(4000)], minlength=4)
+    expected = (logits[0] / 0.7).softmax(-1).numpy() * 4000
+    chi_square = ((drawn - expected) ** 2 / expected).sum()
+    assert chi_square < 16.3  # 0.1 % of the chi-square distribution with 3 degrees of freedom
+
+
+def test_truncation_keeps_what_it_says() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    top_k = {int(sample(logits, [request(temperature=1.0, top_k=2, seed=s)])) for s in range(300)}
+    top_p = {int(sample(logits, [request(temperature=1.0, top_p=0.7, seed=s)])) for s in range(300)}
+    tiny_p = {int(sample(logits, [request(temperature=5.0, top_p=1e-9, seed=s)])) for s in range(50)}
+    assert (top_k, top_p, tiny_p) == ({0, 1}, {0, 1}, {0})
+
+
+def test_rows_of_cancelled_requests_are_harmless() -> None:
+    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
+    wanted = request(logprobs=2)
+    tokens = sample(logits, [None, wanted, None])
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    entry = wanted.logprobs[0]
+    assert math.isclose(entry.logprob, float(logits[1].log_softmax(-1).max()), rel_tol=1e-6)
+    assert len(entry.top) == 2
