@@ -1,0 +1,22 @@
+"""The shell: ``ropeway serve | generate | perplexity | methods | models | demo``."""
+
+from __future__ import annotations
+
+import typer
+
+from service.cli.demo import demo
+from service.cli.generate import generate
+from service.cli.listings import methods, models
+from service.cli.perplexity import perplexity
+from service.cli.serve import serve
+
+app = typer.Typer(
+    name="ropeway",
+    help="One loaded language model, a positional encoding per request.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (serve, generate, perplexity, methods, models, demo):
+    app.command()(command)

@@ -1,0 +1,157 @@
+"""``ropeway demo``: a real server on the embedded models, real requests, the curve as pictures."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.text import Text
+
+from service.cli.client import Refused, ask, client_of
+from service.cli.generate import panels, resolved_line
+from service.cli.options import encodings
+from service.cli.perplexity import print_table, save_plot, sweep
+from service.cli.terminal import fail, printable, status, stdout
+
+START_S = 180
+STOP_S = 30
+NEW_TOKENS = 48
+PROMPT_CHARS = 1500
+"""Several hundred tokens of the demo models' vocabulary: past the length they were trained at."""
+ENCODINGS: dict[str, list[str]] = json.loads((Path(__file__).parent / "demo.json").read_text())
+"""What each of the two routes is asked to compare, in the short form."""
+
+
+class DemoFailed(Exception):
+    """The demo did not do what it should; the message says what."""
+
+
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the curve, the table and the server's log.")] = Path(
+        "demo-output"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 takes a free one.")] = 0,
+    model: Annotated[str, typer.Option(help="What to serve; the embedded demo models by default.")] = "demo",
+) -> None:
+    """Serve the demo models, ask them under several encodings, measure perplexity, save the curve, stop."""
+    began = time.perf_counter()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # so that the server is stopped then, too
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with _server(model, port, output / "server.log") as client:
+            _answers(client)
+            _curve(client, output)
+    except (DemoFailed, Refused, httpx.HTTPError, OSError) as error:
+        fail(f"{error or type(error).__name__} (the server's log: {output / 'server.log'})")
+    stdout.print(f"server stopped cleanly; {time.perf_counter() - began:.0f} s in all")
+
+
+@contextmanager
+def _server(model: str, port: int, log: Path) -> Iterator[httpx.Client]:
+    """``ropeway serve`` as a process of its own, ready; stopped by SIGTERM, by force if it must be."""
+    port = port or _free_port()
+    url = f"http://127.0.0.1:{port}"
+    flags = ["--model", model, "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "service.cli", "serve", *flags]
+    with log.open("wb") as sink, client_of(url) as client:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            stdout.print(Text(f"ropeway serve --model {model} --port {port} (process {process.pid}, log {log})"))
+            _wait_until_ready(process, client)
+            yield client
+            stop(process)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], client: httpx.Client) -> None:
+    began = time.monotonic()
+    with status("loading the models"):
+        while time.monotonic() - began < START_S:
+            if process.poll() is not None:
+                raise DemoFailed(f"the server ended with exit code {process.returncode} while starting")
+            try:
+                if client.get("/health/ready").is_success:
+                    return
+            except httpx.TransportError:
+                pass  # not listening yet
+            time.sleep(0.1)
+    raise DemoFailed(f"the server was not ready within {START_S} s")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server as its operator would.
+
+    Raises:
+        DemoFailed: when it takes too long or its exit code is not 0.
+    """
+    process.terminate()
+    try:
+        code = process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        raise DemoFailed(f"the server did not stop within {STOP_S} s of SIGTERM") from None
+    if code != 0:
+        raise DemoFailed(f"the server ended with exit code {code} after SIGTERM")
+
+
+def _answers(client: httpx.Client) -> None:
+    """Four requests at once, each with its own encoding, on a prompt longer than the trained length."""
+    from service.evaluation.documents import BUILT_IN
+
+    text = next(iter(BUILT_IN.values()))()
+    prompt = text[: text.rindex(" ", 0, PROMPT_CHARS)]
+
+    def request(fields: dict[str, Any]) -> dict[str, Any]:
+        body = {"prompt": prompt, "pe": fields, "max_new_tokens": NEW_TOKENS}
+        result: dict[str, Any] = ask(client, "POST", "/generate", body)["results"][0]
+        return result
+
+    names = ENCODINGS["generate"]
+    methods = encodings(names) or []
+    with status(f"POST /generate, {len(methods)} requests at once"), ThreadPoolExecutor(len(methods)) as pool:
+        results = list(pool.map(request, methods))
+    trained = ask(client, "GET", "/models")["models"][0]["trained_length"]
+    stdout.rule(Text(f"POST /generate: one prompt, {len(methods)} encodings, one batch"))
+    tokens = results[0]["usage"]["prompt_tokens"]
+    stdout.print(Text(f"prompt: {tokens} tokens, trained length {trained}; it ends with", style="dim"))
+    stdout.print(Text(f"...{printable(prompt[-160:])}"))
+    answers = zip(names, results, strict=True)
+    stdout.print(panels([(name, result["text"], resolved_line(result)) for name, result in answers]))
+
+
+def _curve(client: httpx.Client, output: Path) -> None:
+    """One sweep from the trained length to eight times it, shown and saved."""
+    from service.evaluation.tables import perplexity_csv
+
+    trained = ask(client, "GET", "/models")["models"][0]["trained_length"]
+    names = ENCODINGS["perplexity"]
+    body = {"methods": encodings(names), "lengths": [trained << step for step in range(4)]}
+    stdout.rule(Text(f"POST /perplexity: {len(names)} encodings, {trained} to {trained << 3} tokens"))
+    result = sweep(client, body)
+    print_table(result)
+    save_plot(result, output / "curve.png")
+    save_plot(result, output / "curve.html")
+    (output / "table.csv").write_text(perplexity_csv(result), encoding="utf-8", newline="")
+    (output / "result.json").write_text(result.model_dump_json(indent=2), encoding="utf-8")
+    files = "curve.png curve.html table.csv result.json"
+    stdout.print(Text(f"scored in {result.seconds:.1f} s; saved in {output}: {files}"))

@@ -1,0 +1,119 @@
+"""``ropeway generate``: one prompt, one or several encodings, text as it comes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.client import ask, connected, stream
+from service.cli.options import Encodings, ModelName, Server, encodings
+from service.cli.terminal import printable, stderr, stdout
+
+PANEL_WIDTH = 38
+
+
+def generate(  # noqa: PLR0913 - one argument per option
+    prompt: Annotated[str, typer.Argument(help="The text to continue; '-' reads it from stdin.")],
+    pe: Encodings = None,
+    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="Most new tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep this many of the most likely tokens; 0 keeps all.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End at this text; repeatable.")] = None,
+    model: ModelName = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON, at the end.")] = False,
+    server: Server = None,
+) -> None:
+    """Continue PROMPT. Several --pe answer it under each encoding, side by side."""
+    methods = encodings(pe, check=server is None)
+    body: dict[str, Any] = {
+        "prompt": sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt,
+        "pe": methods,
+        "model": model if server else None,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "stop": stop or None,
+    }
+    body = {name: value for name, value in body.items() if value is not None}
+    with connected(server, model) as client:
+        if as_json:
+            typer.echo(json.dumps(ask(client, "POST", "/generate", body), ensure_ascii=False, indent=2))
+        elif len(methods or []) > 1:
+            _side_by_side(client, body, pe or [])
+        else:
+            _one(client, body)
+
+
+def _one(client: httpx.Client, body: dict[str, Any]) -> None:
+    """Text to stdout as it comes, how it was made to stderr."""
+    shown = printable if stdout.is_terminal else str
+    for _, event in stream(client, "/generate", body):
+        if "text" in event:
+            sys.stdout.write(shown(event["text"]))
+            sys.stdout.flush()
+        else:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            stderr.print(Text(resolved_line(event), style="dim"))
+
+
+def _side_by_side(client: httpx.Client, body: dict[str, Any], titles: list[str]) -> None:
+    texts, ends = [""] * len(titles), [""] * len(titles)
+
+    def columns() -> Table:
+        return panels([(title, text, end) for title, text, end in zip(titles, texts, ends, strict=True)])
+
+    with Live(get_renderable=columns, console=stdout, transient=True, vertical_overflow="ellipsis"):
+        for _, event in stream(client, "/generate", body):
+            if "text" in event:
+                texts[event["index"]] += event["text"]
+            else:
+                ends[event["index"]] = resolved_line(event)
+    stdout.print(columns())
+
+
+def panels(answers: list[tuple[str, str, str]]) -> Table:
+    """(name, text, note) side by side, as many in a row as are readable at the terminal's width."""
+    per_row = max(1, min(len(answers), stdout.width // PANEL_WIDTH))
+    grid = Table.grid(expand=True)
+    for _ in range(per_row):
+        grid.add_column(ratio=1)
+    boxes = [
+        Panel(
+            Group(Text(printable(text), overflow="fold"), Text(note, style="dim")),
+            title=Text(name, style="bold"),
+            title_align="left",
+        )
+        for name, text, note in answers
+    ]
+    for first in range(0, len(boxes), per_row):
+        grid.add_row(*boxes[first : first + per_row])
+    return grid
+
+
+def resolved_line(result: dict[str, Any]) -> str:
+    """What took effect and how fast, in one line, from a result or a stream's last event of it."""
+    pe, usage, timings = result["pe"], result["usage"], result["timings"]
+    facts = [f"{pe['method']} on {result['model']}", f"keys rotated: {pe['rotates_at'].replace('_', ' ')}"]
+    if pe["effective_rope_theta"]:
+        facts.append(f"theta {pe['effective_rope_theta']:,.0f}")
+    if pe["attention_factor"] != 1:
+        facts.append(f"attention factor {pe['attention_factor']:.4g}")
+    facts.append(f"hash {pe['frequency_hash']}")
+    facts.append(f"{usage['prompt_tokens']} + {usage['completion_tokens']} tokens, {result['finish_reason']}")
+    if timings["decode_s"] > 0 and usage["completion_tokens"] > 1:
+        facts.append(f"{(usage['completion_tokens'] - 1) / timings['decode_s']:.0f} tokens/s")
+    return " · ".join(facts)

@@ -1,0 +1,108 @@
+"""The server inside this process: in front for ``serve``, behind a free loopback port for the rest."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class StartFailed(Exception):
+    """The server cannot start; the message says why."""
+
+
+class StartWatch:
+    """Passes everything to ``app``; keeps the exception that ended its start, to be reported once and well."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.error: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_traceback(message: Message) -> None:
+            await send({"type": message["type"]} if message["type"] == "lifespan.startup.failed" else message)
+
+        if scope["type"] != "lifespan":
+            await self.app(scope, receive, send)
+            return
+        try:
+            await self.app(scope, receive, send_without_traceback)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def settings_with(**given: Any) -> Settings:
+    """Settings from the environment, with the flags that were given on top.
+
+    Raises:
+        StartFailed: naming every setting that is out of range.
+    """
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        problems = [f"ROPEWAY_{'.'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors()]
+        raise StartFailed("; ".join(problems)) from None
+
+
+@contextmanager
+def local_server(settings: Settings) -> Iterator[str]:
+    """Base URL of a quiet server on a free loopback port, ready; stopped on exit.
+
+    Raises:
+        StartFailed: when it cannot start.
+    """
+    # Read at import. Downloads keep their progress bars; loading from disk needs none.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if settings.model == "demo" or os.path.isdir(settings.model):
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    import uvicorn
+
+    from service.app import create_app
+
+    configure_logging("error")
+    # transformers' manager warns when it is stopped before its first request: no news in a shell command.
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+    app = StartWatch(create_app(settings))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, log_config=None, log_level="critical", access_log=False, lifespan="on")
+        server = uvicorn.Server(config)
+
+        def run() -> None:
+            with suppress(SystemExit):  # uvicorn's way out when the app cannot start
+                server.run(sockets=[listener])
+
+        thread = threading.Thread(target=run, name="ropeway-server")
+        thread.start()
+        try:
+            while not server.started:
+                if not thread.is_alive():
+                    raise StartFailed(str(app.error or "the server stopped while starting"))
+                time.sleep(0.02)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def configure_logging(level: str) -> None:
+    """The service's own log on stderr, from ``level`` up."""
+    import structlog
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

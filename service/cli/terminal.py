@@ -1,0 +1,30 @@
+"""The two consoles: results go to stdout, everything about how it goes to stderr."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.status import Status
+
+stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """Generated text without control characters, which could drive the reader's terminal."""
+    return text.translate(CONTROL)
+
+
+def status(message: str) -> Status:
+    """A spinner on stderr while something takes its time; invisible where stderr is no terminal."""
+    return stderr.status(message)
+
+
+def fail(message: str) -> NoReturn:
+    """Print to stderr and leave with exit code 1."""
+    stderr.print(f"error: {printable(message)}", style="red", markup=False, soft_wrap=True)
+    raise typer.Exit(1)

@@ -1,0 +1,70 @@
+"""Perplexity results made from formulas, for tests of tables, pictures and the shell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from service.evaluation.results import (
+    DocumentInfo,
+    Interval,
+    LengthResult,
+    MethodResult,
+    PerplexityResult,
+)
+
+
+def at_length(length: int, perplexity: float, kind: Literal["documents", "blocks"] | None = "blocks") -> LengthResult:
+    interval = Interval(low=perplexity * 0.95, high=perplexity * 1.06, kind=kind) if kind else None
+    nll = math.log(perplexity)
+    return LengthResult(
+        length=length,
+        perplexity=perplexity,
+        nll_sum=nll * (length - 1),
+        nll_mean=nll,
+        bits_per_byte=nll / math.log(2) / 3,
+        perplexity_window_mean=perplexity,
+        tokens_scored=length - 1,
+        bytes_scored=3 * (length - 1),
+        windows=1,
+        documents=1,
+        interval=interval,
+    )
+
+
+def result_of(
+    curves: Mapping[str, Sequence[float]],
+    lengths: Sequence[int],
+    *,
+    trained_length: int = 256,
+    kind: Literal["documents", "blocks"] | None = "blocks",
+    documents: Sequence[str] = ("python-reference",),
+    models: Mapping[str, str] | None = None,
+) -> PerplexityResult:
+    """``curves`` maps a label to its perplexities, one per length; ``models`` a label to another model."""
+    methods = [
+        MethodResult(
+            label=label,
+            pe={"method": label},
+            frequency_hashes=dict.fromkeys(lengths, "0123456789ab"),
+            model=(models or {}).get(label, "tiny"),
+            passes=1,
+            seconds=0.5,
+            lengths=[at_length(n, p, kind) for n, p in zip(lengths, perplexities, strict=True)],
+            nll_by_position=[],
+        )
+        for label, perplexities in curves.items()
+    ]
+    return PerplexityResult(
+        id="0" * 32,
+        model="tiny",
+        trained_length=trained_length,
+        protocol="curve",
+        parameters={},
+        bos=False,
+        lengths=list(lengths),
+        documents=[DocumentInfo(name=name, tokens=5000, bytes=15000) for name in documents],
+        methods=methods,
+        seconds=1.0,
+    )

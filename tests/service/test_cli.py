@@ -1,0 +1,407 @@
+"""The shell: against fake answers for what is printed, against a real server for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from typer.testing import CliRunner, Result
+
+from service.cli import app, client
+from service.cli.options import lengths
+from service.evaluation.documents import language_reference
+from service.evaluation.results import PerplexityResult
+from tests.service.results import result_of
+
+TRAINED_LENGTH = 64
+ROOT = Path(__file__).resolve().parent.parent.parent
+demo = importlib.import_module("service.cli.demo")  # the package's attribute is the command
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def ropeway(*arguments: str, stdin: str | None = None) -> Result:
+    """Run in this process; what the command does to signals is undone."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return CliRunner(env={"COLUMNS": "100"}).invoke(app, arguments, input=stdin)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[httpx.Request]]:
+    """Lets --server answer with what a function makes of the request; returns the list of requests."""
+
+    def install(answer: Answer) -> list[httpx.Request]:
+        requests: list[httpx.Request] = []
+
+        def handle(request: httpx.Request) -> httpx.Response:
+            requests.append(request)
+            return answer(request)
+
+        def client_of(url: str, *, trust_env: bool = False) -> httpx.Client:
+            return httpx.Client(base_url=url, transport=httpx.MockTransport(handle))
+
+        monkeypatch.setattr(client, "client_of", client_of)
+        return requests
+
+    return install
+
+
+def events(*items: tuple[str, Any]) -> httpx.Response:
+    """A server-sent event stream; unnamed events have the name ''."""
+    blocks = [
+        (f"event: {name}\n" if name else "") + f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+        for name, data in items
+    ]
+    return httpx.Response(200, content="".join([": ping\n\n", *blocks, "data: [DONE]\n\n"]).encode())
+
+
+def end_of(index: int, method: str) -> tuple[str, dict[str, Any]]:
+    pe = {
+        "method": method,
+        "factor": 4.0,
+        "attention_factor": 1.139,
+        "effective_rope_theta": 10000.0,
+        "rotates_at": "cache_write",
+        "frequency_hash": f"hash-of-{method}",
+    }
+    usage, timings = {"prompt_tokens": 3, "completion_tokens": 5}, {"queue_s": 0, "prefill_s": 0.1, "decode_s": 0.5}
+    end = {"index": index, "model": "tiny", "finish_reason": "length", "usage": usage, "timings": timings, "pe": pe}
+    return "", end
+
+
+def text(index: int, delta: str) -> tuple[str, dict[str, Any]]:
+    return "", {"index": index, "text": delta, "token_ids": [1]}
+
+
+class TestGenerate:
+    def test_prints_the_text_alone_on_stdout(self, fake: Callable[[Answer], list[httpx.Request]]) -> None:
+        requests = fake(lambda _: events(text(0, "a\u2028b"), text(0, " [red]ü\x85"), end_of(0, "yarn")))
+        flags = ("--pe", "yarn:4", "-n", "5", "--seed", "7", "--stop", "x")
+        result = ropeway("generate", "Once", *flags, "--server", "host:1")
+        assert (result.exit_code, result.stdout) == (0, "a\u2028b [red]ü\x85\n")
+        facts = ("yarn on tiny", "cache write", "theta 10,000", "1.139", "hash-of-yarn", "3 + 5 tokens", "8 tokens/s")
+        for fact in facts:
+            assert fact in " ".join(result.stderr.split())
+        assert str(requests[0].url) == "http://host:1/generate"
+        assert json.loads(requests[0].content) == {
+            "prompt": "Once",
+            "pe": [{"method": "yarn", "factor": 4}],
+            "max_new_tokens": 5,
+            "seed": 7,
+            "stop": ["x"],
+            "stream": True,
+        }
+
+    def test_shows_several_encodings_side_by_side(self, fake: Callable[[Answer], list[httpx.Request]]) -> None:
+        fake(lambda _: events(text(1, "right\x1b[31m"), text(0, "left"), end_of(1, "yarn"), end_of(0, "default")))
+        flags = ("--pe", "default", "--pe", '{"method": "yarn", "factor": 4}')
+        result = ropeway("generate", "Once", *flags, "--server", "host:1")
+        assert result.exit_code == 0
+        (row,) = [line for line in result.stdout.splitlines() if "left" in line]
+        assert row.index("left") < row.index("right")
+        assert "\x1b" not in result.stdout
+        assert "hash-of-default" in result.stdout
+        assert '{"method": "yarn", "factor": 4}' in result.stdout
+
+    def test_reads_the_prompt_from_stdin(self, fake: Callable[[Answer], list[httpx.Request]]) -> None:
+        requests = fake(lambda _: events(text(0, "."), end_of(0, "default")))
+        assert ropeway("generate", "-", "--server", "host:1", stdin="two\nlines\n").exit_code == 0
+        assert json.loads(requests[0].content)["prompt"] == "two\nlines"
+
+    def test_json_is_the_servers_answer(self, fake: Callable[[Answer], list[httpx.Request]]) -> None:
+        answer = {"model": "tiny", "results": [{"text": "ü"}]}
+        requests = fake(lambda _: httpx.Response(200, json=answer))
+        result = ropeway("generate", "Once", "--json", "--model", "tiny", "--server", "host:1")
+        assert json.loads(result.stdout) == answer
+        assert json.loads(requests[0].content) == {"prompt": "Once", "model": "tiny"}
+
+
+REFUSAL = {
+    "error": {"message": "must be at least 1", "type": "invalid_request_error", "param": "pe.factor", "code": "x"}
+}
+IN_STREAM = f"data: {json.dumps(REFUSAL)}\n\n".encode()
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            (httpx.Response(400, json=REFUSAL), "error: pe.factor: must be at least 1"),
+            (httpx.Response(200, content=IN_STREAM), "error: pe.factor: must be at least 1"),
+            (httpx.Response(200, content=b'data: {"index": 0, "text": "a"}\n\n'), "error: the server ended the answer"),
+            (httpx.Response(502, text="<html>bad gateway"), "answered 502 Bad Gateway"),
+            (httpx.Response(404, json={"detail": "Not Found"}), "answered 404 Not Found"),
+        ],
+        ids=["refused", "refused in the stream", "cut off", "a proxy's page", "another server"],
+    )
+    @pytest.mark.parametrize("command", [("generate", "Once"), ("perplexity",)], ids=" ".join)
+    def test_is_one_line_and_exit_code_1(
+        self,
+        fake: Callable[[Answer], list[httpx.Request]],
+        command: tuple[str, ...],
+        answer: httpx.Response,
+        message: str,
+    ) -> None:
+        fake(lambda _: httpx.Response(answer.status_code, headers=answer.headers, content=answer.content))
+        result = ropeway(*command, "--server", "host:1")
+        assert result.exit_code == 1
+        assert message in result.stderr
+        assert "Traceback" not in result.output
+
+    def test_nothing_listens(self) -> None:
+        result = ropeway("generate", "Once", "--server", "127.0.0.1:9")
+        assert result.exit_code == 1
+        assert "error: no answer from 127.0.0.1:9" in result.stderr
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("generate", "a", "--pe", "yrn:4"), "unknown method 'yrn'"),
+            (("generate", "a", "--pe", "yarn:0.5"), "factor: Input should be greater than or equal to 1"),
+            (("generate", "a", "--pe", "yarn:4,beta=1"), "beta: Extra inputs are not permitted"),
+            (("generate", "a", "--pe", "{"), "not valid JSON"),
+            (("generate",), "Missing argument"),
+            (("perplexity", "--lengths", "1:2"), "neither a list like"),
+            (("perplexity", "--plot", "curve.svg"), "must end in .png or .html"),
+            (("perplexity", "--plot", "/no/such/folder/curve.png"), "there is no folder"),
+            (("perplexity", "--json", "--csv"), "exclude each other"),
+            (("perplexity", "--protocol", "square"), "'square' is not one of"),
+            (("serve", "--set", "max_queue"), "is not NAME=VALUE"),
+            (("serve", "--set", "colour=1"), "is not NAME=VALUE with one of: model, revision"),
+        ],
+    )
+    def test_usage_is_refused_before_any_work(self, arguments: tuple[str, ...], message: str) -> None:
+        result = ropeway(*arguments)
+        assert result.exit_code == 2
+        assert message in " ".join(result.stderr.replace("│", " ").split())
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("perplexity", "/no/such/file"), "/no/such/file: No such file"),
+            (("methods", "yrn"), "unknown method 'yrn'"),
+            (("serve", "--port", "70000"), "ROPEWAY_PORT: Input should be less than or equal to 65535"),
+            (("serve", "--set", "page_size=x"), "ROPEWAY_PAGE_SIZE: Input should be a valid integer"),
+            (("serve", "--model", "/no/such/model"), "model '/no/such/model' cannot be loaded"),
+            (("models", "--model", "/no/such/model"), "model '/no/such/model' cannot be loaded"),
+        ],
+    )
+    def test_what_is_missing_or_out_of_range_is_named(self, arguments: tuple[str, ...], message: str) -> None:
+        result = ropeway(*arguments)
+        assert result.exit_code == 1
+        assert f"error: {message}" in result.stderr
+        assert "Traceback" not in result.output
+
+
+class TestPerplexity:
+    RESULT = result_of({"default": [6.5, 90.0], "yarn(factor=4)": [6.7, 7.0]}, [256, 512], documents=["input"])
+
+    @pytest.fixture
+    def requests(self, fake: Callable[[Answer], list[httpx.Request]]) -> list[httpx.Request]:
+        progress = {"tokens_done": 256, "tokens_total": 1024, "label": "default", "seconds": 0.5}
+        return fake(lambda _: events(("progress", progress), ("result", self.RESULT.model_dump(mode="json"))))
+
+    def test_sends_the_request_and_prints_the_table(self, requests: list[httpx.Request], tmp_path: Path) -> None:
+        file = tmp_path / "a.txt"
+        file.write_text("some text ü", encoding="utf-8")
+        arguments = ["--method", "default", "--method", "yarn:4", "--lengths", "256:512:256", "--bos", "never"]
+        result = ropeway("perplexity", str(file), *arguments, "--server", "host:1")
+        assert result.exit_code == 0, result.output
+        for shown in ("a.txt", "default", "yarn(factor=4)", "90.00", "7.000"):
+            assert shown in result.stdout
+        assert json.loads(requests[0].content) == {
+            "input": "some text ü",
+            "methods": [{"method": "default"}, {"method": "yarn", "factor": 4}],
+            "lengths": {"start": 256, "stop": 512, "step": 256},
+            "bos": "never",
+            "stream": True,
+        }
+
+    def test_without_a_file_the_server_chooses_the_document(self, requests: list[httpx.Request]) -> None:
+        assert ropeway("perplexity", "--server", "host:1").exit_code == 0
+        assert json.loads(requests[0].content) == {"stream": True}
+
+    def test_knows_built_in_documents_and_stdin(self, requests: list[httpx.Request]) -> None:
+        assert ropeway("perplexity", "python-reference", "--server", "host:1").exit_code == 0
+        assert ropeway("perplexity", "-", "--server", "host:1", stdin="piped").exit_code == 0
+        assert [json.loads(request.content)["input"] for request in requests] == ["python-reference", "piped"]
+
+    def test_json_and_csv_are_whole_on_stdout(self, requests: list[httpx.Request]) -> None:
+        result = ropeway("perplexity", "--json", "--server", "host:1")
+        assert PerplexityResult.model_validate_json(result.stdout) == self.RESULT
+        lines = ropeway("perplexity", "--csv", "--server", "host:1").stdout.splitlines()
+        assert [line.split(",")[2] for line in lines] == ["length", "256", "512", "256", "512"]
+
+    def test_saves_every_plot(self, requests: list[httpx.Request], tmp_path: Path) -> None:
+        png, html = tmp_path / "curve.PNG", tmp_path / "curve.html"
+        result = ropeway("perplexity", "--plot", str(png), "--plot", str(html), "--server", "host:1")
+        assert result.exit_code == 0, result.output
+        assert png.read_bytes().startswith(b"\x89PNG")
+        assert "plotly.js" in html.read_text(encoding="utf-8")
+
+
+def test_lengths_are_a_list_or_a_range() -> None:
+    assert lengths(None) is None
+    assert lengths("256") == [256]
+    assert lengths("256, 512") == [256, 512]
+    assert lengths("256:4096:128") == {"start": 256, "stop": 4096, "step": 128}
+
+
+class TestListings:
+    def test_methods_lists_all(self) -> None:
+        from patches import METHODS
+
+        printed = ropeway("methods").stdout.split()
+        assert set(METHODS) <= set(printed)
+
+    def test_a_method_is_shown_with_every_parameter(self) -> None:
+        from patches import METHODS
+
+        for name, method in METHODS.items():
+            printed = ropeway("methods", name).stdout
+            assert method.paper.split(",")[0] in printed
+            assert all(field[:12] in printed for field in method.model_fields if field != "method")
+
+    def test_as_json(self) -> None:
+        (yarn,) = [info for info in json.loads(ropeway("methods", "--json").stdout) if info["method"] == "yarn"]
+        assert json.loads(ropeway("methods", "yarn", "--json").stdout) == yarn
+
+    def test_help_needs_no_model_library(self) -> None:
+        heavy = {"torch", "transformers", "matplotlib", "plotly"}
+        code = f"import sys, service.cli; print(sorted({heavy} & set(sys.modules)))"
+        printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert printed.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def tiny(checkpoints: Path) -> Path:
+    return checkpoints / "tiny"
+
+
+@pytest.fixture
+def served(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the commands serve when they start a server themselves."""
+    for name, value in {"MODEL": str(tiny), "DEVICE": "cpu", "CACHE_TOKENS": "8192"}.items():
+        monkeypatch.setenv(f"ROPEWAY_{name}", value)
+    return tiny
+
+
+class TestInProcess:
+    def test_generate_streams_what_json_reports(self, served: Path) -> None:
+        arguments = ("generate", "The import statement", "--pe", "yarn:4", "-n", "12")
+        answer = json.loads(ropeway(*arguments, "--json").stdout)
+        assert answer["results"][0]["usage"]["completion_tokens"] == 12
+        streamed = ropeway(*arguments)
+        assert streamed.exit_code == 0, streamed.output
+        assert streamed.stdout == answer["results"][0]["text"] + "\n"
+        assert answer["results"][0]["pe"]["frequency_hash"] in streamed.stderr
+
+    def test_perplexity_of_a_file(self, served: Path, tmp_path: Path) -> None:
+        file = tmp_path / "text.txt"
+        file.write_text(language_reference()[:2000], encoding="utf-8")
+        arguments = ("--method", "default", "--method", "dynamic", "--lengths", "64,128", "--json")
+        result = PerplexityResult.model_validate_json(ropeway("perplexity", str(file), *arguments).stdout)
+        assert [document.name for document in result.documents] == ["text.txt"]
+        assert [method.label for method in result.methods] == ["default", "dynamic"]
+        assert result.methods[0].lengths[0].perplexity == pytest.approx(result.methods[1].lengths[0].perplexity)
+
+    def test_models(self, served: Path) -> None:
+        assert [info["id"] for info in json.loads(ropeway("models", "--json").stdout)] == [served.name]
+        assert str(TRAINED_LENGTH) in ropeway("models").stdout
+
+    def test_the_servers_refusal_reaches_the_user(self, served: Path) -> None:
+        result = ropeway("generate", "a", "--temperature", "-1")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "error: temperature: Input should be greater than or equal to 0" in result.stderr
+
+
+@contextlib.contextmanager
+def process(code: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process that has printed a line, so that it is past its first statements."""
+    child = subprocess.Popen([sys.executable, "-c", f"import signal, sys, time\n{code}"], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout
+        child.stdout.readline()
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def run(command: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=170)
+
+
+CLEAN = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nprint(flush=True)\ntime.sleep(60)"
+PLAIN = "print(flush=True)\ntime.sleep(60)"
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(60)"
+
+
+class TestDemo:
+    @pytest.mark.slow
+    def test_does_everything_and_leaves_nothing_running(self, tiny: Path, tmp_path: Path) -> None:
+        output = tmp_path / "out"
+        command = [sys.executable, "-m", "service.cli", "demo", "--model", str(tiny), "--output", str(output)]
+        environment = {**os.environ, "ROPEWAY_DEVICE": "cpu", "ROPEWAY_CACHE_TOKENS": "8192"}
+        ran = run(command, environment)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        result = PerplexityResult.model_validate_json((output / "result.json").read_text())
+        assert result.lengths == [64, 128, 256, 512]
+        assert [method.pe["requested"] for method in result.methods] == [
+            name.partition(":")[0] for name in demo.ENCODINGS["perplexity"]
+        ]
+        assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
+        assert "plotly.js" in (output / "curve.html").read_text(encoding="utf-8")
+        assert len((output / "table.csv").read_text().splitlines()) == 1 + 4 * len(result.methods)
+        for name in demo.ENCODINGS["generate"]:
+            assert f" {name} " in ran.stdout
+        assert [p.pid for p in psutil.process_iter(["cmdline"]) if str(tiny) in (p.info["cmdline"] or [])] == []
+
+    def test_a_server_that_cannot_start_is_a_clear_failure(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "service.cli", "demo", "--output", str(tmp_path)]
+        ran = run(command, {**os.environ, "ROPEWAY_PAGE_SIZE": "x"})
+        assert ran.returncode == 1
+        assert "error: the server ended with exit code 1 while starting" in ran.stderr
+        assert "Traceback" not in ran.stderr
+        assert "ROPEWAY_PAGE_SIZE" in (tmp_path / "server.log").read_text()
+
+    def test_a_failure_stops_the_server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        started: list[subprocess.Popen[bytes]] = []
+
+        def wait_until_ready(process: subprocess.Popen[bytes], _: httpx.Client) -> None:
+            started.append(process)
+            raise demo.DemoFailed("not ready")
+
+        monkeypatch.setattr(demo, "_wait_until_ready", wait_until_ready)
+        result = ropeway("demo", "--output", str(tmp_path))
+        assert result.exit_code == 1
+        assert "error: not ready" in result.stderr
+        assert started[0].poll() == -signal.SIGKILL
+
+    def test_stop_accepts_a_clean_exit(self) -> None:
+        with process(CLEAN) as child:
+            demo.stop(child)
+            assert child.returncode == 0
+
+    def test_stop_refuses_another_exit_code(self) -> None:
+        with process(PLAIN) as child, pytest.raises(demo.DemoFailed, match="exit code -15"):
+            demo.stop(child)
+
+    def test_stop_does_not_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(demo, "STOP_S", 0.2)
+        with process(DEAF) as child, pytest.raises(demo.DemoFailed, match="did not stop within"):
+            demo.stop(child)

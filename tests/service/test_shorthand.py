@@ -1,0 +1,108 @@
+"""The short form of an encoding, and its agreement with the JSON form."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from patches import METHODS, parse
+from service.shorthand import from_shorthand, from_text
+from tests.methods import REQUESTS, request_id
+
+
+def shorthand(fields: dict[str, Any]) -> str:
+    """The short form with every key written out."""
+    rest = ",".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if key != "method")
+    return f"{fields['method']}:{rest}" if rest else fields["method"]
+
+
+@pytest.mark.parametrize("request_fields", REQUESTS, ids=request_id)
+def test_says_the_same_as_the_json_object(request_fields: dict[str, Any]) -> None:
+    assert from_shorthand(shorthand(request_fields)) == request_fields
+    assert from_text(json.dumps(request_fields)) == request_fields
+    assert from_text(shorthand(request_fields)) == request_fields
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("default", {}),
+        ("yarn:4", {"factor": 4}),
+        (" yarn: 4 ", {"factor": 4}),
+        ("yarn:4,beta_fast=16", {"factor": 4, "beta_fast": 16}),
+        ("yarn:beta_fast=16,4.5", {"beta_fast": 16, "factor": 4.5}),
+        ("yarn:factor=4,truncate=false", {"factor": 4, "truncate": False}),
+        ("yarn:factor=4,attention_factor=null", {"factor": 4, "attention_factor": None}),
+        ("dynamic:2", {"factor": 2}),
+        ("self_extend:16", {"group_size": 16}),
+        ("alibi:16,use_variant=false", {"alibi_bias_max": 16, "use_variant": False}),
+        ("none:1.5", {"attention_temperature": 1.5}),
+        ("longrope:[1,2],long_factor=[2,4]", {"short_factor": [1, 2], "long_factor": [2, 4]}),
+        ("linear:four", {"factor": "four"}),
+        ("linear:NaN", {"factor": "NaN"}),
+        ("linear:-Infinity", {"factor": "-Infinity"}),
+        ("linear:nonsense=1", {"nonsense": 1}),
+    ],
+)
+def test_reads(text: str, fields: dict[str, Any]) -> None:
+    assert from_text(text) == {"method": text.strip().partition(":")[0], **fields}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "unknown method ''"),
+        ("yrn:4", "unknown method 'yrn': one of default, none, linear"),
+        ("YARN:4", "unknown method 'YARN'"),
+        ("default:4", "default takes no bare value"),
+        ("yarn:", "yarn: '' is not key=value"),
+        ("yarn:factor=", "yarn: 'factor=' is not key=value"),
+        ("yarn:=4", "yarn: '=4' is not key=value"),
+        ("yarn:4,", "yarn: '' is not key=value"),
+        ("yarn:4,factor=4", "yarn: 'factor' is given twice"),
+        ("yarn:4,8", "yarn: 'factor' is given twice"),
+        ("yarn:method=linear", "yarn: 'method' is given twice"),
+        ('{"method": "yarn"', "not valid JSON: .* at character 18"),
+    ],
+)
+def test_refuses(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_text(text)
+
+
+@pytest.mark.parametrize("text", ["linear:NaN", "linear:Infinity", "linear:four", "linear:0.5", "linear:4,beta=1"])
+def test_validation_refuses_what_the_grammar_lets_through(text: str) -> None:
+    with pytest.raises(ValidationError):
+        parse(from_text(text))
+
+
+def test_an_unknown_name_is_repeated_in_part_only() -> None:
+    with pytest.raises(ValueError, match="unknown method") as raised:
+        from_shorthand("x" * 10_000)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("hostile", [",", "[", "[,", "],", "1,", "a=[1,2],"])
+def test_long_text_takes_no_long_time(hostile: str) -> None:
+    began = time.perf_counter()
+    for text in (f"yarn:{hostile * 100_000}", '{"a":' * 100_000):
+        with contextlib.suppress(ValueError):
+            from_text(text)
+    assert time.perf_counter() - began < 5  # quadratic would be minutes
+
+
+@given(st.one_of(st.text(), st.builds("{}:{}".format, st.sampled_from(sorted(METHODS)), st.text())))
+def test_any_text_gives_fields_or_a_value_error(text: str) -> None:
+    try:
+        fields = from_shorthand(text)
+    except ValueError:
+        return
+    assert fields["method"] in METHODS
+    json.dumps(fields, allow_nan=False)

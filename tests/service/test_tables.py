@@ -1,0 +1,128 @@
+"""Tables of a perplexity result: every number is there, in the right cell, and safe to open."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from service.evaluation.tables import (
+    heading,
+    perplexity_csv,
+    perplexity_markdown,
+    perplexity_rich,
+    short_number,
+    spaced,
+)
+from tests.service.results import result_of
+
+LENGTHS = [256, 512, 1024]
+RESULT = result_of({"default": [6.5, 70.25, 81234.5], "yarn(factor=4)": [6.75, 7.0, 7.5]}, LENGTHS)
+
+
+def printed(result: object, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(result)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+class TestCsv:
+    def rows(self) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(perplexity_csv(RESULT))))
+
+    def test_has_one_row_per_method_and_length(self) -> None:
+        keys = [(row["method"], int(row["length"])) for row in self.rows()]
+        assert keys == [(method.label, length) for method in RESULT.methods for length in LENGTHS]
+
+    def test_keeps_every_number_exactly(self) -> None:
+        measured = [at for method in RESULT.methods for at in method.lengths]
+        for row, at in zip(self.rows(), measured, strict=True):
+            assert at.interval
+            assert float(row["perplexity"]) == at.perplexity
+            assert float(row["nll_sum"]) == at.nll_sum
+            assert float(row["bits_per_byte"]) == at.bits_per_byte
+            assert (float(row["interval_low"]), float(row["interval_high"])) == (at.interval.low, at.interval.high)
+            assert int(row["tokens_scored"]) == at.tokens_scored
+
+    def test_leaves_a_missing_interval_empty(self) -> None:
+        text = perplexity_csv(result_of({"default": [6.5]}, [256], kind=None))
+        (row,) = csv.DictReader(io.StringIO(text))
+        assert (row["interval_low"], row["interval_high"], row["interval_kind"]) == ("", "", "")
+
+    @pytest.mark.parametrize("label", ["=1+1", "+1", "-1", "@SUM(A1)", "a,b", 'a"b', "a\nb"])
+    def test_label_is_one_cell_and_never_a_formula(self, label: str) -> None:
+        text = perplexity_csv(result_of({label: [6.5]}, [256]))
+        (row,) = csv.DictReader(io.StringIO(text, newline=""))
+        assert row["method"].removeprefix("'") == label
+        assert not row["method"].startswith(("=", "+", "-", "@"))
+
+
+class TestMarkdown:
+    def test_has_methods_as_rows_and_lengths_as_columns_with_the_best_in_bold(self) -> None:
+        assert perplexity_markdown(RESULT).splitlines() == [
+            "| method | 256 | 512 | 1,024 |",
+            "| --- | ---: | ---: | ---: |",
+            "| default | **6.500** | 70.25 | 81,234 |",
+            "| yarn(factor=4) | 6.750 | **7.000** | **7.500** |",
+        ]
+
+    def test_names_the_model_that_answered_instead(self) -> None:
+        result = result_of({"alibi": [6.5]}, [256], models={"alibi": "tiny-alibi"})
+        assert "| alibi on tiny-alibi |" in perplexity_markdown(result)
+
+    def test_escapes_the_column_separator(self) -> None:
+        rows = perplexity_markdown(result_of({"a|b": [6.5]}, [256])).splitlines()
+        assert rows[-1] == r"| a\|b | **6.500** |"
+
+
+class TestTerminal:
+    def test_shows_every_number(self) -> None:
+        text = printed(perplexity_rich(RESULT))
+        for word in ("default", "yarn(factor=4)", "1,024", "6.500", "70.25", "81,234", "trained length 256"):
+            assert word in text
+
+    def test_many_lengths_fit_in_80_columns_and_say_what_is_left_out(self) -> None:
+        lengths = list(range(256, 256 * 257, 256))
+        text = printed(perplexity_rich(result_of({"default": [7.0] * 256}, lengths)), width=80)
+        shown = next(line for line in text.splitlines() if "method" in line).split()[1:]
+        assert shown[0] == "256"
+        assert shown[-1] == "65,536"
+        assert f"{256 - len(shown)} more lengths measured" in " ".join(text.split())
+        assert max(map(len, text.splitlines())) <= 80
+
+    def test_markup_in_a_label_is_shown_as_it_is(self) -> None:
+        assert "[red]x[/red]" in printed(perplexity_rich(result_of({"[red]x[/red]": [6.5]}, [256])))
+
+    def test_heading_names_model_protocol_and_documents(self) -> None:
+        result = result_of({"default": [6.5]}, [256], documents=["a.txt", "b.txt", "c.txt", "d.txt"])
+        for word in ("tiny", "curve", "a.txt, b.txt, c.txt and 1 more", "20,000 tokens"):
+            assert word in heading(result)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0, "1.000"), (9.8765, "9.877"), (45.678, "45.68"), (812.34, "812.3"), (56789.4, "56,789"), (1.2e9, "1.2e+09")],
+)
+def test_short_number(value: float, text: str) -> None:
+    assert short_number(value) == text
+
+
+@given(
+    st.sets(st.integers(2, 1 << 20), min_size=1, max_size=256).map(sorted),
+    st.integers(1, 1 << 20),
+    st.integers(2, 16),
+)
+def test_spaced_lengths_keep_both_ends_and_their_distance(lengths: list[int], trained: int, most: int) -> None:
+    chosen = spaced(lengths, trained, most)
+    assert chosen == sorted(set(chosen) & set(lengths))
+    assert len(chosen) <= most
+    assert (chosen[0], chosen[-1]) == (lengths[0], lengths[-1])
+    gap = math.log2(lengths[-1] / lengths[0]) / (most - 1)
+    assert all(math.log2(b / a) >= gap * 0.999 for a, b in pairwise(chosen))

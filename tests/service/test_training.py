@@ -1,0 +1,403 @@
+"""Training of the demo models, by real runs of the smallest preset on generated text."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from patches import patched
+from service.models.training import __main__ as cli
+from service.models.training import card, corpus, shape
+from service.models.training.tokenizer import EOS, load_tokenizer, save_tokenizer, special_ids, train_tokenizer
+from service.models.training.train import (
+    CheckpointMismatch,
+    Job,
+    Progress,
+    learning_rate,
+    measure_steps,
+    position_losses,
+    seams,
+    token_losses,
+    train,
+)
+
+TINY = shape.PRESETS["tiny"]
+STEPS = 20
+HELDOUT = "story3.txt"
+CPU = torch.device("cpu")
+MAX_BYTES = 12_000_000
+WORDS = ["the", "a", "of", "cats", "dogs", "rain", "sees", "hears", "Jane", "said,", "it", "was.", "né", "東", "🐉"]
+
+
+def story(seed: int) -> str:
+    """Text in which each word allows only three successors: a model has something to learn."""
+    chance = random.Random(seed)
+    at, words = seed % len(WORDS), []
+    for _ in range(1500):
+        words.append(WORDS[at])
+        at = (3 * at + chance.choice((1, 2, 5))) % len(WORDS)
+    return f"Story number{seed}marker.\n" + " ".join(words) + "\n"
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stories")
+    for number in range(5):
+        (folder / f"story{number}.txt").write_text(story(number), encoding="utf-8")
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_dir(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    options = ["--corpus", str(stories), "--licence", "CC0-1.0", "--heldout", HELDOUT, "--preset", "tiny"]
+    result = CliRunner().invoke(cli.app, ["prepare", *options, "--run-dir", str(folder)])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both models, trained by one command for 20 steps each."""
+    output = tmp_path_factory.mktemp("demo")
+    tokens = str(STEPS * TINY.batch * TINY.context)
+    options = ["--preset", "tiny", "--tokens", tokens, "--run-dir", str(run_dir), "--output", str(output)]
+    result = CliRunner().invoke(cli.app, ["train", *options])
+    assert result.exit_code == 0, result.output
+    return output
+
+
+def packed(run_dir: Path, name: str) -> corpus.PackedTokens:
+    bos, _ = special_ids(load_tokenizer(run_dir / "tokenizer"))
+    return corpus.PackedTokens(run_dir / name, bos, TINY.context)
+
+
+def fresh(run_dir: Path, kind: str, seed: int = 0) -> Any:
+    tokenizer = load_tokenizer(run_dir / "tokenizer")
+    config = shape.model_config(kind, TINY, tokenizer.get_vocab_size(), *special_ids(tokenizer))
+    return shape.new_model(config, seed, CPU)
+
+
+def run(model: Any, job: Job, run_dir: Path, on_step: Any = None) -> Progress:
+    return train(model, job, packed(run_dir, "train.bin"), packed(run_dir, "heldout.bin"), on_step)
+
+
+@pytest.fixture(scope="module")
+def stored(trained: Path) -> Any:
+    """The tokenizer as a service loads it."""
+    return AutoTokenizer.from_pretrained(trained / shape.BASE)
+
+
+class RecordedTokens(corpus.PackedTokens):
+    """Packed tokens that remember which rows were asked for."""
+
+    asked: list[int]
+
+    def rows(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked = [*getattr(self, "asked", []), *index.tolist()]
+        return super().rows(index)
+
+
+class TestTokenizer:
+    @given(text=st.text())
+    @example(text="<|bos|> spelled out, <|eos|> too")
+    @example(text=" \r\n\t  two  spaces , don 't \u00a0\ufeff\x00")
+    def test_decoding_gives_the_text_back(self, stored: Any, text: str) -> None:
+        ids = stored(text)["input_ids"]
+        assert ids[0] == stored.bos_token_id
+        assert not {stored.bos_token_id, stored.eos_token_id} & set(ids[1:])
+        assert stored.decode(ids, skip_special_tokens=True) == text
+        assert stored.decode(stored(text, add_special_tokens=False)["input_ids"]) == text
+
+    def test_size_is_as_asked_and_every_byte_is_in_it(self, run_dir: Path) -> None:
+        tokenizer = load_tokenizer(run_dir / "tokenizer")
+        assert 258 < tokenizer.get_vocab_size() <= TINY.vocab_size
+        assert len(train_tokenizer(["aaaa bbbb"] * 9, 262).get_vocab()) == 262
+        assert sum(len(token) == 1 for token in train_tokenizer([""], 300).get_vocab()) == 256
+
+    def test_a_foreign_tokenizer_is_refused(self, tmp_path: Path) -> None:
+        tokenizer = train_tokenizer(["words"], 260)
+        save_tokenizer(tokenizer, tmp_path, 32)
+        path = tmp_path / "tokenizer.json"
+        path.write_text(path.read_text().replace(EOS, "<end>"))
+        with pytest.raises(ValueError, match="the tokenizer has no"):
+            special_ids(load_tokenizer(tmp_path))
+
+
+class TestCorpus:
+    def test_the_default_document_is_never_read(self, tmp_path: Path) -> None:
+        for name in ("ast.py", "pydoc_data/topics.py", "test/test_ast.py", "site-packages/x/y.py", "json/decoder.py"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("x = 1\n")
+        assert [d.name for d in corpus.read_standard_library(tmp_path)] == ["ast.py", "json/decoder.py"]
+
+    def test_the_running_interpreter_gives_its_sources_without_the_default_document(self) -> None:
+        documents = corpus.read_standard_library()
+        assert {"ast.py", "json/decoder.py"} <= {document.name for document in documents}
+        passage = topics["assert"][200:400]
+        assert not any("pydoc_data" in document.name or passage in document.text for document in documents)
+
+    def test_held_out_documents_are_not_in_the_training_tokens(self, run_dir: Path, stories: Path) -> None:
+        tokenizer = load_tokenizer(run_dir / "tokenizer")
+        text = {
+            name: tokenizer.decode(np.fromfile(run_dir / name, np.uint16).tolist(), skip_special_tokens=False)
+            for name in ("train.bin", "heldout.bin")
+        }
+        kept = [path for path in sorted(stories.glob("*.txt")) if path.name != HELDOUT]
+        assert text["heldout.bin"] == (stories / HELDOUT).read_text() + EOS
+        assert text["train.bin"] == "".join(path.read_text() + EOS for path in kept)
+        assert "number3marker" not in text["train.bin"]
+
+    def test_the_tokenizer_learns_nothing_from_held_out_documents(self, tmp_path: Path) -> None:
+        for name, text in (("a.txt", "plain words here "), ("b.txt", "zyxzyxzyx ")):
+            (tmp_path / name).write_text(text * 50)
+        documents = corpus.read_folder(tmp_path, "CC0-1.0")
+        learned = train_tokenizer(corpus.training_texts(documents, {"b.txt"}), 300).get_vocab()
+        assert not any("zy" in token for token in learned)
+        assert any("words" in token for token in learned)
+
+    @given(st.lists(st.text("abc", min_size=1), min_size=2, unique=True), st.floats(0, 0.9), st.integers(0, 9))
+    def test_split_is_seeded_and_leaves_both_sides_something(self, names: list[str], share: float, seed: int) -> None:
+        try:
+            held = corpus.heldout_names(names, [], share, seed)
+        except corpus.CorpusError:
+            assert round(share * len(names)) == len(names)
+            return
+        assert held == corpus.heldout_names(names[::-1], [], share, seed)
+        assert len(held) == max(1, round(share * len(names)))
+        assert set() < held < set(names)
+
+    def test_what_cannot_be_split_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(corpus.CorpusError, match=r"b\.txt"):
+            corpus.heldout_names(["a.txt"], ["b.txt"], 0.1, 0)
+        with pytest.raises(corpus.CorpusError, match="nothing is left"):
+            corpus.heldout_names(["a.txt"], [], 0.1, 0)
+        with pytest.raises(corpus.CorpusError, match="no text files"):
+            corpus.read_folder(tmp_path, "CC0-1.0")
+
+    def test_packing_is_kept_until_a_document_changes(self, stories: Path, tmp_path: Path) -> None:
+        documents = corpus.read_folder(stories, "CC0-1.0")
+        tokenizer = train_tokenizer((document.text for document in documents), 300)
+        first = corpus.pack(documents, {HELDOUT}, tokenizer, tmp_path)
+        packed_at = (tmp_path / "train.bin").stat().st_mtime_ns
+        assert corpus.pack(documents, {HELDOUT}, tokenizer, tmp_path) == first
+        assert (tmp_path / "train.bin").stat().st_mtime_ns == packed_at
+        changed = [replace(documents[0], text=documents[0].text + "More."), *documents[1:]]
+        assert corpus.pack(changed, {HELDOUT}, tokenizer, tmp_path)[0].tokens > first[0].tokens
+
+    def test_rows_start_with_bos_and_predict_every_token_once(self, run_dir: Path) -> None:
+        data = packed(run_dir, "train.bin")
+        inputs, targets = data.rows(np.arange(len(data)))
+        assert inputs.shape == targets.shape == (len(data), TINY.context)
+        assert (inputs[:, 0] == data.bos_token_id).all()
+        assert torch.equal(inputs[:, 1:], targets[:, :-1])
+        assert targets.flatten().tolist() == data.ids[: len(data) * TINY.context].tolist()
+
+    @given(rows=st.integers(1, 40), batch=st.integers(1, 9), seed=st.integers(0, 3))
+    def test_every_pass_is_another_permutation(self, rows: int, batch: int, seed: int) -> None:
+        order = np.concatenate([corpus.batch_order(rows, batch, step, seed) for step in range(2 * rows)])
+        first, second = order[:rows], order[rows : 2 * rows]
+        assert sorted(first) == sorted(second) == list(range(rows))
+        assert rows < 20 or first.tolist() != second.tolist()
+
+
+class TestTraining:
+    @pytest.mark.parametrize("kind", shape.KINDS)
+    def test_loss_falls(self, run_dir: Path, trained: Path, kind: str) -> None:
+        facts = card.Facts.load(run_dir / shape.served_name(kind) / "facts.json")
+        losses = [entry.validation_loss for entry in facts.log]
+        assert [entry.step for entry in facts.log] == list(range(1, STEPS + 1))
+        assert losses[-1] < losses[0] - 0.5
+        assert np.mean(facts.position_losses) == pytest.approx(losses[-1], abs=0.05)
+
+    @pytest.mark.parametrize("kind", shape.KINDS)
+    def test_resumed_weights_are_those_of_an_uninterrupted_run(self, run_dir: Path, tmp_path: Path, kind: str) -> None:
+        def interrupt(step: int, loss: float) -> None:
+            if step == 7:
+                raise KeyboardInterrupt
+
+        whole, model = fresh(run_dir, kind), fresh(run_dir, kind)
+        job = Job(TINY, STEPS, 0, "bf16", tmp_path / "parts", checkpoint_minutes=0.0)
+        expected = run(whole, replace(job, folder=tmp_path / "whole"), run_dir)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, job, run_dir, interrupt)
+        resumed = fresh(run_dir, kind, seed=5)
+        steps: list[int] = []
+        progress = run(resumed, job, run_dir, lambda step, _: steps.append(step))
+        assert steps == list(range(8, STEPS + 1))
+        for name, weights in whole.state_dict().items():
+            assert torch.equal(resumed.state_dict()[name], weights), name
+        assert [replace(entry, seconds=0.0) for entry in progress.log] == [
+            replace(entry, seconds=0.0) for entry in expected.log
+        ]
+
+    def test_batches_follow_the_order_across_an_interruption(self, run_dir: Path, tmp_path: Path) -> None:
+        def interrupt(step: int, loss: float) -> None:
+            if step == 3:
+                raise KeyboardInterrupt
+
+        plain, heldout = packed(run_dir, "train.bin"), packed(run_dir, "heldout.bin")
+        data = RecordedTokens(run_dir / "train.bin", plain.bos_token_id, TINY.context)
+        job = Job(TINY, 6, 4, "fp32", tmp_path, checkpoint_minutes=0.0)
+        with pytest.raises(KeyboardInterrupt):
+            train(fresh(run_dir, shape.ROTARY), job, data, heldout, interrupt)
+        train(fresh(run_dir, shape.ROTARY), job, data, heldout)
+        expected = [corpus.batch_order(len(data), TINY.batch, step, job.seed) for step in range(6)]
+        assert data.asked == np.concatenate(expected).tolist()
+
+    def test_a_checkpoint_of_another_job_is_refused(self, run_dir: Path, tmp_path: Path) -> None:
+        job = Job(TINY, 2, 0, "fp32", tmp_path)
+        run(fresh(run_dir, shape.ROTARY), job, run_dir)
+        with pytest.raises(CheckpointMismatch, match="'steps': 2"):
+            run(fresh(run_dir, shape.ROTARY), replace(job, steps=3), run_dir)
+
+    def test_seams_give_the_gradients_of_the_plain_model(self, run_dir: Path) -> None:
+        rows = packed(run_dir, "train.bin").rows(np.arange(4))
+        plain, model = fresh(run_dir, shape.ROTARY), fresh(run_dir, shape.ROTARY)
+        token_losses(plain, *rows, "fp32").mean().backward()
+        with seams(model):
+            token_losses(model, *rows, "fp32").mean().backward()
+        for (name, expected), actual in zip(plain.named_parameters(), model.parameters(), strict=True):
+            assert expected.grad is not None
+            assert expected.grad.abs().max() > 0
+            torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+    def test_kinds_share_their_initial_weights_and_differ_in_encoding(self, run_dir: Path) -> None:
+        models = [fresh(run_dir, kind) for kind in shape.KINDS]
+        for model in models[1:]:
+            assert all(map(torch.equal, models[0].parameters(), model.parameters()))
+        rows = packed(run_dir, "train.bin").rows(np.arange(4))
+        losses = []
+        for model in models:
+            with seams(model), torch.no_grad():
+                losses.append(token_losses(model, *rows, "fp32"))
+        assert len(losses) > 1
+        assert all(not torch.allclose(losses[0], other, atol=1e-6) for other in losses[1:])
+
+    def test_schedule(self) -> None:
+        rates = [learning_rate(step, 1000, 1.0) for step in range(1000)]
+        assert rates[0] == pytest.approx(1 / 30)
+        assert rates[30] == max(rates) == 1.0
+        assert rates[:30] == sorted(rates[:30])
+        assert rates[30:] == sorted(rates[30:], reverse=True)
+        assert rates[515] == pytest.approx(0.55)
+        assert rates[-1] == pytest.approx(0.1, abs=1e-5)
+
+    def test_position_losses_are_means_over_rows(self, run_dir: Path) -> None:
+        data, model = packed(run_dir, "heldout.bin"), fresh(run_dir, shape.ROTARY)
+        expected = token_losses(model, *data.rows(np.arange(len(data))), "fp32").double().mean(0)
+        torch.testing.assert_close(position_losses(model, data, 10**6, "fp32"), expected.detach())
+
+    def test_measured_steps_fill_the_time(self, run_dir: Path, tmp_path: Path) -> None:
+        job, data = Job(TINY, 0, 0, "bf16", tmp_path), packed(run_dir, "train.bin")
+        short, long = (measure_steps(fresh(run_dir, shape.ROTARY), job, data, m, 0.3) for m in (0.01, 1.0))
+        assert 1 <= short < long
+
+
+class TestFolder:
+    @pytest.mark.parametrize("kind", shape.KINDS)
+    def test_loads_and_carries_the_trained_weights(self, run_dir: Path, trained: Path, kind: str) -> None:
+        folder = trained / shape.served_name(kind)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        state = torch.load(run_dir / folder.name / "checkpoint.pt", weights_only=True)["model"]
+        assert all(torch.equal(model.state_dict()[name], weights.half().float()) for name, weights in state.items())
+        with patched(model) as patch:
+            assert patch.geometry.rotates == (kind == shape.ROTARY)
+            assert patch.geometry.original_max_position_embeddings == TINY.context
+            ids = AutoTokenizer.from_pretrained(folder)("the cats", return_tensors="pt").input_ids
+            generated = model.generate(ids, max_new_tokens=4, do_sample=False)
+        assert generated.shape[1] == ids.shape[1] + 4
+
+    def test_the_rotary_model_names_its_variants(self, trained: Path) -> None:
+        config = AutoModelForCausalLM.from_pretrained(trained / shape.BASE).config
+        assert config.position_encoding_variants == {kind: shape.served_name(kind) for kind in shape.VARIANTS}
+        assert all((trained / name / "config.json").exists() for name in config.position_encoding_variants.values())
+
+    @pytest.mark.parametrize("preset", ["cpu", "gpu"])
+    def test_real_sizes_stay_under_the_limit(self, run_dir: Path, tmp_path: Path, preset: str) -> None:
+        config = shape.model_config(shape.ROTARY, shape.PRESETS[preset], 2048, 0, 1)
+        shape.save_folder(shape.new_model(config, 0, CPU), run_dir / "tokenizer", tmp_path)
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) < MAX_BYTES
+
+
+class TestCard:
+    def test_says_what_was_done(self, trained: Path) -> None:
+        text = (trained / shape.BASE / "README.md").read_text(encoding="utf-8")
+        assert text.startswith("---\nlicense: apache-2.0\nlanguage: en\n")
+        assert "CC0-1.0" in text
+        assert f"Held out whole, for validation: `{HELDOUT}`" in text
+        assert f"Tokens seen: {STEPS * TINY.batch * TINY.context:,}" in text
+        assert sum(line.startswith(f"| {STEPS} |") for line in text.splitlines()) == 1
+
+    def test_table_is_replaced_and_outlives_a_new_card(self, run_dir: Path, trained: Path, tmp_path: Path) -> None:
+        path, source = tmp_path / "README.md", tmp_path / "table.md"
+        facts = card.Facts.load(run_dir / shape.BASE / "facts.json")
+        card.write_card(facts, path)
+        before = path.read_text(encoding="utf-8")
+        for number in ("| 1 |", "| 2 |"):
+            source.write_text(f"\n{number}\n\n")
+            result = CliRunner().invoke(cli.app, ["table", str(path), str(source)])
+            assert result.exit_code == 0, result.output
+        card.write_card(facts, path)
+        assert path.read_text(encoding="utf-8") == before.replace("Not measured yet.", "| 2 |")
+        path.write_text("no markers")
+        with pytest.raises(ValueError, match="table:start"):
+            card.insert_table(path, "| 3 |")
+
+    def test_card_command_writes_it_again(self, run_dir: Path, trained: Path) -> None:
+        path = trained / shape.BASE / "README.md"
+        written = path.read_text(encoding="utf-8")
+        path.unlink()
+        result = CliRunner().invoke(cli.app, ["card", "--run-dir", str(run_dir), "--output", str(trained)])
+        assert result.exit_code == 0, result.output
+        assert path.read_text(encoding="utf-8") == written
+
+
+class TestCommands:
+    @pytest.mark.parametrize(
+        ("arguments", "named"),
+        [
+            (["prepare"], "--corpus"),
+            (["prepare", "--stdlib", "--preset", "huge"], "huge"),
+            (["prepare", "--corpus", "STORIES", "--heldout", "nothing.txt"], "nothing.txt"),
+            (["train", "--model", "learned"], "learned"),
+            (["train", "--precision", "fp8"], "fp8"),
+            (["train"], "prepare"),
+        ],
+    )
+    def test_mistakes_are_named(self, stories: Path, tmp_path: Path, arguments: list[str], named: str) -> None:
+        filled = [str(stories) if argument == "STORIES" else argument for argument in arguments]
+        result = CliRunner().invoke(cli.app, [*filled, "--run-dir", str(tmp_path)])
+        assert result.exit_code == 2
+        assert named in result.output
+
+    def test_every_kind_trains_for_the_steps_measured_once(
+        self, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        measured: list[float] = []
+
+        def measure(model: Any, job: Job, data: Any, minutes: float) -> int:
+            measured.append(minutes)
+            return 3
+
+        monkeypatch.setattr(cli, "measure_steps", measure)
+        options = ["--preset", "tiny", "--run-dir", str(tmp_path), "--output", str(tmp_path / "out")]
+        arguments = ["all", "--corpus", str(stories), "--minutes", "1.5", *options]
+        for _ in range(2):  # the second call finds both runs complete
+            result = CliRunner().invoke(cli.app, arguments)
+            assert result.exit_code == 0, result.output
+        assert measured == [1.5]
+        folders = [tmp_path / shape.served_name(kind) for kind in shape.KINDS]
+        assert [card.Facts.load(folder / "facts.json").steps for folder in folders] == [3] * len(folders)
