@@ -1,0 +1,203 @@
+"""The model card: what a demo model is, what it saw, how well it does, and where it must not be trusted."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from dataclasses import asdict, dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import torch
+
+from service.models.training.corpus import DocumentRecord
+from service.models.training.shape import KINDS, ROTARY, VARIANTS, Preset, served_name
+from service.models.training.train import LogEntry
+
+TABLE_START, TABLE_END = "<!-- table:start -->", "<!-- table:end -->"
+BUCKETS = 8
+"""Position buckets, the first one halved: the first tokens differ most."""
+
+HEADER = """---
+license: apache-2.0
+language: en
+library_name: transformers
+pipeline_tag: text-generation
+---
+"""
+
+LIMITS = """## Limits
+
+- A measuring instrument for positional encodings, not a useful language model: it writes grammatical
+  fragments without sense, knows no facts, follows no instructions and was not filtered for bias. Its
+  corpus carries the language and the prejudices of its time.
+- Effects of context extension are real here, their sizes are not those of large models: attention over
+  {context} tokens of a model this small uses little more than the last sentences.
+- One seed, one run, no search over hyper-parameters. Differences of a few per cent between the models are
+  within what another seed may give.
+- Weights are stored in float16; the losses above were measured before rounding.
+"""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything the card tells, as stored in the run directory."""
+
+    kind: str
+    preset: Preset
+    parameters: int
+    steps: int
+    seed: int
+    precision: str
+    seconds: float
+    threads: int
+    hardware: str
+    documents: list[DocumentRecord]
+    log: list[LogEntry]
+    position_losses: list[float]
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.preset.batch * self.preset.context
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Facts:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored["preset"] = Preset(**stored["preset"])
+        stored["documents"] = [DocumentRecord(**record) for record in stored["documents"]]
+        stored["log"] = [LogEntry(**entry) for entry in stored["log"]]
+        return cls(**stored)
+
+
+def hardware(device: torch.device) -> str:
+    """The machine in words: operating system, processor, accelerator."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    parts = [platform.platform(), models[0] if models else platform.machine()]
+    if device.type == "cuda":
+        parts.append(torch.cuda.get_device_name(device))
+    return ", ".join(parts)
+
+
+def write_card(facts: Facts, path: Path) -> None:
+    """Write the card to ``path``; a table that an earlier card holds is kept."""
+    table = _table_in(path.read_text(encoding="utf-8")) if path.exists() else "Not measured yet."
+    sections = [_about(facts), _data(facts), _training(facts), _evaluation(facts), _length_section(table)]
+    limits = LIMITS.format(context=facts.preset.context)
+    path.write_text(HEADER + "\n" + "\n".join([*sections, limits]), encoding="utf-8")
+
+
+def insert_table(card_path: Path, markdown: str) -> None:
+    """Replace what stands between the card's table markers.
+
+    Raises:
+        ValueError: when the card has no such markers.
+    """
+    card = card_path.read_text(encoding="utf-8")
+    old = _table_in(card)
+    before, after = card.split(f"{TABLE_START}\n{old}\n{TABLE_END}")
+    card_path.write_text(f"{before}{TABLE_START}\n{markdown.strip()}\n{TABLE_END}{after}", encoding="utf-8")
+
+
+def _table_in(card: str) -> str:
+    if card.count(TABLE_START) != 1 or card.count(TABLE_END) != 1:
+        raise ValueError(f"the card needs one {TABLE_START} and one {TABLE_END}")
+    return card.split(f"{TABLE_START}\n")[1].split(f"\n{TABLE_END}")[0]
+
+
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _about(facts: Facts) -> str:
+    preset = facts.preset
+    if facts.kind == ROTARY:
+        encoding = "rotary position embedding (theta 10000)"
+    else:
+        encoding = f"`{VARIANTS[facts.kind]}` instead of rotary position embedding, by Ropeway's own patch"
+    twins = ", ".join(f"`{served_name(kind)}`" for kind in KINDS if kind != facts.kind)
+    return f"""# {served_name(facts.kind)}
+
+A Llama-shaped language model of {facts.parameters / 1e6:.2f}M parameters with {encoding}, trained from scratch at a
+context of **{preset.context} tokens**, so that extending the context shows on a laptop. It ships inside Ropeway as a
+demo model. Its twin {twins} has the same shape, data, tokenizer, initial weights, data order, steps and
+seed; only the positional encoding differs.
+
+Shape: {preset.layers} layers, hidden size {preset.hidden_size}, {preset.heads} heads of {preset.head_dim} dimensions,
+{preset.kv_heads} key-value heads, feed-forward {preset.intermediate_size}, tied embeddings, byte-level BPE of
+{preset.vocab_size} entries. Every text starts with `<|bos|>`; scores should too.
+"""
+
+
+def _data(facts: Facts) -> str:
+    rows = []
+    for (corpus, licence), group in groupby(facts.documents, lambda record: (record.corpus, record.licence)):
+        records = list(group)
+        size, tokens = sum(r.bytes for r in records), sum(r.tokens for r in records)
+        rows.append([corpus, licence, str(len(records)), f"{size:,}", f"{tokens:,}"])
+    table = markdown_table(["corpus", "licence", "documents", "bytes", "tokens"], rows)
+    heldout = ", ".join(f"`{record.name}`" for record in facts.documents if record.heldout)
+    trained = sum(record.tokens for record in facts.documents if not record.heldout)
+    names = ", ".join(f"`{record.name}`" for record in facts.documents if not record.heldout)
+    listed = f"Trained on: {names}." if len(facts.documents) <= 200 else f"{len(facts.documents)} documents."
+    return f"""## Data
+
+{table}
+Held out whole, for validation: {heldout}. Python's `pydoc_data.topics`, Ropeway's default document, is never part of
+the corpus.
+
+Tokens seen: {facts.tokens:,}, which is {facts.tokens / trained:.2f} passes over the {trained:,} training tokens.
+
+{listed}
+"""
+
+
+def _training(facts: Facts) -> str:
+    speed = facts.tokens / facts.seconds
+    rows = [
+        [f"{e.step:,}", f"{e.train_loss:.3f}", f"{e.validation_loss:.3f}", f"{e.seconds / 60:.1f}"] for e in facts.log
+    ]
+    curve = markdown_table(["step", "training loss", "validation loss", "minutes"], rows)
+    return f"""## Training
+
+AdamW (0.9, 0.95), weight decay 0.1 on matrices, peak learning rate {facts.preset.learning_rate:g}, 3 % warmup,
+cosine to a tenth, gradients clipped at 1.0; {facts.steps:,} steps of
+{facts.preset.batch} x {facts.preset.context} tokens, seed {facts.seed}, precision {facts.precision}.
+{facts.seconds / 60:.0f} minutes at {speed:,.0f} tokens/s on
+{facts.hardware}; {facts.threads} thread(s).
+
+To repeat it: `make train-demo ARGS="all --corpus DIR --tokens {facts.tokens}"`.
+
+Losses in nats per token.
+
+{curve}"""
+
+
+def _evaluation(facts: Facts) -> str:
+    losses, context = facts.position_losses, facts.preset.context
+    mean = sum(losses) / len(losses)
+    edges = sorted({0, context // 16, *(context * i // BUCKETS for i in range(1, BUCKETS + 1))})
+    rows = []
+    for first, last in pairwise(edges):
+        bucket = losses[first:last]
+        rows.append([f"{first} to {last - 1}", f"{math.exp(sum(bucket) / len(bucket)):.2f}"])
+    return f"""## Perplexity by position
+
+On the held-out documents, windows of {context} tokens after `<|bos|>`: {math.exp(mean):.2f} per token overall.
+
+{markdown_table(["position", "perplexity"], rows)}"""
+
+
+def _length_section(table: str) -> str:
+    return f"""## Perplexity by length and method
+
+{TABLE_START}
+{table}
+{TABLE_END}
+"""

@@ -1,0 +1,216 @@
+"""The training loop: AdamW (arXiv:1711.05101), cosine schedule with warmup, checkpoints that resume exactly.
+
+The model trains inside ``patched``, so the seams that serve it are the seams that trained it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from patches import patched
+from service.models.training.corpus import PackedTokens, batch_order
+from service.models.training.shape import Preset
+
+VALIDATION_ROWS = 64
+FINAL_ROWS = 1024
+EVALUATIONS = 20
+"""Validation losses in the log, evenly spaced over the run."""
+WARMUP = 0.03
+FLOOR = 0.1
+"""Share of the steps that warm up, and share of the peak rate that is left at the end."""
+MAX_GRADIENT_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run. ``folder`` holds its checkpoint and log."""
+
+    preset: Preset
+    steps: int
+    seed: int
+    precision: str
+    folder: Path
+    checkpoint_minutes: float = 5.0
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """Losses in nats per token; ``train_loss`` is the mean since the entry before."""
+
+    step: int
+    train_loss: float
+    validation_loss: float
+    seconds: float
+
+
+@dataclass
+class Progress:
+    """What a checkpoint carries besides weights and optimizer."""
+
+    step: int = 0
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    log: list[LogEntry] = field(default_factory=list)
+
+
+OnStep = Callable[[int, float], None]
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Linear warmup, then a cosine down to a tenth of the peak."""
+    warmup = max(1, round(WARMUP * steps))
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def new_optimizer(model: torch.nn.Module, peak: float) -> torch.optim.AdamW:
+    """Weight decay on matrices only: norms have one dimension."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), fused=True)
+
+
+def token_losses(model: Any, inputs: torch.Tensor, targets: torch.Tensor, precision: str) -> torch.Tensor:
+    """Negative log-likelihood of every target, float32 [rows, tokens]."""
+    device = model.device
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        logits = model(input_ids=inputs.to(device), use_cache=False).logits
+    flat = F.cross_entropy(logits.flatten(0, 1).float(), targets.to(device).flatten(), reduction="none")
+    return flat.view(targets.shape)
+
+
+@torch.no_grad()
+def position_losses(model: Any, data: PackedTokens, rows: int, precision: str) -> torch.Tensor:
+    """Mean negative log-likelihood by position, float64 [context], over evenly spaced rows of ``data``."""
+    index = np.linspace(0, len(data) - 1, min(rows, len(data))).astype(np.int64)
+    parts = [token_losses(model, *data.rows(part), precision) for part in np.array_split(index, -(-len(index) // 16))]
+    return torch.cat(parts).double().mean(0).cpu()
+
+
+@contextmanager
+def seams(model: Any) -> Iterator[None]:
+    """The patched model; on a CPU attention runs as plain matrix products, 15 % faster than fused in bfloat16."""
+    with ExitStack() as stack:
+        stack.enter_context(patched(model))
+        if model.device.type == "cpu":
+            before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+            stack.callback(torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp, before)
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        yield
+
+
+def train(model: Any, job: Job, data: PackedTokens, heldout: PackedTokens, on_step: OnStep | None = None) -> Progress:
+    """Train ``model`` in place, from the checkpoint in ``job.folder`` if there is one.
+
+    Raises:
+        CheckpointMismatch: when the checkpoint belongs to another job.
+    """
+    optimizer = new_optimizer(model, job.preset.learning_rate)
+    progress = load_checkpoint(job, model, optimizer)
+    started = time.monotonic() - progress.seconds
+    saved_at = time.monotonic()
+    with seams(model):
+        while progress.step < job.steps:
+            loss = _step(model, optimizer, job, data, progress.step)
+            progress.step += 1
+            progress.losses.append(loss)
+            progress.seconds = time.monotonic() - started
+            if _is_evaluation(progress.step, job.steps):
+                _record(progress, float(position_losses(model, heldout, VALIDATION_ROWS, job.precision).mean()))
+            if time.monotonic() - saved_at >= 60 * job.checkpoint_minutes or progress.step == job.steps:
+                save_checkpoint(job, model, optimizer, progress)
+                saved_at = time.monotonic()
+            if on_step is not None:
+                on_step(progress.step, loss)
+    return progress
+
+
+def _step(model: Any, optimizer: torch.optim.AdamW, job: Job, data: PackedTokens, step: int) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(step, job.steps, job.preset.learning_rate)
+    rows = data.rows(batch_order(len(data), job.preset.batch, step, job.seed))
+    loss = token_losses(model, *rows, job.precision).mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def _is_evaluation(step: int, steps: int) -> bool:
+    return step == steps or step % max(1, steps // EVALUATIONS) == 0
+
+
+def _record(progress: Progress, validation_loss: float) -> None:
+    mean = sum(progress.losses) / len(progress.losses)
+    progress.log.append(LogEntry(progress.step, mean, validation_loss, progress.seconds))
+    progress.losses.clear()
+
+
+class CheckpointMismatch(ValueError):
+    """The checkpoint was written by another job; remove it or repeat that job's options."""
+
+
+def save_checkpoint(job: Job, model: Any, optimizer: torch.optim.AdamW, progress: Progress) -> None:
+    """Everything a bit-identical continuation needs; the data order follows from seed and step."""
+    state = {
+        "identity": _identity(job),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "progress": asdict(progress),
+        "rng": torch.get_rng_state(),
+    }
+    job.folder.mkdir(parents=True, exist_ok=True)
+    partial = job.folder / "checkpoint.partial"
+    torch.save(state, partial)
+    partial.replace(job.folder / "checkpoint.pt")
+    lines = [json.dumps(asdict(entry)) for entry in progress.log]
+    (job.folder / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def load_checkpoint(job: Job, model: Any, optimizer: torch.optim.AdamW) -> Progress:
+    """Restore the checkpoint in ``job.folder``, or start from zero."""
+    path = job.folder / "checkpoint.pt"
+    if not path.exists():
+        return Progress()
+    state = torch.load(path, map_location=model.device, weights_only=True)
+    if state["identity"] != _identity(job):
+        raise CheckpointMismatch(f"{path} was written by a job with {state['identity']}, not {_identity(job)}")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"].cpu())
+    log = [LogEntry(**entry) for entry in state["progress"].pop("log")]
+    return Progress(**state["progress"], log=log)
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    return {"preset": asdict(job.preset), "steps": job.steps, "seed": job.seed, "precision": job.precision}
+
+
+def measure_steps(model: Any, job: Job, data: PackedTokens, minutes: float, probe_seconds: float = 20.0) -> int:
+    """How many steps fit into ``minutes`` here, from about ``probe_seconds`` of training; changes ``model``."""
+    optimizer = new_optimizer(model, 0.0)
+    with seams(model):
+        _step(model, optimizer, job, data, 0)  # the first step also plans and allocates
+        started, steps = time.monotonic(), 0
+        while time.monotonic() - started < probe_seconds:
+            steps += 1
+            _step(model, optimizer, job, data, steps)
+        seconds = (time.monotonic() - started) / steps
+    return max(1, int(60 * minutes / seconds))
