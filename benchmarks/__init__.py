@@ -1,0 +1,1 @@
+"""What Ropeway costs and gains, measured against plain transformers on the same machine."""

@@ -1,0 +1,41 @@
+"""``python -m benchmarks [NAME ...]``: list and run the benchmarks."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.timing import write
+
+NAMES = ("scoring_equality", "scoring_memory", "curve_speed", "generate_speed", "patched_overhead")
+"""``gpu_suite`` is a command of its own: ``python -m benchmarks.gpu_suite``."""
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help=f"Any of: {', '.join(NAMES)}; all when absent.")] = None,
+    quick: Annotated[bool, typer.Option(help="A few rounds only: does it run, not what does it measure.")] = False,
+    record: Annotated[bool, typer.Option(help="Write the tables into benchmarks/RESULTS.md.")] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="Print what there is.")] = False,
+) -> None:
+    """Measure Ropeway against plain transformers; prints tables of ratios."""
+    unknown = sorted(set(names or ()) - set(NAMES))
+    if unknown:
+        raise typer.BadParameter(f"no benchmark {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+    for name in names or NAMES:
+        module = importlib.import_module(f"benchmarks.{name}")
+        if list_only:
+            typer.echo(f"{name:18} {(module.__doc__ or '').splitlines()[0]}")
+            continue
+        report = module.run(quick=quick)
+        report.print()
+        if record:
+            write(report, RESULTS)
+
+
+if __name__ == "__main__":
+    typer.run(main)

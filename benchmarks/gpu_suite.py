@@ -1,0 +1,118 @@
+"""Everything worth knowing from a GPU at hand, in one command under nine minutes: ``python -m benchmarks.gpu_suite``.
+
+Needs no network and no data. A part that fails or no longer fits the budget loses only its own rows; the JSON
+file is written after every part. ``--smoke`` runs every part on the CPU with tiny shapes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks import gpu_parts
+from benchmarks.gpu_parts import GPU, SMOKE, Row, Scale
+from benchmarks.timing import Report, machine
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
+    (gpu_parts.roofline, 10),
+    (gpu_parts.patched_forward, 40),
+    (gpu_parts.decode_1b, 100),
+    (gpu_parts.scoring_rate, 40),
+    (gpu_parts.decode_8b, 150),
+)
+"""Each part, and the seconds it may need: what no longer fits is skipped."""
+
+
+def main(
+    smoke: Annotated[bool, typer.Option(help="Tiny shapes on the CPU: tests the code, measures nothing.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("gpu_suite.json"),
+    budget: Annotated[float, typer.Option(help="Seconds for everything.")] = 510.0,
+) -> None:
+    """Measure on one CUDA device, run the tests that need one, print one table."""
+    if not smoke and not torch.cuda.is_available():
+        raise typer.BadParameter("no CUDA device: use --smoke to try the code on the CPU")
+    scale = SMOKE if smoke else GPU
+    began = time.monotonic()
+    report = Report(
+        "gpu_suite", "smoke run, no measurement" if smoke else "one card", ("part", "what", "value", "remark")
+    )
+    results: list[dict[str, Any]] = []
+    for part, seconds in PARTS:
+        left = budget - (time.monotonic() - began)
+        skipped = f"skipped: needs up to {seconds:.0f} s and {left:.0f} s are left" if left < seconds else None
+        run_part(part.__name__, lambda part=part: part(scale), scale, results, skipped)
+        write_json(out, results)
+    left = budget - (time.monotonic() - began)
+    run_part("tests", lambda: gpu_tests(left), scale, results)
+    write_json(out, results)
+    for result in results:
+        value = "" if result["value"] is None else f"{result['value']:.4g} {result['unit']}"
+        report.add(result["part"], result["what"], value, result["remark"])
+    report.notes.append(f"{time.monotonic() - began:.0f} s in all; JSON in {out}")
+    report.print()
+    if any(result["failed"] for result in results):
+        raise typer.Exit(1)
+
+
+def run_part(
+    name: str,
+    part: Callable[[], Iterator[Row]],
+    scale: Scale,
+    results: list[dict[str, Any]],
+    skipped: str | None = None,
+) -> None:
+    """Append the part's rows, its error or why it was skipped, and its time and peak memory."""
+
+    def add(what: str, value: float | None, unit: str, remark: str, failed: bool = False) -> None:
+        value = None if value is None or math.isnan(value) else value
+        results.append({"part": name, "what": what, "value": value, "unit": unit, "remark": remark, "failed": failed})
+
+    if skipped:
+        add("not run", None, "", skipped)
+        return
+    began = time.monotonic()
+    gpu_parts.reset_peak(scale)
+    try:
+        for row in part():
+            add(*row, failed=row[3].startswith("failed"))
+    except Exception as error:
+        traceback.print_exc()
+        add("failed", None, "", f"{type(error).__name__}: {str(error)[:200]}", failed=True)
+    memory = f"peak memory {gpu_parts.peak(scale) / 1e9:.2f} GB" if gpu_parts.peak(scale) else ""
+    add("whole part", time.monotonic() - began, "s", memory)
+    gc.collect()
+    if scale.device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def gpu_tests(seconds: float) -> Iterator[Row]:
+    """The tests marked ``gpu``, in a process of their own."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=max(seconds, 30), check=False)
+    lines = (answer.stdout + answer.stderr).strip().splitlines() or [""]
+    if answer.returncode == 1:
+        print(answer.stdout)
+    none_marked = answer.returncode == 5  # pytest's code for "no tests ran"
+    status = "" if answer.returncode == 0 or none_marked else "failed: "
+    yield "pytest -m gpu, exit code", answer.returncode, "", status + lines[-1].strip("= ")
+
+
+def write_json(path: Path, results: list[dict[str, Any]]) -> None:
+    path.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

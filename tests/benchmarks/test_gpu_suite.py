@@ -1,0 +1,60 @@
+"""The GPU suite runs every part on the CPU, so that it works the day a card is at hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from benchmarks import gpu_suite
+from benchmarks.gpu_parts import SMOKE
+from tests.conftest import ROOT
+
+
+@pytest.mark.slow
+def test_every_part_runs(tmp_path: Path) -> None:
+    out = tmp_path / "suite.json"
+    command = [sys.executable, "-m", "benchmarks.gpu_suite", "--smoke", "--out", str(out)]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    results = json.loads(out.read_text())["results"]
+    assert {row["part"] for row in results} == {*(part.__name__ for part, _ in gpu_suite.PARTS), "tests"}
+    for part in {row["part"] for row in results}:
+        assert len([row for row in results if row["part"] == part]) > 1, f"{part} measured nothing"
+    shares = [row["value"] for row in results if "outside the model" in row["what"]]
+    assert len(shares) == 4
+    assert all(0 < share < 100 for share in shares)
+    assert sum("continuous batching" in row["what"] for row in results) == 4
+    assert sum("equal to the bit" in row["remark"] for row in results) == 3
+
+
+def test_a_failing_part_loses_only_its_own_rows() -> None:
+    results: list[dict[str, object]] = []
+
+    def broken():
+        yield "first", 1.0, "s", ""
+        raise RuntimeError("out of memory")
+
+    gpu_suite.run_part("broken", broken, SMOKE, results)
+    gpu_suite.run_part("late", broken, SMOKE, results, skipped="no time left")
+    gpu_suite.run_part("whole", lambda: iter([("second", float("nan"), "s", "")]), SMOKE, results)
+    assert [(row["what"], row["failed"]) for row in results] == [
+        ("first", False),
+        ("failed", True),
+        ("whole part", False),
+        ("not run", False),
+        ("second", False),
+        ("whole part", False),
+    ]
+    assert "out of memory" in str(results[1]["remark"])
+    assert results[4]["value"] is None, "JSON has no NaN"
+
+
+def test_without_a_card_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_suite.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(typer.BadParameter, match="--smoke"):
+        gpu_suite.main(out=tmp_path / "none.json")
