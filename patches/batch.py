@@ -103,5 +103,7 @@ def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tens
 
 
 def _leading_zeros(mask: torch.Tensor) -> list[int]:
-    counts: list[int] = (mask.to(torch.int32).cumsum(1) == 0).sum(1).tolist()
+    zeros = (mask.to(torch.int32).cumsum(1) == 0).sum(1)
+    # A row that is nothing but padding so far (chunked prefill) attends to its last column, to no effect.
+    counts: list[int] = zeros.clamp_max(mask.shape[1] - 1).tolist()
     return counts

@@ -1,0 +1,93 @@
+"""Decoding and chunked prefill through transformers' caches equal one full pass, for every method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel, StaticCache
+
+from patches import encode, patched
+from tests.methods import Fields, request_id, rows
+from tests.models import tiny_model, tiny_tokens
+from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
+
+TOLERANCE = 2e-5
+TRAINED = 32
+LENGTHS = [44, 29, 3]
+"""Past the trained 32, short of it, and so short that whole chunks of the batch are its padding."""
+
+CHUNKS = {
+    "step_by_step": [40, 1, 1, 1, 1],
+    "uneven_chunks": [9, 1, 17, 2, 5, 10],
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grouped_heads": ("llama", {}),
+    "one_key_per_head": ("llama", {"num_key_value_heads": 4}),
+    "sliding_window": ("mistral", {"sliding_window": 12}),
+    "every_second_layer_slides": ("gemma2", {"sliding_window": 12}),
+}
+REQUESTS = [fields for row in rows(8, TRAINED) for fields in row.requests]
+
+
+def cache_of(kind: str, model: PreTrainedModel) -> Any:
+    if kind == "static":  # its keys reach past what was seen, up to the end of the buffer
+        return StaticCache(config=model.config, max_cache_len=max(LENGTHS) + 20)
+    return DynamicCache(config=model.config)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, PreTrainedModel]:
+    made = {}
+    for name, (family, overrides) in MODELS.items():
+        attention = "eager" if family == "gemma2" else "sdpa"
+        sizes = {"max_position_embeddings": TRAINED, **overrides}
+        made[name] = tiny_model(family, attn_implementation=attention, **sizes)[1]
+    return made
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
+def test_a_cache_gives_what_one_pass_gives(
+    fields: Fields, kind: str, name: str, models: dict[str, PreTrainedModel]
+) -> None:
+    model = models[name]
+    tokens = [tiny_tokens(1, length, seed=length)[0] for length in LENGTHS]
+    ids, mask, positions = left_padded(tokens)
+    with patched(model) as patch:
+        slots = [slot_of(patch, fields, len(row)) for row in tokens]
+        encoded = encode(positions, torch.tensor(slots)[:, None])
+        full = [logits_of(model, row[None], slot)[0] for row, slot in zip(tokens, slots, strict=True)]
+        for label, chunks in CHUNKS.items():
+            cache = cache_of(kind, model)
+            result = chunked_logits(model, ids, mask, encoded, cache=cache, chunks=chunks)
+            for row, expected in enumerate(full):
+                assert relative(result[row, mask[row].bool()], expected) < TOLERANCE, (label, LENGTHS[row])
+
+
+@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
+def test_every_token_of_a_row_on_its_own(fields: Fields, models: dict[str, PreTrainedModel]) -> None:
+    """From the first token on, without padding: each is a single query."""
+    model = models["grouped_heads"]
+    tokens = tiny_tokens(2, 40)
+    with patched(model) as patch:
+        slot = slot_of(patch, fields, 40)
+        encoded = encode(torch.arange(40)[None], slot).expand(2, -1)
+        cache = DynamicCache(config=model.config)
+        result = chunked_logits(model, tokens, torch.ones_like(tokens), encoded, cache=cache, chunks=[1] * 40)
+        assert relative(result, logits_of(model, tokens, slot)) < TOLERANCE
+
+
+def test_a_cache_filled_under_one_encoding_belongs_to_it(models: dict[str, PreTrainedModel]) -> None:
+    """Why a prefix may be shared between requests of one encoding only."""
+    model = models["grouped_heads"]
+    tokens = tiny_tokens(1, 44)
+    mask = torch.ones_like(tokens)
+    with patched(model) as patch:
+        a, b = (slot_of(patch, fields, 44) for fields in ({"method": "linear", "factor": 4.0}, {"method": "default"}))
+        encoded = torch.cat([encode(torch.arange(40), a), encode(torch.arange(40, 44), b)])[None]
+        crossed = chunked_logits(model, tokens, mask, encoded, cache=DynamicCache(config=model.config), chunks=[40, 4])
+        assert relative(crossed[:, :40], logits_of(model, tokens, a)[:, :40]) < TOLERANCE
+        assert relative(crossed[:, 40:], logits_of(model, tokens, b)[:, 40:]) > 0.01

@@ -1,0 +1,201 @@
+"""Fused attention against the reference, over shapes, methods, windows and soft caps drawn at random."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patches import ResolvedRecipe, RopeGeometry, parse, resolve
+from patches.attention import fused, reference
+from patches.attention.log_sum_exp import eager_with_lse, merge, sdpa_with_lse
+from patches.batch import Batch
+from patches.methods.alibi import LinearBias, alibi_slopes
+from patches.temperature import LogLengthTemperature
+from tests.methods import rows
+from tests.patches.forward import relative
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+"""Fused in a dtype against the float32 reference on the same rounded inputs, relative to the largest output.
+
+Half precision: ten times the spacing of its numbers at 1. What costs is rounding the rotated keys."""
+
+TRAINED, HEAD_DIM, ROTARY_DIM, SCALING = 32, 16, 8, 0.3
+REQUESTS = [fields for row in rows(ROTARY_DIM // 2, TRAINED) for fields in row.requests]
+DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return str(request.param)
+
+
+@pytest.fixture(params=[None, 7], ids=["one_block", "blocks_of_7"])
+def query_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways through the queries: the block as it is, and one so small that every call has several."""
+    if request.param is not None:
+        monkeypatch.setattr(fused, "QUERY_BLOCK", request.param)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One segment. Of the keys that were seen, ``dropped`` have left the cache: a window had passed them."""
+
+    new: int
+    past: int
+    dropped: int
+    heads: int
+    groups: int
+    window: int | None
+    softcap: float | None
+    request: int
+    interleaved: bool
+    seed: int
+    composed: bool = False
+
+    @property
+    def resolved(self) -> ResolvedRecipe:
+        """Of the request; ``composed`` adds all that a recipe can hold at once, whatever its method has of it."""
+        geometry = RopeGeometry(HEAD_DIM, ROTARY_DIM, 1e4, TRAINED, 64, self.heads, interleaved=self.interleaved)
+        resolved = resolve(parse(REQUESTS[self.request]), geometry, self.past + self.new)
+        if not self.composed:
+            return resolved
+        extras = {"score_bias": LinearBias(alibi_slopes(self.heads)), "attention_temperature": LogLengthTemperature(8)}
+        return replace(resolved, recipe=replace(resolved.recipe, **extras), attention_factor=1.3)
+
+    def tensors(self, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
+        """Query, key, value of two rows. Standard deviation 2, so that attention is far from uniform."""
+        generator = torch.Generator().manual_seed(self.seed)
+        held = self.past + self.new - self.dropped
+        shapes = [(self.heads, self.new), *[(self.heads // self.groups, held)] * 2]
+        return [torch.randn(2, *s, HEAD_DIM, generator=generator).mul(2).to(device, dtype) for s in shapes]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    new = draw(st.sampled_from([1, 1, 2, 8, 20, 45]))
+    past = draw(st.sampled_from([0, 1, 13, 40]))
+    window = draw(st.sampled_from([None, None, 1, 6, 24, 200]))
+    droppable = 0 if window is None else max(0, past - window + 1)
+    return Case(
+        new=new,
+        past=past,
+        dropped=draw(st.integers(0, droppable)),
+        heads=draw(st.sampled_from([4, 6])),
+        groups=draw(st.sampled_from([1, 2])),
+        window=window,
+        softcap=draw(st.sampled_from([None, None, 2.0])),
+        request=draw(st.integers(0, len(REQUESTS) - 1)),
+        interleaved=draw(st.booleans()),
+        seed=draw(st.integers(0, 100)),
+        composed=draw(st.booleans()),
+    )
+
+
+def check(case: Case, dtype: torch.dtype, device: str) -> None:
+    query, key, value = case.tensors(dtype, device)
+    options = {"q_start": case.past, "scaling": SCALING, "window": case.window, "softcap": case.softcap}
+    expected = reference.attend(query, key, value, case.resolved, **options)  # type: ignore[arg-type]
+    result = fused.attend(query, key, value, case.resolved, Batch([]), **options)  # type: ignore[arg-type]
+    assert result.dtype == dtype
+    assert result.shape == query.shape
+    assert relative(result.float(), expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.usefixtures("query_block")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_fused_equals_the_reference(dtype: torch.dtype, device: str) -> None:
+    @settings(max_examples=150 if dtype == torch.float32 else 60)
+    @given(cases())
+    def over_cases(case: Case) -> None:
+        check(case, dtype, device)
+
+    over_cases()
+
+
+@pytest.mark.usefixtures("query_block")
+@pytest.mark.parametrize("softcap", [None, 2.0], ids=["", "softcap"])
+@pytest.mark.parametrize("window", [None, 12], ids=["", "window"])
+@pytest.mark.parametrize(("new", "past"), [(40, 0), (15, 25), (1, 39)], ids=["prefill", "chunk", "decode"])
+@pytest.mark.parametrize("composed", [False, True], ids=["", "composed"])
+def test_every_method_takes_every_route(
+    composed: bool, new: int, past: int, window: int | None, softcap: float | None
+) -> None:
+    for request in range(len(REQUESTS)):
+        check(Case(new, past, 0, 4, 2, window, softcap, request, False, 0, composed), torch.float32, "cpu")
+
+
+def test_layers_share_tables_without_mixing_them_up() -> None:
+    """One forward of a model whose layers differ in window and soft cap, on one batch description."""
+    batch = Batch([])
+    for request in range(len(REQUESTS)):
+        layers = itertools.product((1, 15), (20, 30), (None, 8, 18), (None, 2.0))
+        for new, past, window, softcap in layers:
+            case = Case(new, past, 0, 4, 2, window, softcap, request, False, 0)
+            tensors = case.tensors(torch.float32, "cpu")
+            options = {"q_start": past, "scaling": SCALING, "window": window, "softcap": softcap}
+            expected = reference.attend(*tensors, case.resolved, **options)  # type: ignore[arg-type]
+            result = fused.attend(*tensors, case.resolved, batch, **options)  # type: ignore[arg-type]
+            assert relative(result, expected) < TOLERANCE[torch.float32]
+
+
+# Log-sum-exp
+
+
+def halves(dtype: torch.dtype, device: str, *, groups: int = 2) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Query, key, value [2, heads, 19 or 37, head_dim] and a causal bias [1, 1, 19, 37]."""
+    case = Case(19, 18, 0, 4, groups, None, None, 0, False, 3)
+    q_idx, kv_idx = torch.arange(18, 37)[:, None], torch.arange(37)[None]
+    bias = torch.zeros(19, 37).masked_fill(q_idx < kv_idx, torch.finfo(dtype).min)
+    return case.tensors(dtype, device), bias[None, None].to(device, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_two_disjoint_halves_merge_into_one_softmax(dtype: torch.dtype, device: str) -> None:
+    (query, key, value), bias = halves(dtype, device)
+    whole, _ = eager_with_lse(query.float(), key.float(), value.float(), bias.float(), SCALING)
+    # The last cut leaves some queries without a single key in the second half.
+    for cut in (1, 17, 30):
+        parts = [
+            sdpa_with_lse(query, key[:, :, part], value[:, :, part], bias[..., part], SCALING)
+            for part in (slice(0, cut), slice(cut, None))
+        ]
+        assert relative(merge(parts).float(), whole) < TOLERANCE[dtype]
+        assert relative(merge(parts[::-1]).float(), whole) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_kernel_of_the_device_equals_plain_operations(
+    dtype: torch.dtype, groups: int, biased: bool, device: str
+) -> None:
+    (query, key, value), causal = halves(dtype, device, groups=groups)
+    bias = causal if biased else None
+    out, lse = sdpa_with_lse(query, key, value, bias, SCALING)
+    expected, expected_lse = eager_with_lse(query, key, value, bias, SCALING)
+    assert out.dtype == dtype
+    assert lse.dtype == torch.float32
+    assert lse.shape == query.shape[:3]
+    assert relative(out.float(), expected.float()) < TOLERANCE[dtype]
+    assert relative(lse, expected_lse) < TOLERANCE[dtype]
+
+
+def test_the_merge_survives_scores_that_overflow_an_exponential() -> None:
+    (query, key, value), _ = halves(torch.float32, "cpu")
+    query = query * 100  # scores of several thousand: exp of any of them is infinite
+    parts = [sdpa_with_lse(query, key[:, :, p], value[:, :, p], None, SCALING) for p in (slice(0, 9), slice(9, None))]
+    whole, _ = eager_with_lse(query.double(), key, value, None, SCALING)
+    assert parts[0][1].abs().max() > 1000
+    assert relative(merge(parts), whole.float()) < 1e-4
+
+
+def test_one_part_is_returned_as_it_is() -> None:
+    part = torch.randn(1, 2, 3, 4), torch.zeros(1, 2, 3)
+    assert merge([part]) is part[0]

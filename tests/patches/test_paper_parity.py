@@ -1,0 +1,117 @@
+"""The whole path against the papers in float64: tokens into a patched model, attention output out.
+
+The model's attention input is rebuilt by hand in float64 from its weights; from there on the oracle
+is on its own. What the papers know nothing of (norms, projections) is plain matrix arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from patches import RopeGeometry, encode, parse, patched, resolve
+from patches.attention import fused
+from patches.batch import Batch
+from patches.rotary import rotary_table, rotate
+from tests import oracles
+from tests.methods import Fields, request_id, rows
+from tests.models import ROPE_THETA, tiny_model, tiny_tokens
+from tests.patches.forward import chunked_logits, slot_of
+
+TOLERANCE = 2e-5
+TRAINED, LONGEST, LENGTH, HEADS, HEAD_DIM = 32, 64, 40, 4, 16
+REQUESTS = [fields for row in rows(HEAD_DIM // 2, TRAINED) for fields in row.requests]
+TEMPERED: Fields = {"method": "none", "attention_temperature": 0.4}
+
+every_request = pytest.mark.parametrize("fields", [*REQUESTS, TEMPERED], ids=request_id)
+
+
+def one_layer(heads: int = HEADS, **overrides: Any) -> PreTrainedModel:
+    family = "mistral" if "sliding_window" in overrides else "llama"
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": heads, "max_position_embeddings": TRAINED}
+    return tiny_model(family, attn_implementation="sdpa", **sizes, **overrides)[1]
+
+
+def projections(model: Any, tokens: torch.Tensor) -> list[np.ndarray]:
+    """Query, key and value of the layer before any rotation, float64 [heads, length, head_dim] each."""
+    layer = model.model.layers[0]
+    hidden = model.model.embed_tokens.weight[tokens[0]].double()
+    norm = layer.input_layernorm
+    hidden = hidden * (hidden.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * norm.weight.double()
+    attention = layer.self_attn
+    projected = [hidden @ p.weight.double().T for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    return [x.view(len(x), -1, HEAD_DIM).transpose(0, 1).detach().numpy() for x in projected]
+
+
+def attention_outputs(model: Any) -> tuple[list[torch.Tensor], Any]:
+    """Fills with what the layer's attention hands on, [1, new tokens, heads x head_dim] per forward."""
+    seen: list[torch.Tensor] = []
+    hook = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    return seen, hook
+
+
+def difference(result: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(result - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("window", [None, 12], ids=["whole", "window"])
+@pytest.mark.parametrize("cached", [False, True], ids=["one_pass", "cached"])
+@every_request
+def test_attention_of_a_patched_model(fields: Fields, cached: bool, window: int | None) -> None:
+    model = one_layer() if window is None else one_layer(sliding_window=window)
+    tokens = tiny_tokens(1, LENGTH)
+    oracle = oracles.Model(ROPE_THETA, HEAD_DIM, TRAINED, LONGEST, HEADS, HEAD_DIM**-0.5, window=window)
+    expected = oracles.attention(*projections(model, tokens), oracles.encoding(fields, oracle, LENGTH), oracle)
+    seen, hook = attention_outputs(model)
+    with patched(model) as patch, hook:
+        position_ids = encode(torch.arange(LENGTH)[None], slot_of(patch, fields, LENGTH))
+        # A prefill in two chunks, then single steps: the routes that a full pass does not take.
+        chunks = [17, 15, *[1] * 8] if cached else [LENGTH]
+        cache = DynamicCache(config=model.config)
+        chunked_logits(model, tokens, torch.ones_like(tokens), position_ids, cache=cache, chunks=chunks)
+    result = torch.cat(seen, dim=1).view(LENGTH, HEADS, HEAD_DIM).transpose(0, 1)
+    assert difference(result.numpy(), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["half_split", "interleaved"])
+@pytest.mark.parametrize("index", range(len(REQUESTS)), ids=[request_id(fields) for fields in REQUESTS])
+def test_fused_attention_with_a_part_rotated(index: int, interleaved: bool) -> None:
+    """GPT-NeoX's geometry: a quarter of each head rotates, and a factor on cos and sin leaves the rest alone."""
+    rotary_dim = HEAD_DIM // 4
+    fields = [fields for row in rows(rotary_dim // 2, TRAINED) for fields in row.requests][index]
+    geometry = RopeGeometry(HEAD_DIM, rotary_dim, ROPE_THETA, TRAINED, LONGEST, HEADS, interleaved=interleaved)
+    oracle = oracles.Model(ROPE_THETA, rotary_dim, TRAINED, LONGEST, HEADS, 0.3, interleaved)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((heads, LENGTH, HEAD_DIM)) for heads in (HEADS, 2, 2))
+    expected = oracles.attention(q, k, v, oracles.encoding(fields, oracle, LENGTH), oracle)
+
+    resolved = resolve(parse(fields), geometry, LENGTH)
+    query, key, value = (torch.tensor(x, dtype=torch.float32)[None] for x in (q, k, v))
+    if resolved.rotates_at == "cache_write":
+        inv_freq, position = torch.tensor(resolved.inv_freq), torch.arange(LENGTH)
+        table = rotary_table(position, inv_freq, resolved.attention_factor, interleaved=interleaved)
+        query, key = (rotate(states, *table, interleaved=interleaved) for states in (query, key))
+    result = fused.attend(query, key, value, resolved, Batch([]), q_start=0, scaling=0.3)
+    assert difference(result[0].numpy(), expected) < TOLERANCE
+    last = fused.attend(query[:, :, -1:], key, value, resolved, Batch([]), q_start=LENGTH - 1, scaling=0.3)
+    assert difference(last[0].numpy(), expected[:, -1:]) < TOLERANCE
+
+
+@pytest.mark.parametrize("heads", [2, 6, 12])
+@torch.no_grad()
+def test_alibi_on_any_number_of_heads(heads: int) -> None:
+    model = one_layer(heads, num_key_value_heads=2, hidden_size=16 * heads)
+    tokens = tiny_tokens(1, LENGTH)
+    oracle = oracles.Model(ROPE_THETA, HEAD_DIM, TRAINED, LONGEST, heads, HEAD_DIM**-0.5)
+    how = oracles.encoding({"method": "alibi"}, oracle, LENGTH)
+    assert how.slopes is not None
+    assert len(how.slopes) == heads
+    expected = oracles.attention(*projections(model, tokens), how, oracle)
+    seen, hook = attention_outputs(model)
+    with patched(model) as patch, hook:
+        model(tokens, position_ids=encode(torch.arange(LENGTH)[None], slot_of(patch, {"method": "alibi"}, LENGTH)))
+    assert difference(seen[0].view(LENGTH, heads, HEAD_DIM).transpose(0, 1).numpy(), expected) < TOLERANCE

@@ -1,0 +1,167 @@
+"""Patched models against transformers itself: unscaled to the bit, scaled against its own ``rope_parameters``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from patches import parse, patched
+from tests.methods import Fields
+from tests.models import FAMILIES, TRAINED_LENGTH, tiny_model, tiny_tokens
+from tests.patches.forward import logits_of, relative, slot_of
+
+TOLERANCE = 2e-5
+BELOW, ABOVE = 48, 160
+"""Lengths on either side of the trained 64; "dynamic" and "longrope" change with them."""
+
+EAGER_ONLY = {"gemma2"}
+"""transformers has no SDPA for these (a limit on scores): the unpatched model to equal is its eager one."""
+
+TRAINED = {"original_max_position_embeddings": TRAINED_LENGTH}
+YARN = {"rope_type": "yarn", "factor": 4.0, **TRAINED}
+SCALINGS: dict[str, Callable[[int], Fields]] = {
+    "linear": lambda pairs: {"rope_type": "linear", "factor": 4.0},
+    "dynamic": lambda pairs: {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": lambda pairs: YARN,
+    "yarn, not truncated": lambda pairs: {**YARN, "truncate": False, "beta_fast": 8.0},
+    "yarn, mscale pair": lambda pairs: {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
+    "yarn, attention factor": lambda pairs: {**YARN, "attention_factor": 1.3},
+    "llama3": lambda pairs: {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        **TRAINED,
+    },
+    "longrope": lambda pairs: {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "short_factor": [1.0 + 0.05 * i for i in range(pairs)],
+        "long_factor": [2.0 + 0.5 * i for i in range(pairs)],
+        **TRAINED,
+    },
+}
+"""transformers' own objects, for a number of rotary pairs: its model reads them, a request pastes them."""
+
+PAIRS = {"gpt_neox": 2, "stablelm": 4}
+"""Rotary pairs of the families that rotate a part of their 16 dimensions; the others have 8."""
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+every_native_scaling = pytest.mark.parametrize(
+    ("family", "name"),
+    # The configuration class of Phi-3 knows LongRoPE and nothing else.
+    [(family, name) for family in FAMILIES for name in SCALINGS if family != "phi3" or name == "longrope"],
+)
+
+
+def unpatched(family: str, rope_parameters: Fields | None = None, **overrides: Any) -> PreTrainedModel:
+    """The model as transformers runs it by default; scaled and unscaled ones share their weights."""
+    attention = "eager" if family in EAGER_ONLY else "sdpa"
+    return tiny_model(family, rope_parameters, attn_implementation=attention, **overrides)[1]
+
+
+def greedy(model: PreTrainedModel, tokens: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and logits [steps, rows, vocabulary] of transformers' own cached loop; end tokens do not stop it."""
+    output = model.generate(
+        tokens,
+        max_new_tokens=6,
+        min_new_tokens=6,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+    return output.sequences, torch.stack(output.logits)
+
+
+@every_family
+@torch.no_grad()
+def test_default_is_the_unpatched_model_to_the_bit(family: str) -> None:
+    model = unpatched(family)
+    tokens = tiny_tokens(2, 2 * TRAINED_LENGTH)
+    expected = model(tokens).logits
+    expected_tokens, expected_steps = greedy(model, tokens)
+    with patched(model) as patch:
+        assert torch.equal(model(tokens).logits, expected)
+        assert torch.equal(logits_of(model, tokens, slot_of(patch, {"method": "default"}, 128)), expected)
+        decoded, steps = greedy(model, tokens)
+    assert torch.equal(decoded, expected_tokens)
+    assert torch.equal(steps, expected_steps)
+
+
+@every_family
+def test_rotating_at_read_what_the_model_rotates_at_write(family: str) -> None:
+    """Self-Extend in groups of one is plain RoPE, on raw keys: pairs, width and scaling must be the model's own."""
+    model = unpatched(family)
+    tokens = tiny_tokens(2, 2 * TRAINED_LENGTH)
+    expected = logits_of(model, tokens)
+    with patched(model) as patch:
+        fields = {"method": "self_extend", "group_size": 1, "neighbor_window": 16}
+        assert relative(logits_of(model, tokens, slot_of(patch, fields, 128)), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2"])
+@torch.no_grad()
+def test_layers_with_a_sliding_window_equal_transformers(family: str) -> None:
+    window: Fields = {"sliding_window": 24}
+    if family == "qwen2":  # its lower layers see everything
+        window |= {"use_sliding_window": True, "max_window_layers": 1}
+    model = unpatched(family, **window)
+    tokens = tiny_tokens(2, TRAINED_LENGTH)
+    expected, (expected_tokens, expected_steps) = model(tokens).logits, greedy(model, tokens)
+    whole = unpatched(family)(tokens).logits
+    assert relative(whole, expected) > 0.01, "the window must matter at this length"
+    with patched(model):
+        assert relative(model(tokens).logits, expected) < TOLERANCE
+        decoded, steps = greedy(model, tokens)
+    assert torch.equal(decoded, expected_tokens)
+    assert relative(steps, expected_steps) < TOLERANCE
+
+
+@every_native_scaling
+@torch.no_grad()
+def test_a_request_equals_the_model_with_native_rope_parameters(family: str, name: str) -> None:
+    rope_parameters = SCALINGS[name](PAIRS.get(family, 8))
+    native, plain = unpatched(family, rope_parameters), unpatched(family)
+    with patched(plain) as patch:
+        for length in (BELOW, ABOVE):
+            tokens = tiny_tokens(2, length)
+            expected = native(tokens).logits
+            result = logits_of(plain, tokens, slot_of(patch, rope_parameters, length))
+            assert relative(result, expected) < TOLERANCE
+            untouched = name == "dynamic" and length == BELOW
+            assert (relative(logits_of(plain, tokens), expected) > 0.01) is not untouched, "scaling must matter"
+
+
+@every_native_scaling
+@torch.no_grad()
+def test_default_on_a_model_that_ships_a_scaling(family: str, name: str) -> None:
+    rope_parameters = SCALINGS[name](PAIRS.get(family, 8))
+    native = unpatched(family, rope_parameters)
+    batches = [tiny_tokens(2, BELOW), tiny_tokens(2, ABOVE)]
+    expected = [native(tokens).logits for tokens in batches]
+    default = {"method": "default"}
+    with patched(native) as patch:
+        for tokens, logits in zip(batches, expected, strict=True):
+            slot = slot_of(patch, default, tokens.shape[1])
+            assert torch.equal(logits_of(native, tokens, slot), logits)
+        echo = patch.describe(parse(default), ABOVE)
+    assert (echo["requested"], echo["method"]) == ("default", rope_parameters["rope_type"])
+    assert echo["factor"] == rope_parameters["factor"]
+
+
+@pytest.mark.parametrize("name", [name for name in SCALINGS if name not in ("dynamic", "longrope")])
+@torch.no_grad()
+def test_a_native_scaling_decodes_to_the_bit(name: str) -> None:
+    """Without slots in sight, as ``model.generate`` runs. Schedules that change while they decode are ours alone."""
+    native = unpatched("llama", SCALINGS[name](8))
+    tokens = tiny_tokens(2, ABOVE)
+    expected_tokens, expected_steps = greedy(native, tokens)
+    with patched(native):
+        decoded, steps = greedy(native, tokens)
+    assert torch.equal(decoded, expected_tokens)
+    assert torch.equal(steps, expected_steps)
