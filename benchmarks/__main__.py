@@ -32,6 +32,8 @@ def main(
             typer.echo(f"{name:18} {(module.__doc__ or '').splitlines()[0]}")
             continue
         report = module.run(quick=quick)
+        if quick:
+            report.notes.append("a quick run: its ratios are preliminary")
         report.print()
         if record:
             write(report, RESULTS)

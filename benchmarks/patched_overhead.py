@@ -12,7 +12,7 @@ from benchmarks.timing import Report, interleaved
 from patches import patched
 
 PREFILL = 2048
-DECODED = 32
+DECODED = 16
 
 
 def run(quick: bool = False) -> Report:
@@ -27,7 +27,7 @@ def run(quick: bool = False) -> Report:
     served = native(plain, {"method": "default"})
     assert served is not None
     tokens = torch.randint(3, 2048, (1, PREFILL), generator=torch.Generator().manual_seed(0))
-    rounds = 3 if quick else 41
+    rounds = 3 if quick else 21
     with patched(served):
         runs = {"unpatched": lambda: prefill(plain, tokens), "patched": lambda: prefill(served, tokens)}
         report.add(f"prefill {PREFILL}", *figures(runs, rounds, 1))

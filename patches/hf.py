@@ -57,6 +57,7 @@ class Patched:
 
     def rotary(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Seam A: cos and sin [rows, tokens, rotary_dim], each token by the schedule of its slot."""
+        self._batch = None  # a forward begins; its position_ids may be the last one's tensor, rewritten
         position, slot = decode(position_ids)
         cos, sin = rotary_table(
             position,

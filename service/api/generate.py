@@ -216,7 +216,10 @@ def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistry, set
 
 
 def _prompts(body: GenerateRequest, served: ServedModel) -> list[list[int]]:
-    return [served.tokenizer(item)["input_ids"] if isinstance(item, str) else item for item in as_list(body.prompt)]
+    return [
+        served.tokenizer(item, verbose=False)["input_ids"] if isinstance(item, str) else item
+        for item in as_list(body.prompt)
+    ]
 
 
 def _check(prompt_ids: list[int], max_new_tokens: int, method: Method, served: ServedModel) -> None:

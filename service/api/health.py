@@ -32,11 +32,14 @@ async def live() -> Live:
 
 @router.get("/ready", response_model=Ready)
 async def ready(request: Request) -> JSONResponse | dict[str, Any]:
-    """Every engine's generation thread runs; 503 otherwise."""
+    """Every engine's generation thread runs; 503 otherwise, and a dead one is started anew."""
     registry = request.app.state.models
-    dead = [served.name for served in registry if not served.engine.is_alive]
+    dead = [served for served in registry if not served.engine.is_alive]
+    for served in dead:
+        served.engine.revive()
     if dead:
-        return response_of(ApiError(503, f"not serving: {', '.join(dead)}", code="not_ready"))
+        names = ", ".join(served.name for served in dead)
+        return response_of(ApiError(503, f"not serving: {names}", code="not_ready"))
     return {
         "status": "ok",
         "models": {s.name: {**s.engine.load(), "restarts": s.engine.restarts} for s in registry},

@@ -7,13 +7,19 @@ import math
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
 from patches import METHODS, describe_methods, parse
 from service.errors import ApiError, bad_request, validation_error
+from service.evaluation.frequency_plot import frequency_png
 from service.models.registry import ModelRegistry, ServedModel
 
 router = APIRouter(tags=["methods"])
+
+
+Length = Annotated[int | None, Query(ge=1, le=(1 << 24) - 1)]
 
 
 class MethodInfo(BaseModel):
@@ -82,7 +88,7 @@ async def frequencies(
     name: str,
     request: Request,
     model: str | None = None,
-    length: Annotated[int | None, Query(ge=1, le=(1 << 24) - 1)] = None,
+    length: Length = None,
 ) -> FrequencyTable:
     """Rotary frequencies before and after; the method's parameters are further query parameters."""
     if name not in METHODS:
@@ -108,6 +114,16 @@ async def frequencies(
         pe=served.patch.describe(method, length),
         pairs=[_pair(i, *both, served.trained_length) for i, both in enumerate(zip(plain, after, strict=True))],
     )
+
+
+@router.get("/methods/{name}/frequencies.png", response_class=Response)
+async def frequencies_png(name: str, request: Request, model: str | None = None, length: Length = None) -> Response:
+    """The same as a picture: wavelengths before and after, and the stretch of each pair."""
+    table = await frequencies(name, request, model, length)
+    title = f"{name} on {table.model}"
+    pairs = [pair.model_dump() for pair in table.pairs]
+    png = await run_in_threadpool(frequency_png, pairs, table.trained_length, title)
+    return Response(png, media_type="image/png")
 
 
 @router.get("/models")

@@ -20,6 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 def methods(
     name: Annotated[str | None, typer.Argument(help="One method, with all its parameters.")] = None,
     as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the README.")] = False,
 ) -> None:
     """Every positional encoding a request can choose, or one with its parameters. Needs no model."""
     from patches import describe_methods
@@ -29,6 +30,8 @@ def methods(
         fail(f"unknown method {name!r}: one of {', '.join(known)}")
     if as_json:
         typer.echo(json.dumps(known[name] if name else list(known.values()), indent=2))
+    elif markdown:
+        typer.echo(methods_markdown(list(known.values())))
     elif name is None:
         stdout.print(_all_methods(list(known.values())))
     else:
@@ -58,6 +61,16 @@ def _all_methods(known: list[dict[str, Any]]) -> Table:
     table.caption = "ropeway methods NAME: its parameters, paper and what to expect without tuning"
     table.caption_justify = "left"
     return table
+
+
+def methods_markdown(known: list[dict[str, Any]]) -> str:
+    """The methods as a Markdown table; the README holds it and a test compares."""
+    rows = ["| method | what it does | paper | without tuning | keys rotate |", "|---|---|---|---|---|"]
+    for info in known:
+        rotates_at = info["rotates_at"].replace("cache_", "at cache ")
+        cells = [f"`{info['method']}`", info["summary"], info["paper"], info["training_free"], rotates_at]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def _print_method(info: dict[str, Any]) -> None:

@@ -190,6 +190,11 @@ class Engine:
         finally:
             self.scores.release(reserved)
 
+    def revive(self) -> None:
+        """Start a dead generation thread anew without waiting for a request to need it."""
+        if not self._stopping:
+            self._alive_manager()
+
     def _alive_manager(self) -> EncodingManager:
         """The manager, started anew if its thread has died.
 

@@ -98,6 +98,28 @@ def test_a_dynamic_request_leaves_nothing_to_the_next() -> None:
         assert relative(logits_of(model, middle), before) > 0.01, "past it, it is not"
 
 
+@torch.no_grad()
+def test_position_ids_are_read_anew_in_every_forward() -> None:
+    """A caller may keep one tensor: for other rows, for another mask, or rewritten in place."""
+    model, tokens = model_of("llama"), tiny_tokens(3, 30)
+    position_ids = torch.arange(30)[None].repeat(3, 1)
+    with patched(model) as patch:
+        slot = slot_of(patch, {"method": "self_extend"}, 30)
+        plain = logits_of(model, tokens)
+        assert torch.equal(model(tokens, position_ids=position_ids).logits, plain)
+        position_ids[1] = encode(position_ids[1], slot)
+        assert (
+            relative(model(tokens, position_ids=position_ids).logits[1], logits_of(model, tokens, slot)[1]) < TOLERANCE
+        )
+        position_ids[1], mask = (torch.arange(30) - 9).clamp_min(0), torch.ones_like(tokens)
+        mask[1, :9] = 0
+        padded = model(tokens, position_ids=position_ids, attention_mask=mask).logits
+        assert relative(padded[1, 9:], logits_of(model, tokens[1:2, 9:])[0]) < TOLERANCE
+        shared = position_ids[:1]
+        assert torch.equal(model(tokens[:2], position_ids=shared).logits, logits_of(model, tokens[:2]))
+        assert torch.equal(model(tokens, position_ids=shared).logits, plain)
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 @torch.no_grad()
 def test_right_padding_is_harmless_for_real_tokens(family: str) -> None:

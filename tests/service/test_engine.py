@@ -134,6 +134,10 @@ async def test_a_dead_thread_fails_what_ran_and_comes_back(checkpoints: Path) ->
         runner._sample = explode
         with pytest.raises(EngineFailed, match="out of memory"):
             await finish(engine, [2, 3, 4], 6)
+        while engine.is_alive:
+            await asyncio.sleep(0.01)
+        engine.revive()
+        assert engine.is_alive
         after = await finish(engine, [2, 3, 4], 6)
         assert after.token_ids == before.token_ids
         assert engine.restarts == 1

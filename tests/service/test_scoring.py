@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 from pathlib import Path
@@ -189,7 +190,7 @@ def test_progress_then_result_then_done(client: httpx.Client) -> None:
     body = {"input": TEXT, "methods": [{"method": "default"}, {"method": "alibi"}], "lengths": [512], "stream": True}
     with client.stream("POST", "/perplexity", json=body) as answer:
         lines = [line for line in answer.iter_lines() if line]
-    progress = [json.loads(b[6:]) for a, b in zip(lines, lines[1:], strict=False) if a == "event: progress"]
+    progress = [json.loads(b[6:]) for a, b in itertools.pairwise(lines) if a == "event: progress"]
     done = [p["tokens_done"] for p in progress]
     assert done == sorted(done)
     assert done[-1] == progress[-1]["tokens_total"]

@@ -1,0 +1,69 @@
+"""Methods, models, probes and the OpenAPI document over a real socket."""
+
+from __future__ import annotations
+
+import math
+
+import httpx
+import pytest
+
+from patches import METHODS
+
+
+def test_every_method_is_listed_with_its_schema(client: httpx.Client) -> None:
+    listed = client.get("/methods").json()["methods"]
+    assert [info["method"] for info in listed] == list(METHODS)
+    for info in listed:
+        assert info["summary"]
+        assert info["parameters"]["properties"]["method"]["const"] == info["method"]
+        assert set(info["parameters"]["properties"]) == set(METHODS[info["method"]].model_fields)
+
+
+def test_models_report_their_encoding_and_variants(client: httpx.Client) -> None:
+    tiny, alibi = client.get("/models").json()["models"]
+    assert (tiny["id"], tiny["default"], tiny["trained_length"]) == ("tiny", True, 64)
+    assert tiny["variants"] == {"alibi": "tiny-alibi"}
+    assert (tiny["pe"]["method"], alibi["pe"]["method"]) == ("default", "alibi")
+    assert tiny["max_length"] == 4096
+
+
+def test_frequencies_before_and_after(client: httpx.Client) -> None:
+    table = client.get("/methods/linear/frequencies", params={"factor": 4}).json()
+    assert len(table["pairs"]) == 8
+    for pair in table["pairs"]:
+        assert pair["inv_freq_after"] == pytest.approx(pair["inv_freq_before"] / 4)
+        assert pair["wavelength_after"] == pytest.approx(2 * math.pi / pair["inv_freq_after"])
+        assert pair["turns_in_trained_length"] == pytest.approx(64 / pair["wavelength_after"])
+    short, long = (
+        client.get("/methods/dynamic/frequencies", params={"factor": 2, "length": n}).json() for n in (64, 512)
+    )
+    assert short["pairs"][-1]["inv_freq_after"] > long["pairs"][-1]["inv_freq_after"]
+    none = client.get("/methods/none/frequencies").json()
+    assert all(pair["wavelength_after"] is None for pair in none["pairs"])
+    lists = {"short_factor": str([1.0] * 8), "long_factor": str([2.0] * 8), "length": 65}
+    longrope = client.get("/methods/longrope/frequencies", params=lists).json()
+    assert longrope["pairs"][0]["inv_freq_after"] == pytest.approx(0.5)
+
+
+def test_frequencies_as_a_picture(client: httpx.Client) -> None:
+    picture = client.get("/methods/yarn/frequencies.png", params={"factor": 4})
+    assert picture.headers["content-type"] == "image/png"
+    assert picture.content.startswith(b"\x89PNG")
+
+
+def test_probes(client: httpx.Client) -> None:
+    assert client.get("/health/live").json() == {"status": "ok"}
+    ready = client.get("/health/ready").json()
+    assert ready["status"] == "ok"
+    assert set(ready["models"]) == {"tiny", "tiny-alibi"}
+
+
+def test_the_api_document_has_worked_examples(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    body = document["components"]["schemas"]["GenerateRequest"]["examples"][0]
+    answer = client.post("/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    sweep = document["paths"]["/perplexity"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+    answer = client.post("/perplexity", json={**sweep["demo"]["value"], "lengths": [64, 128]})
+    assert answer.status_code == 200, answer.text
+    assert client.get("/docs").status_code == 200
