@@ -8,8 +8,9 @@ are undone on leaving the context, also after an exception. A request never patc
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from patches.rotary import rotary_table
 from patches.slots import SlotTable, decode
 
 _names = itertools.count()
+_packed: ContextVar[tuple[Batch, Mapping[str, Any]] | None] = ContextVar("packed", default=None)
 _PREFIX = "ropeway_"
 """Of the attention's registered name. With "flash" in it, transformers would look for a kernel."""
 
@@ -78,25 +80,26 @@ class Patched:
         dropout: float = 0.0,
         *,
         position_ids: torch.Tensor | None = None,
-        batch: Batch | None = None,
-        cache: Any = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """Seam B: output [rows, tokens, heads, head_dim], segment by segment.
 
-        ``attention_mask`` is the padding mask [rows, seen tokens] or None; ``batch`` comes with a packed
-        row, whose keys are in the paged ``cache``.
+        ``attention_mask`` is the padding mask [rows, seen tokens] or None. A packed row's batch and paged
+        cache come from ``packed``: not every architecture hands unknown arguments on to its attention.
         """
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
-        if batch is None:
-            if position_ids is None:
-                raise ValueError("this architecture does not hand position_ids to its attention")
+        packed = _packed.get()
+        if packed is not None:
+            batch, paged = packed
+            kwargs = dict(paged)  # the cache writes what belongs to this layer into it
+            key, value = kwargs["cache"].update(key, value, module.layer_idx, kwargs)
+        elif position_ids is not None:
             batch = self._batch_of(query.shape[0], position_ids, attention_mask)
-        if cache is not None:
-            key, value = cache.update(key, value, module.layer_idx, kwargs)
+        else:
+            raise ValueError("this architecture does not hand position_ids to its attention")
         options = {"scaling": scaling, "window": sliding_window, "softcap": softcap}
         output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         columns = _packed_keys(batch, kwargs) if batch.packed else _padded_keys(batch, key.shape[2])
@@ -114,6 +117,15 @@ class Patched:
                 return attended.transpose(1, 2).contiguous(), None
             output[segment.rows, segment.query] = attended.transpose(1, 2)
         return output, None
+
+    @contextmanager
+    def packed(self, batch: Batch, paged: Mapping[str, Any]) -> Iterator[None]:
+        """Within it, a forward on this thread is of one packed row, its keys in ``paged["cache"]``."""
+        token = _packed.set((batch, paged))
+        try:
+            yield
+        finally:
+            _packed.reset(token)
 
     def _batch_of(self, rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Batch:
         """The layers of one forward share their ``position_ids`` tensor, hence one batch description."""

@@ -43,6 +43,7 @@ class EncodingManager(ContinuousBatchingManager):
         max_requests_per_batch: int,
         prefix_sharing: bool,
     ) -> None:
+        self.patch = patch
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved()
         config = ContinuousBatchingConfig(
@@ -69,7 +70,7 @@ class EncodingManager(ContinuousBatchingManager):
         processor = super()._create_batch_processor()
         # The manager builds these itself and takes no classes, hence the change of class after the fact.
         _adopt(processor.inputs_and_outputs, _SlottedInputs, requests=self.requests)
-        _adopt(processor.model_runner, _RequestSampler, requests=self.requests)
+        _adopt(processor.model_runner, _RequestRunner, requests=self.requests, patch=self.patch)
         vocab_size = int(self.model.config.get_text_config().vocab_size)
         token_bits = (vocab_size - 1).bit_length()
         _adopt(processor.cache, _EncodingCache, requests=self.requests, salts={}, token_bits=token_bits)
@@ -144,11 +145,6 @@ class _SlottedInputs(ContinuousBatchingIOs):
         slots = torch.tensor([s for s, _, n in sequences for _ in range(n)], dtype=torch.int32, device=self.device)
         self.position_ids[:tokens] = encode(self.position_ids[:tokens], slots)
 
-    def get_model_kwargs(self, use_padding: bool = False) -> Any:
-        kwargs: dict[str, Any] = dict(super().get_model_kwargs(use_padding=use_padding))
-        kwargs["batch"] = self.batch
-        return kwargs
-
 
 class _EncodingCache(PagedAttentionCache):
     """Prefix sharing keyed by tokens and encoding: keys made under one recipe are wrong under another.
@@ -189,11 +185,16 @@ class _TokensOf:
         self.initial_tokens, self.generated_tokens = tokens, []  # type: ignore[var-annotated]
 
 
-class _RequestSampler(ModelRunner):
-    """Draws each row from its request's own parameters and noise."""
+class _RequestRunner(ModelRunner):
+    """Runs the packed row under our attention, and draws each request from its own parameters and noise."""
 
+    patch: Patched
     requests: dict[str, EngineRequest]
-    inputs_and_outputs: ContinuousBatchingIOs
+    inputs_and_outputs: _SlottedInputs
+
+    def _forward_process_and_sample(self, model: Any, batch_data: dict[str, Any], *args: Any) -> None:
+        with self.patch.packed(self.inputs_and_outputs.batch, batch_data):
+            super()._forward_process_and_sample(model, batch_data, *args)
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         rows = [

@@ -34,7 +34,8 @@ LIMITS = """## Limits
   corpus carries the language and the prejudices of its time.
 - Effects of context extension are real here, their sizes are not those of large models: attention over
   {context} tokens of a model this small uses little more than the last sentences.
-- One seed, one run, no search over hyper-parameters. Differences of a few per cent between the models are
+- One seed, one run; of the hyper-parameters only two learning rates were compared. Differences of a few
+  per cent between the models are
   within what another seed may give.
 - Weights are stored in float16; the losses above were measured before rounding.
 """

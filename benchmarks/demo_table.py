@@ -1,0 +1,74 @@
+"""Perplexity of both demo models under every method at 1x to 32x the trained length, on texts never trained on.
+
+``python -m benchmarks.demo_table --texts FOLDER`` writes the table into both model cards and draws the README's
+picture. Consecutive whole windows of each length, over the first characters of every ``.txt`` file in the folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.client import client_of
+from service.cli.perplexity import print_table, save_plot, sweep
+from service.cli.server import local_server
+from service.evaluation.results import PerplexityResult
+from service.evaluation.tables import perplexity_markdown
+from service.models.loading import DEMO
+from service.models.training.card import insert_table
+from service.settings import Settings
+
+PAIRS = 32
+METHODS: list[dict[str, Any]] = [
+    {"method": "default"},
+    {"method": "linear", "factor": 8},
+    {"method": "ntk", "factor": 16},
+    {"method": "dynamic"},
+    {"method": "ntk_by_parts", "factor": 8},
+    {"method": "yarn", "factor": 8},
+    {"method": "yarn", "factor": 32},
+    {"method": "llama3", "factor": 8},
+    # No searched lists exist for these models: divisors that grow geometrically from 1 to 8 stand in.
+    {
+        "method": "longrope",
+        "factor": 8,
+        "short_factor": [1.0] * PAIRS,
+        "long_factor": [8 ** (pair / (PAIRS - 1)) for pair in range(PAIRS)],
+    },
+    {"method": "self_extend", "group_size": 8, "neighbor_window": 64},
+    {"method": "self_extend", "group_size": 64, "neighbor_window": 64},
+    {"method": "none"},
+    {"method": "alibi", "use_variant": False},
+    {"method": "alibi"},
+]
+DRAWN = (0, 1, 2, 3, 5, 9, 13)
+"""Methods of the picture, by index: one of each kind."""
+LENGTHS = [256 << step for step in range(6)]
+
+
+def main(
+    texts: Annotated[Path, typer.Option(help="Folder of .txt files that no model here was trained on.")],
+    characters: Annotated[int, typer.Option(help="Characters of every text.")] = 60_000,
+    picture: Annotated[Path, typer.Option(help="Where the README's picture goes.")] = Path(__file__).parent
+    / "curve.png",
+) -> None:
+    """Measure, print, and write the cards and the picture."""
+    documents = {path.stem: path.read_text(encoding="utf-8")[:characters] for path in sorted(texts.glob("*.txt"))}
+    if not documents:
+        raise typer.BadParameter(f"no .txt file in {texts}")
+    body = {"input": list(documents.values()), "methods": METHODS, "lengths": LENGTHS, "protocol": "disjoint"}
+    with local_server(Settings(_env_file=None)) as url, client_of(url) as client:
+        result = sweep(client, body)
+    for document, name in zip(result.documents, documents, strict=True):
+        document.name = name
+    print_table(result)
+    for folder in sorted(DEMO.iterdir()):
+        insert_table(folder / "README.md", perplexity_markdown(result))
+    drawn: PerplexityResult = result.model_copy(update={"methods": [result.methods[index] for index in DRAWN]})
+    save_plot(drawn, picture)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,53 @@
+"""The engine on every family: four encodings in one paged batch equal greedy decoding without a cache."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from patches import Method, encode, parse, patched
+from service.engine.engine import Engine, EngineLimits, Generation
+from service.engine.request import SamplingParams
+from tests.models import FAMILIES, VOCAB_SIZE, tiny_model
+
+METHODS = [
+    parse({"method": "default"}),
+    parse({"method": "yarn", "factor": 4}),
+    parse({"method": "alibi"}),
+    parse({"method": "self_extend", "group_size": 4, "neighbor_window": 8}),
+]
+NEW = 10
+LIMITS = EngineLimits(cache_tokens=1024, score_tokens=64, max_batch_tokens=32)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_mixed_encodings_in_a_paged_batch(family: str) -> None:
+    sizes: dict[str, Any] = {"sliding_window": 16} if family == "mistral" else {}
+    _, model = tiny_model(family, **sizes)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (50, 13, 80, 41)]
+    with patched(model) as patch:
+        engine = Engine(patch, LIMITS, eos_token_ids=())
+        try:
+            jobs = [finished(engine, *pair) for pair in zip(prompts, METHODS, strict=True)]
+            generations = await asyncio.gather(*jobs)
+        finally:
+            engine.stop(grace_s=1.0)
+        for prompt, generation in zip(prompts, generations, strict=True):
+            slot = patch.slots.acquire(generation.resolved)
+            ids = list(prompt)
+            for _ in range(NEW):
+                position_ids = encode(torch.arange(len(ids)), slot)[None]
+                with torch.no_grad():
+                    logits = model(torch.tensor([ids]), position_ids=position_ids, use_cache=False).logits
+                ids.append(int(logits[0, -1].argmax()))
+            assert generation.token_ids == ids[len(prompt) :]
+
+
+async def finished(engine: Engine, prompt: list[int], method: Method) -> Generation:
+    async for generation in engine.generate(prompt, method, SamplingParams(), NEW):
+        last = generation
+    return last
