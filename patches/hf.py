@@ -95,14 +95,20 @@ class Patched:
         if packed is not None:
             batch, paged = packed
             kwargs = dict(paged)  # the cache writes what belongs to this layer into it
-            key, value = kwargs["cache"].update(key, value, module.layer_idx, kwargs)
+            if "cache" in kwargs:
+                key, value = kwargs["cache"].update(key, value, module.layer_idx, kwargs)
         elif position_ids is not None:
             batch = self._batch_of(query.shape[0], position_ids, attention_mask)
         else:
             raise ValueError("this architecture does not hand position_ids to its attention")
-        options = {"scaling": scaling, "window": sliding_window, "softcap": softcap}
-        output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+        options: dict[str, Any] = {"scaling": scaling, "window": sliding_window, "softcap": softcap}
         columns = _packed_keys(batch, kwargs) if batch.packed else _padded_keys(batch, key.shape[2])
+        first = batch.segments[0]
+        if len(batch.segments) == 1 and first.query == slice(0, query.shape[2]) and columns[0].start == 0:
+            key, value = key[:, :, columns[0]], value[:, :, columns[0]]
+            attended = fused.attend(query, key, value, self.slots[first.slot], batch, q_start=first.q_start, **options)
+            return attended.transpose(1, 2).contiguous(), None
+        output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         for segment, keys in zip(batch.segments, columns, strict=True):
             attended = fused.attend(
                 query[segment.rows, :, segment.query],
@@ -111,16 +117,15 @@ class Patched:
                 self.slots[segment.slot],
                 batch,
                 q_start=segment.q_start,
-                **options,  # type: ignore[arg-type]
+                **options,
             )
-            if len(batch.segments) == 1 and attended.shape[2] == query.shape[2]:
-                return attended.transpose(1, 2).contiguous(), None
             output[segment.rows, segment.query] = attended.transpose(1, 2)
         return output, None
 
     @contextmanager
     def packed(self, batch: Batch, paged: Mapping[str, Any]) -> Iterator[None]:
-        """Within it, a forward on this thread is of one packed row, its keys in ``paged["cache"]``."""
+        """Within it, a forward on this thread is of one packed row. ``paged`` tells where its keys end
+        (``cu_seq_lens_k``), and holds the paged ``cache`` that they are in, unless all of them are new."""
         token = _packed.set((batch, paged))
         try:
             yield

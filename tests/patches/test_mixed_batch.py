@@ -163,7 +163,8 @@ def test_sequences_packed_into_one_row(family: str) -> None:
         positions = [encode(torch.arange(len(row)), slot) for row, slot in zip(tokens, slots, strict=True)]
         packed = packed_batch([(slot, 0, length) for slot, length in zip(slots, LENGTHS, strict=True)])
         row_of_all, row_of_positions = torch.cat(tokens)[None], torch.cat(positions)[None]
-        output = model(row_of_all, position_ids=row_of_positions, use_cache=False, batch=packed, cu_seq_lens_k=ends)
+        with patch.packed(packed, {"cu_seq_lens_k": ends}):
+            output = model(row_of_all, position_ids=row_of_positions, use_cache=False)
         for row, slot, logits in zip(tokens, slots, output.logits[0].split(LENGTHS), strict=True):
             assert relative(logits, logits_of(model, row[None], slot)[0]) < TOLERANCE
 
