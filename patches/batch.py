@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from patches.slots import decode
+from patches.slots import POSITION_BITS, decode
 
 T = TypeVar("T")
 
@@ -74,8 +74,10 @@ def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tens
     Raises:
         ValueError: when a row's positions do not count up by one from its first unpadded token.
     """
-    position_ids = position_ids.expand(rows, -1)
     new = position_ids.shape[1]
+    if padding_mask is None and position_ids.shape[0] == 1:
+        return _uniform_batch(rows, position_ids[0, :: max(new - 1, 1)].tolist(), new)
+    position_ids = position_ids.expand(rows, -1)
     seen = new if padding_mask is None else padding_mask.shape[1]
     padding = [0] * rows if padding_mask is None else _leading_zeros(padding_mask)
     first_query = [min(max(0, pad - (seen - new)), new - 1) for pad in padding]
@@ -100,6 +102,16 @@ def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tens
         segments.append(Segment(slice(row, row + count), slice(query, new), slot, q_start, pad))
         row += count
     return Batch(segments, columns=max(s.key_column + s.q_stop for s in segments))
+
+
+def _uniform_batch(rows: int, edges: list[int], new: int) -> Batch:
+    """Batch of rows that share one row of positions, from its first and last encoded position."""
+    (slot, first), (last_slot, last) = divmod(edges[0], 1 << POSITION_BITS), divmod(edges[-1], 1 << POSITION_BITS)
+    if first + new - 1 != last:
+        raise ValueError("position_ids must count up by one along every row (packed rows need segments)")
+    if slot != last_slot:
+        raise ValueError("every token of a row must carry the same slot")
+    return Batch([Segment(slice(0, rows), slice(0, new), slot, first, 0)], columns=first + new)
 
 
 def _leading_zeros(mask: torch.Tensor) -> list[int]:

@@ -128,9 +128,6 @@ def _refuse_special_attention(model: nn.Module, config: Any, attention: nn.Modul
         raise UnsupportedModel("latent attention (MLA) concatenates rotated and plain parts before the seam")
     if getattr(attention, "sinks", None) is not None:
         raise UnsupportedModel("its attention has learned sinks, which change the softmax")
-    layers_without = getattr(config, "no_rope_layers", None)
-    if (layers_without and not all(layers_without)) or hasattr(attention, "use_rope"):
-        raise UnsupportedModel("some of its layers do not rotate")
 
 
 def _native_encoding(config: Any, parameters: dict[str, Any]) -> tuple[tuple[tuple[str, object], ...], bool]:

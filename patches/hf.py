@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from patches.attention import fused
 from patches.batch import Batch, padded_batch
-from patches.geometry import RotarySeam, geometry_of, probe_rotary
+from patches.geometry import RotarySeam, UnsupportedModel, geometry_of, probe_rotary
 from patches.method import Method
 from patches.recipe import ResolvedRecipe, RopeGeometry
 from patches.registry import describe, parse, resolve
@@ -161,6 +161,37 @@ def _padding_mask(
     return attention_mask
 
 
+def _refuse_layers_out_of_reach(patch: Patched) -> None:
+    """Run two tokens with NaN for every angle, and see what reaches the attention of each layer.
+
+    Raises:
+        UnsupportedModel: when a layer does not rotate, or does not say which positions it is at.
+    """
+    turning: dict[int, bool] = {}
+
+    def rotary(x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = patch.rotary(x, position_ids)
+        return cos * float("nan"), sin * float("nan")
+
+    def attention(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *_: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        if isinstance(mask, torch.Tensor) and mask.ndim != 2:
+            raise UnsupportedModel("it builds attention masks of its own, which the bands would have to know")
+        if kwargs.get("position_ids") is None:
+            raise UnsupportedModel("it does not hand position_ids to its attention")
+        turning[module.layer_idx] = bool(query.isnan().any())
+        return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+
+    patch.seam.module.forward = rotary
+    AttentionInterface.register(patch.attention_name, attention)
+    with torch.no_grad():
+        patch.model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=patch.model.device), use_cache=False)
+    still = [layer for layer, turns in turning.items() if not turns]
+    if still or not turning:
+        raise UnsupportedModel(f"layers {still} do not rotate" if turning else "no layer uses attention by name")
+
+
 @contextmanager
 def patched(model: PreTrainedModel) -> Iterator[Patched]:
     """Serve one encoding per token from ``model``; restores it bit-exactly on leaving.
@@ -178,8 +209,10 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
     AttentionInterface.register(patch.attention_name, patch.attention)
     AttentionMaskInterface.register(patch.attention_name, _padding_mask)
     try:
-        rotary.forward = patch.rotary
         model.set_attn_implementation(patch.attention_name)
+        _refuse_layers_out_of_reach(patch)
+        AttentionInterface.register(patch.attention_name, patch.attention)
+        rotary.forward = patch.rotary
         yield patch
     finally:
         rotary.__dict__.pop("forward", None)

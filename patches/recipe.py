@@ -157,6 +157,10 @@ class ResolvedRecipe:
     length: int | None = field(compare=False)
     interleaved: bool = field(default=False, kw_only=True)
 
+    def __hash__(self) -> int:
+        # Tables are looked up by it in every layer: a few numbers tell recipes apart, equality compares the rest.
+        return hash((self.inv_freq[-1:], self.attention_factor, self.rope_theta))
+
     @property
     def rotates(self) -> bool:
         return bool(self.inv_freq)

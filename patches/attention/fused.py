@@ -1,8 +1,8 @@
 """Attention of one segment on fused kernels, band by band, merged exactly by log-sum-exp.
 
-Three routes. One identity band is ordinary attention. A single new query turns every raw key by its
-own effective distance and attends once. Anything else goes through blocks of queries, each band over
-the keys that it can reach.
+Three routes. One identity band is ordinary attention. A single new query attends once: over keys as
+they are, or over raw keys turned by their own effective distance. Anything else goes through blocks of
+queries, each band over the keys that it can reach.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def attend(
         return segment.softcapped(softcap)
     if segment.is_plain:
         return segment.ordinary()
-    if query.shape[2] == 1 and resolved.rotates_at == "cache_read":
+    if query.shape[2] == 1 and (resolved.rotates_at == "cache_read" or len(resolved.recipe.bands) == 1):
         return segment.single_query()
     return segment.in_blocks()
 
@@ -90,9 +90,12 @@ class _Segment:
         )
 
     def single_query(self) -> torch.Tensor:
-        """One query, left raw: key j is turned by minus its effective distance, so one pass serves all bands."""
-        cos, sin, bias = self._shared("distance", self.q_start, 1, self._distance_table)
-        key = rotate(self.key, cos, sin, interleaved=self.resolved.interleaved)
+        """One query. Left raw, with key j turned by minus its effective distance, one pass serves all bands."""
+        if self.resolved.rotates_at == "cache_read":
+            cos, sin, bias = self._shared("distance", self.q_start, 1, self._distance_table)
+            key = rotate(self.key, cos, sin, interleaved=self.resolved.interleaved)
+        else:
+            key, bias = self.key, self._shared("bias", self.q_start, 1, self._single_bias)
         return F.scaled_dot_product_attention(
             self.query,
             key,
@@ -203,6 +206,9 @@ class _Segment:
             return rotary_table(position_map(position), inv_freq, factor, interleaved=self.resolved.interleaved)
 
         return make
+
+    def _single_bias(self) -> torch.Tensor | None:
+        return self._bias(self.resolved.recipe.bands[0], self.q_start, 1, self.k_start, self.q_stop)
 
     def _distance_table(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         q_idx, kv_idx = self._indices(self.q_start, 1, self.k_start, self.q_stop)

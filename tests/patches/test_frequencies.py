@@ -29,9 +29,11 @@ def geometry(head_dim: int, rotary_dim: int, theta: float, trained: int, longest
 
 
 def tolerance(fields: Fields) -> float:
-    """Relative. Blending ramps are float32, and what is left of a pair is divided by the factor."""
+    """Relative. Blending ramps are float32: a narrow one magnifies the rounding of its ends, and what is
+    left of a pair is divided by the factor."""
     blends = fields["method"] in ("yarn", "ntk_by_parts", "llama3")
-    return 1e-6 + (2e-7 * float(fields.get("factor", 8.0)) if blends else 0.0)
+    narrow = 10.0 if fields.get("truncate") is False else 1.0
+    return 1e-6 + (2e-7 * narrow * float(fields.get("factor", 8.0)) if blends else 0.0)
 
 
 def check(fields: Fields, model: RopeGeometry, length: int) -> None:

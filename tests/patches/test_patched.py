@@ -214,7 +214,19 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "SmolLM3: layers without positions": (
         lambda: transformers.SmolLM3Config(**SIZES, no_rope_layer_interval=4),
-        "layers do not rotate",
+        r"layers \[3\] do not rotate",
+    ),
+    "Cohere 2: full layers without positions": (
+        lambda: transformers.Cohere2Config(**SIZES, head_dim=16),
+        r"layers \[3\] do not rotate",
+    ),
+    "EXAONE 4: full layers without positions": (
+        lambda: transformers.Exaone4Config(**SIZES, head_dim=16, sliding_window=8, sliding_window_pattern=4),
+        r"layers \[3\] do not rotate",
+    ),
+    "Persimmon: positions stay above the attention": (
+        lambda: transformers.PersimmonConfig(**{**SIZES, "num_key_value_heads": 4}),
+        "hand position_ids",
     ),
     "Gemma 3: a rotary per layer type": (
         lambda: transformers.Gemma3TextConfig(**SIZES, head_dim=16),
