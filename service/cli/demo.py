@@ -119,7 +119,7 @@ def _answers(client: httpx.Client) -> None:
     from service.evaluation.documents import BUILT_IN
 
     text = next(iter(BUILT_IN.values()))()
-    prompt = text[: text.rindex(" ", 0, PROMPT_CHARS)]
+    prompt = text[: text.rindex(" the ", 0, PROMPT_CHARS) + len(" the")]  # in the middle of a sentence
 
     def request(fields: dict[str, Any]) -> dict[str, Any]:
         body = {"prompt": prompt, "pe": fields, "max_new_tokens": NEW_TOKENS}

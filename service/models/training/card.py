@@ -35,8 +35,7 @@ LIMITS = """## Limits
 - Effects of context extension are real here, their sizes are not those of large models: attention over
   {context} tokens of a model this small uses little more than the last sentences.
 - One seed, one run; of the hyper-parameters only two learning rates were compared. Differences of a few
-  per cent between the models are
-  within what another seed may give.
+  per cent between the models are within what another seed may give.
 - Weights are stored in float16; the losses above were measured before rounding.
 """
 
@@ -79,7 +78,7 @@ def hardware(device: torch.device) -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    parts = [platform.platform(), models[0] if models else platform.machine()]
+    parts = [f"{platform.system()} {platform.machine()}", models[0] if models else platform.machine()]
     if device.type == "cuda":
         parts.append(torch.cuda.get_device_name(device))
     return ", ".join(parts)
