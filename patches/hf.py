@@ -102,7 +102,9 @@ class Patched:
         else:
             raise ValueError("this architecture does not hand position_ids to its attention")
         options: dict[str, Any] = {"scaling": scaling, "window": sliding_window, "softcap": softcap}
-        columns = _packed_keys(batch, kwargs) if batch.packed else _padded_keys(batch, key.shape[2])
+        if batch.packed:
+            return self._attend_packed(query, key, value, batch, kwargs["cu_seq_lens_k"], options), None
+        columns = _padded_keys(batch, key.shape[2])
         first = batch.segments[0]
         if len(batch.segments) == 1 and first.query == slice(0, query.shape[2]) and columns[0].start == 0:
             key, value = key[:, :, columns[0]], value[:, :, columns[0]]
@@ -121,6 +123,24 @@ class Patched:
             )
             output[segment.rows, segment.query] = attended.transpose(1, 2)
         return output, None
+
+    def _attend_packed(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: Batch,
+        key_edges: torch.Tensor,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """Sequences one after another in a single row; the layer's cache says where each one's keys end."""
+        new, held = batch.shared(("lengths", key_edges.data_ptr()), lambda: _packed_lengths(batch, key_edges))
+        parts = zip(batch.segments, query.split(new, 2), key.split(held, 2), value.split(held, 2), strict=True)
+        attended = [
+            fused.attend(q, k, v, self.slots[segment.slot], batch, q_start=segment.q_start, **options)
+            for segment, q, k, v in parts
+        ]
+        return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
     @contextmanager
     def packed(self, batch: Batch, paged: Mapping[str, Any]) -> Iterator[None]:
@@ -145,11 +165,13 @@ def _padded_keys(batch: Batch, held: int) -> list[slice]:
     return [slice(max(0, s.key_column - dropped), s.key_column + s.q_stop - dropped) for s in batch.segments]
 
 
-def _packed_keys(batch: Batch, kwargs: dict[str, Any]) -> list[slice]:
-    """Key columns per segment of a packed row, from the paged cache's cumulative lengths for this layer."""
-    lengths = kwargs["cu_seq_lens_k"]
-    edges = batch.shared(("keys", lengths.data_ptr()), lambda: lengths[: len(batch.segments) + 1].tolist())
-    return [slice(first, last) for first, last in itertools.pairwise(edges)]
+def _packed_lengths(batch: Batch, key_edges: torch.Tensor) -> tuple[list[int], list[int]]:
+    """(new tokens, keys held) of every sequence of a packed row."""
+    edges = key_edges[: len(batch.segments) + 1].tolist()
+    return (
+        [segment.query.stop - segment.query.start for segment in batch.segments],
+        [last - first for first, last in itertools.pairwise(edges)],
+    )
 
 
 def _padding_mask(

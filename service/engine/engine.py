@@ -24,6 +24,9 @@ from service.engine.request import EngineRequest, SamplingParams, TokenLogprobs
 
 log = structlog.get_logger()
 
+WATCH_S = 0.5
+"""How often somebody looks whether the generation thread is still there."""
+
 
 class EngineFailed(RuntimeError):
     """The generation thread died under this request; it is being restarted."""
@@ -65,6 +68,8 @@ class Engine:
         self.restarts = 0
         self._manager = self._started()
         self._stopping = False
+        self._listening: dict[asyncio.Queue[Any], EncodingManager] = {}
+        self._watching: asyncio.Task[None] | None = None
 
     def _started(self) -> EncodingManager:
         manager = EncodingManager(
@@ -137,24 +142,37 @@ class Engine:
         outputs: asyncio.Queue[Any] = asyncio.Queue()
         manager.requests[request.request_id] = request
         manager.register_result_handler(request.request_id, outputs.put_nowait)
+        self._watch(manager, outputs)
         finished = False
         try:
             manager.submit(request)
             while not finished:
-                try:
-                    output = await asyncio.wait_for(outputs.get(), timeout=1.0)
-                except TimeoutError:
-                    if not manager.is_running():
-                        raise EngineFailed("the generation thread has stopped") from manager.fatal_error()
-                    continue
+                output = await outputs.get()
+                if output is None:
+                    raise EngineFailed("the generation thread has stopped") from manager.fatal_error()
                 finished = output.is_finished()
                 if output.error is not None:
                     raise EngineFailed(output.error)
                 yield output
         finally:
+            self._listening.pop(outputs, None)
             if not finished:
                 manager.cancel_request(request.request_id)
             manager.discard_handler(request.request_id)
+
+    def _watch(self, manager: EncodingManager, outputs: asyncio.Queue[Any]) -> None:
+        """Wake whoever waits for a thread that died without a word, by a None in their queue."""
+
+        async def watch() -> None:
+            while self._listening:
+                await asyncio.sleep(WATCH_S)
+                for listener, its_manager in self._listening.items():
+                    if not its_manager.is_running():
+                        listener.put_nowait(None)
+
+        self._listening[outputs] = manager
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(watch())
 
     def _update(self, generation: Generation, request: EngineRequest, output: Any, created: float) -> None:
         now = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -143,6 +144,16 @@ async def test_a_dead_thread_fails_what_ran_and_comes_back(checkpoints: Path) ->
         assert engine.restarts == 1
         assert engine.generations.reserved == 0
         assert engine.patch.slots.in_use() == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_that_ends_without_a_word_is_noticed(checkpoints: Path) -> None:
+    async with running(checkpoints) as engine:
+        await finish(engine, [2], 1)
+        engine._manager._generation_step = lambda: sys.exit(0)  # type: ignore[method-assign]
+        with pytest.raises(EngineFailed, match="has stopped"):
+            await finish(engine, [2, 3], 4)
+        assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
 
 
 async def test_a_stopped_engine_refuses(checkpoints: Path) -> None:
