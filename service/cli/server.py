@@ -104,5 +104,6 @@ def configure_logging(level: str) -> None:
 
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Looked up at every line: whoever replaces the stream must not leave a closed one behind.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )

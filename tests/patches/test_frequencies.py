@@ -75,7 +75,7 @@ def drawn_geometries(draw: st.DrawFn) -> RopeGeometry:
 def drawn_requests(draw: st.DrawFn, pairs: int) -> Fields:
     factor = draw(st.floats(1.0, 64.0))
     slow = draw(st.floats(0.1, 8.0))
-    fast = slow + draw(st.floats(0.5, 64.0))
+    fast = slow * draw(st.floats(2.0, 64.0))
     divisors = st.lists(st.floats(0.5, 64.0), min_size=pairs, max_size=pairs)
     requests: list[Fields] = [
         {"method": "default"},
