@@ -37,6 +37,9 @@ class Settings(BaseSettings):
     max_methods: Count = Field(64, description="Most methods in one perplexity request.")
     max_lengths: Count = Field(256, description="Most lengths in one perplexity request.")
     max_documents: Count = Field(256, description="Most documents in one perplexity request.")
+    max_scored_tokens: Count = Field(
+        50_000_000, description="Most tokens that the forward passes of one perplexity request may read."
+    )
     max_body_bytes: Count = Field(32 << 20, description="Largest request body.")
 
     cache_tokens: int | None = Field(

@@ -55,7 +55,12 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
     )
     if request.protocol == "sliding" and plan.stride > lengths[0] - special:
         raise InvalidEvaluation("stride", f"must be at most {lengths[0] - special}: a larger one would skip tokens")
-    return plan, _subjects(request, served, models, lengths)
+    subjects = _subjects(request, served, models, lengths)
+    work = sum(plan.tokens(method, patch) for method, patch, _ in subjects)
+    if work > settings.max_scored_tokens:
+        most = settings.max_scored_tokens
+        raise InvalidEvaluation("lengths", f"the passes would read {work} tokens; this server allows {most} a request")
+    return plan, subjects
 
 
 def _default_stride(room: int) -> int:

@@ -76,6 +76,7 @@ def settings() -> Settings:
         max_batch_tokens=128,
         max_new_tokens=1024,
         max_queue=64,
+        max_scored_tokens=100_000,
         score_chunk=64,
     )
 

@@ -234,6 +234,7 @@ def test_csv_and_pictures(client: httpx.Client) -> None:
         ({"input": ""}, "input", "at least 1"),
         ({"input": [5], "bos": "never"}, "input", "at least 2"),
         ({"input": [5, 99999]}, "input", "0..383"),
+        ({"protocol": "sliding", "stride": 1, "lengths": [64]}, "lengths", "100000 a request"),
         ({"model": "nobody"}, "model", "tiny"),
     ],
 )
