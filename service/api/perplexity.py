@@ -15,7 +15,7 @@ from service.evaluation.perplexity import Plan, Subject, evaluate
 from service.evaluation.planning import plan_of
 from service.evaluation.plots import perplexity_html, perplexity_png
 from service.evaluation.request import PerplexityRequest, example
-from service.evaluation.results import PerplexityResult, Progress
+from service.evaluation.results import MethodResult, PerplexityResult, Progress
 from service.evaluation.tables import perplexity_csv
 from service.models.registry import ModelRegistry
 
@@ -79,13 +79,13 @@ async def perplexity(
 
 async def _run(plan: Plan, subjects: list[Subject], models: ModelRegistry, on_progress: Any) -> PerplexityResult:
     """Run the whole evaluation, one generation thread per model that it touches."""
-    parts: dict[str, list[Subject]] = {}
-    for subject in subjects:
-        parts.setdefault(subject.model, []).append(subject)
-    total = sum(plan.tokens(method, patch) for method, patch, _ in subjects)
-    done, finished = 0, []
-    seconds = 0.0
-    for name, part in parts.items():
+    parts: dict[str, list[int]] = {}
+    for index, subject in enumerate(subjects):
+        parts.setdefault(subject.model, []).append(index)
+    total = sum(subject.tokens for subject in subjects)
+    done, seconds = 0, 0.0
+    methods: dict[int, MethodResult] = {}
+    for name, indices in parts.items():
 
         def report(progress: Progress, done: int = done, seconds: float = seconds) -> None:
             progress.tokens_done += done
@@ -93,20 +93,12 @@ async def _run(plan: Plan, subjects: list[Subject], models: ModelRegistry, on_pr
             progress.seconds += seconds
             on_progress(progress)
 
-        tokens = plan.lengths[-1]
-        result = await models.get(name).engine.run(evaluate(plan, part), tokens, report)
-        done += sum(plan.tokens(method, patch) for method, patch, _ in part)
+        part = [subjects[index] for index in indices]
+        result: PerplexityResult = await models.get(name).engine.run(evaluate(plan, part), plan.lengths[-1], report)
+        done += sum(subject.tokens for subject in part)
         seconds += result.seconds
-        finished.append(result)
-    by_subject = {
-        id(subject.method): method
-        for result, part in zip(finished, parts.values(), strict=True)
-        for subject, method in zip(part, result.methods, strict=True)
-    }
-    merged: PerplexityResult = finished[0]
-    merged.methods = [by_subject[id(subject.method)] for subject in subjects]
-    merged.seconds = seconds
-    return merged
+        methods.update(zip(indices, result.methods, strict=True))
+    return result.model_copy(update={"methods": [methods[i] for i in range(len(subjects))], "seconds": seconds})
 
 
 @router.get("/perplexity/{result_id}", response_model=PerplexityResult)

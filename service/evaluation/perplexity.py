@@ -18,11 +18,13 @@ from service.evaluation.statistics import Scored, length_result, position_bucket
 
 
 class Subject(NamedTuple):
-    """A method, and the model it is measured on (a method may name a variant of the requested one)."""
+    """A method, the model it is measured on (a method may name a variant of the requested one), and how
+    many tokens its passes read."""
 
     method: Method
     patch: Patched
     model: str
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Plan:
 def evaluate(plan: Plan, subjects: Sequence[Subject]) -> Generator[Progress, None, PerplexityResult]:
     """Run the plan for every subject; yields progress after every chunk of tokens."""
     began = time.perf_counter()
-    total = sum(plan.tokens(method, patch) for method, patch, _ in subjects)
+    total = sum(subject.tokens for subject in subjects)
     done = 0
     results = []
     for subject in subjects:
@@ -120,7 +122,7 @@ def label_of(method: Method) -> str:
 
 def _evaluate_method(plan: Plan, subject: Subject, label: str) -> Generator[int, None, MethodResult]:
     began = time.perf_counter()
-    method, patch, model = subject
+    method, patch, model, _ = subject
     lengths, hashes, passes = [], {}, 0
     longest: list[Scored] = []
     for pass_length, answered in plan.passes(method, patch):

@@ -55,8 +55,8 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
     )
     if request.protocol == "sliding" and plan.stride > lengths[0] - special:
         raise InvalidEvaluation("stride", f"must be at most {lengths[0] - special}: a larger one would skip tokens")
-    subjects = _subjects(request, served, models, lengths)
-    work = sum(plan.tokens(method, patch) for method, patch, _ in subjects)
+    subjects = _subjects(request, served, models, plan)
+    work = sum(subject.tokens for subject in subjects)
     if work > settings.max_scored_tokens:
         most = settings.max_scored_tokens
         raise InvalidEvaluation("lengths", f"the passes would read {work} tokens; this server allows {most} a request")
@@ -67,17 +67,15 @@ def _default_stride(room: int) -> int:
     return min(DEFAULT_STRIDE, room)
 
 
-def _subjects(
-    request: PerplexityRequest, served: ServedModel, models: ModelRegistry, lengths: Sequence[int]
-) -> list[Subject]:
+def _subjects(request: PerplexityRequest, served: ServedModel, models: ModelRegistry, plan: Plan) -> list[Subject]:
     subjects = []
     for index, method in enumerate(request.methods):
         model = models.for_method(served, method)
         try:
-            model.patch.resolve(method, lengths[-1])
+            model.patch.resolve(method, plan.lengths[-1])
         except ValueError as error:
             raise InvalidEvaluation(f"methods.{index}", str(error)) from error
-        subjects.append(Subject(method, model.patch, model.name))
+        subjects.append(Subject(method, model.patch, model.name, plan.tokens(method, model.patch)))
     return subjects
 
 
