@@ -36,7 +36,8 @@ def run(quick: bool = False) -> Report:
     with patched(random_model(llama())) as patch:
         plan = Plan("random", 256, [from_token_ids("random", tokens, _Bytes())], lengths, "curve", 0, 0, None, 512)
         for fields in METHODS[:1] if quick else METHODS:
-            measure(plan, Subject(parse(fields), patch, "random"), 2 if quick else 3, report)
+            method = parse(fields)
+            measure(plan, Subject(method, patch, "random", plan.tokens(method, patch)), 2 if quick else 3, report)
     return report
 
 
