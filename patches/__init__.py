@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from patches.batch import Batch, packed_batch
+from patches.distances import effective_distance
 from patches.geometry import UnsupportedModel, geometry_of
 from patches.method import Method
 from patches.recipe import Recipe, ResolvedRecipe, RopeGeometry
@@ -34,6 +35,7 @@ __all__ = [
     "decode",
     "describe",
     "describe_methods",
+    "effective_distance",
     "encode",
     "examples",
     "geometry_of",

@@ -19,6 +19,18 @@ class Predicate(Protocol):
         """Half-open range of key indices that queries q_low..q_high (inclusive) can reach."""
         ...
 
+    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
+        """Half-open range of key indices that every one of these queries covers; empty ranges start at their end."""
+        ...
+
+
+class LayerMask(Predicate, Protocol):
+    """A mask that a layer has of its own: a sliding window or a chunk."""
+
+    def is_causal_below(self, length: int) -> bool:
+        """Whether it leaves every causal pair of the first ``length`` tokens."""
+        ...
+
 
 @dataclass(frozen=True)
 class DistanceRange:
@@ -31,6 +43,9 @@ class DistanceRange:
         if self.low < 0:
             raise ValueError("low must be at least 0: a key after its query is never attended")
 
+    def is_causal_below(self, length: int) -> bool:
+        return self.low == 0 and (self.high is None or self.high >= length)
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         distance = q_idx - kv_idx
         inside = distance >= self.low
@@ -39,6 +54,10 @@ class DistanceRange:
     def key_range(self, q_low: int, q_high: int) -> tuple[int, int]:
         first = 0 if self.high is None else max(0, q_low - self.high + 1)
         return first, max(first, q_high - self.low + 1)
+
+    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
+        first = 0 if self.high is None else max(0, q_high - self.high + 1)
+        return first, max(first, q_low - self.low + 1)
 
 
 @dataclass(frozen=True)
@@ -57,5 +76,69 @@ class And:
         first = max(first_left, first_right)
         return first, max(first, min(last_left, last_right))
 
+    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
+        first_left, last_left = self.left.full_range(q_low, q_high)
+        first_right, last_right = self.right.full_range(q_low, q_high)
+        first = max(first_left, first_right)
+        return first, max(first, min(last_left, last_right))
+
+
+@dataclass(frozen=True)
+class FirstKeys:
+    """Causal pairs whose key is among the first ``count`` tokens (attention sinks), ``low`` or more away."""
+
+    count: int
+    low: int = 0
+
+    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        return (kv_idx < self.count) & (q_idx - kv_idx >= self.low)
+
+    def key_range(self, q_low: int, q_high: int) -> tuple[int, int]:
+        return 0, max(0, min(self.count, q_high - self.low + 1))
+
+    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
+        return 0, max(0, min(self.count, q_low - self.low + 1))
+
+
+@dataclass(frozen=True)
+class ChunkRange:
+    """Causal pairs whose chunks lie low <= q_idx // size - kv_idx // size < high apart; None is unbounded."""
+
+    size: int
+    low: int = 0
+    high: int | None = None
+
+    def is_causal_below(self, length: int) -> bool:
+        return self.low == 0 and (self.high is None or self.high * self.size >= length)
+
+    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        apart = q_idx // self.size - kv_idx // self.size
+        inside = (apart >= self.low) & (kv_idx <= q_idx)
+        return inside if self.high is None else inside & (apart < self.high)
+
+    def key_range(self, q_low: int, q_high: int) -> tuple[int, int]:
+        first = 0 if self.high is None else max(0, q_low // self.size - self.high + 1) * self.size
+        last = min(q_high, (q_high // self.size - self.low + 1) * self.size - 1)
+        return first, max(first, last + 1)
+
+    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
+        first = 0 if self.high is None else max(0, q_high // self.size - self.high + 1) * self.size
+        last = min(q_low, (q_low // self.size - self.low + 1) * self.size - 1)
+        return first, max(first, last + 1)
+
 
 CAUSAL = DistanceRange()
+
+
+def merged(predicates: list[Predicate]) -> list[Predicate]:
+    """``predicates`` with those that continue each other made one, for layers where bands differ in nothing."""
+    result: list[Predicate] = []
+    for predicate in predicates:
+        last = result[-1] if result else None
+        if isinstance(last, DistanceRange) and isinstance(predicate, DistanceRange) and last.high == predicate.low:
+            result[-1] = DistanceRange(last.low, predicate.high)
+        elif isinstance(last, ChunkRange) and isinstance(predicate, ChunkRange) and last.high == predicate.low:
+            result[-1] = ChunkRange(last.size, last.low, predicate.high)
+        else:
+            result.append(predicate)
+    return [CAUSAL if predicate == ChunkRange(getattr(predicate, "size", 0)) else predicate for predicate in result]

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from patches.method import Method
+from patches.method import FrequencyMethod, Method
+from patches.methods.absolute import (
+    Learned,
+    LearnedHierarchical,
+    LearnedInterpolation,
+    Sinusoidal,
+    SinusoidalInterpolation,
+)
 from patches.methods.alibi import Alibi
-from patches.methods.by_parts import NtkByParts, Yarn
-from patches.methods.linear import Linear
+from patches.methods.by_parts import DynamicYarn, NtkByParts, Yarn, YarnPaper
+from patches.methods.clipped_rope import ClippedRope
+from patches.methods.custom import Custom
+from patches.methods.dpe import Dpe
+from patches.methods.drope import Drope
+from patches.methods.dual_chunk import DualChunk
+from patches.methods.kerple import KerpleLog, KerplePower
+from patches.methods.linear import DynamicLinear, Linear
 from patches.methods.llama3 import Llama3
+from patches.methods.lm_infinite import LmInfinite
 from patches.methods.longrope import LongRope
+from patches.methods.mrrope import MrRopeProgressive, MrRopeUniform, TailSpline
 from patches.methods.ntk import DynamicNtk, Ntk
+from patches.methods.proportional import Proportional
+from patches.methods.relative import Shaw, TransformerXL
+from patches.methods.rerope import LeakyReRope, ReRope
+from patches.methods.resonance import Resonance
+from patches.methods.sandwich import Sandwich
 from patches.methods.self_extend import SelfExtend
+from patches.methods.streaming import Streaming
+from patches.methods.string import String
+from patches.methods.su_ntk import NtkFixed, NtkMixed
+from patches.methods.t5_bias import T5Bias
 from patches.methods.unscaled import Default, NoPositions
 from patches.recipe import ResolvedRecipe, RopeGeometry
 
-METHODS: dict[str, type[Method]] = {
+FREQUENCIES: dict[str, type[FrequencyMethod]] = {
     "default": Default,
-    "none": NoPositions,
     "linear": Linear,
     "ntk": Ntk,
     "dynamic": DynamicNtk,
@@ -30,8 +53,45 @@ METHODS: dict[str, type[Method]] = {
     "yarn": Yarn,
     "llama3": Llama3,
     "longrope": LongRope,
+    "dynamic_linear": DynamicLinear,
+    "dynamic_yarn": DynamicYarn,
+    "yarn_paper": YarnPaper,
+    "ntk_fixed": NtkFixed,
+    "ntk_mixed": NtkMixed,
+    "mrrope_uni": MrRopeUniform,
+    "mrrope_pro": MrRopeProgressive,
+    "tailspline": TailSpline,
+    "proportional": Proportional,
+    "custom": Custom,
+}
+"""Frequency schedules: whatever stands on a schedule (``base``) may stand on any of these."""
+
+METHODS: dict[str, type[Method]] = {
+    **FREQUENCIES,
+    "resonance": Resonance,
+    "clipped_rope": ClippedRope,
+    "none": NoPositions,
+    "drope": Drope,
     "alibi": Alibi,
+    "sandwich": Sandwich,
+    "kerple_log": KerpleLog,
+    "kerple_power": KerplePower,
+    "t5_bias": T5Bias,
     "self_extend": SelfExtend,
+    "rerope": ReRope,
+    "leaky_rerope": LeakyReRope,
+    "dual_chunk": DualChunk,
+    "string": String,
+    "dpe": Dpe,
+    "lm_infinite": LmInfinite,
+    "streaming": Streaming,
+    "learned": Learned,
+    "learned_interpolation": LearnedInterpolation,
+    "learned_hierarchical": LearnedHierarchical,
+    "sinusoidal": Sinusoidal,
+    "sinusoidal_interpolation": SinusoidalInterpolation,
+    "shaw": Shaw,
+    "transformer_xl": TransformerXL,
 }
 
 
@@ -52,11 +112,20 @@ def _from_rope_parameters(fields: Any) -> Any:
     return {"method": name} | given
 
 
+def _union(methods: Iterable[type[Method]]) -> Any:
+    return Annotated[
+        Annotated[reduce(or_, methods), Field(discriminator="method")], BeforeValidator(_from_rope_parameters)
+    ]
+
+
 if TYPE_CHECKING:
     PositionEncoding = Method
 else:
-    _any_method = Annotated[reduce(or_, METHODS.values()), Field(discriminator="method")]
-    PositionEncoding = Annotated[_any_method, BeforeValidator(_from_rope_parameters)]
+    FrequencyEncoding = _union(FREQUENCIES.values())
+    for _method in METHODS.values():
+        # ``base`` is any schedule of the table, which exists only now.
+        _method.model_rebuild(_types_namespace={"FrequencyEncoding": FrequencyEncoding})
+    PositionEncoding = _union(METHODS.values())
     """Request type: a discriminated union on ``method``, made from the table."""
 
 _adapter: TypeAdapter[Method] = TypeAdapter(PositionEncoding)
@@ -72,8 +141,8 @@ def parse(fields: Mapping[str, Any]) -> Method:
 
 
 def effective(method: Method, geometry: RopeGeometry) -> Method:
-    """``method`` itself, or the checkpoint's own scaling where "default" without parameters stands for it."""
-    return parse(dict(geometry.native)) if geometry.native and method == Default() else method
+    """``method`` itself, or the checkpoint's own encoding where "default" without parameters stands for it."""
+    return geometry.native if geometry.native is not None and method == Default() else method
 
 
 def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedRecipe:
@@ -82,7 +151,7 @@ def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedReci
     Raises:
         ValueError: when the method or a parameter does not fit the model; the message names it.
     """
-    return effective(method, geometry).recipe(geometry).resolve(geometry, length)
+    return method.recipe(geometry).resolve(geometry, length)
 
 
 def describe(method: Method, geometry: RopeGeometry, length: int) -> dict[str, Any]:
@@ -98,12 +167,28 @@ def describe(method: Method, geometry: RopeGeometry, length: int) -> dict[str, A
         **in_effect.parameters(geometry),
         "requested": method.method,
         "attention_factor": resolved.attention_factor,
-        "effective_rope_theta": resolved.rope_theta if resolved.rotates else None,
+        "effective_rope_theta": resolved.rope_theta or None,
         "rotates_at": resolved.rotates_at,
         "bands": len(resolved.recipe.bands),
         "reserved_length": resolved.length,
         "frequency_hash": resolved.frequency_hash,
     }
+
+
+ABOUT = (
+    "summary",
+    "use",
+    "avoid",
+    "reach",
+    "evidence",
+    "training_free",
+    "paper",
+    "formula",
+    "cost",
+    "rotates_at",
+    "family",
+)
+"""What every method tells of itself, in the order in which listings show it."""
 
 
 def examples() -> list[dict[str, Any]]:
@@ -116,11 +201,7 @@ def describe_methods() -> list[dict[str, Any]]:
     return [
         {
             "method": name,
-            "summary": method.summary,
-            "paper": method.paper,
-            "training_free": method.training_free,
-            "cost": method.cost,
-            "rotates_at": method.rotates_at,
+            **{about: getattr(method, about) for about in ABOUT},
             "parameters": method.model_json_schema(),
         }
         for name, method in METHODS.items()

@@ -19,31 +19,41 @@ def base_inv_freq(rope_theta: float, rotary_dim: int) -> torch.Tensor:
     return torch.as_tensor(1.0 / (rope_theta**exponent))
 
 
+def per_pair(position: torch.Tensor) -> torch.Tensor:
+    """What a position map returned, [n] or [n, pairs], as [n, 1] or [n, pairs]."""
+    return position if position.ndim == 2 else position[:, None]
+
+
 def rotary_table(
     position: torch.Tensor, inv_freq: torch.Tensor, attention_factor: torch.Tensor | float, *, interleaved: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, float32 [..., rotary_dim], already multiplied by ``attention_factor``.
 
-    ``position`` [...] and ``inv_freq`` [rotary_dim / 2] or [..., rotary_dim / 2]. The half-split
-    layout repeats the frequencies one after the other, the interleaved layout pair by pair.
+    ``position`` [..., 1], or [..., rotary_dim / 2] where pairs stand at positions of their own;
+    ``inv_freq`` [rotary_dim / 2] or [..., rotary_dim / 2]. The half-split layout repeats the
+    frequencies one after the other, the interleaved layout pair by pair.
     """
-    angles = position[..., None].float() * inv_freq
+    angles = position.float() * inv_freq
     angles = angles.repeat_interleave(2, dim=-1) if interleaved else torch.cat((angles, angles), dim=-1)
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 
 
-def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
-    """Rotate the first cos.shape[-1] dimensions of ``states`` [..., n, head_dim]; the rest passes through.
+def rotate(
+    states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool, offset: int = 0
+) -> torch.Tensor:
+    """Rotate dimensions offset .. offset + cos.shape[-1] of ``states`` [..., n, head_dim]; the rest passes through.
 
     Half-split pairs (i, i + d/2), as Llama and GPT-NeoX; interleaved pairs (2i, 2i + 1), as GPT-J.
     The product is taken in float32 and returned in the dtype of ``states``.
     """
     rotary_dim = cos.shape[-1]
-    rotated, passed = states[..., :rotary_dim].float(), states[..., rotary_dim:]
+    before, rotated, after = states.split((offset, rotary_dim, states.shape[-1] - offset - rotary_dim), dim=-1)
+    rotated = rotated.float()
     if interleaved:
         turned = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), dim=-1).flatten(-2)
     else:
         first, second = rotated.chunk(2, dim=-1)
         turned = torch.cat((-second, first), dim=-1)
     result = (rotated * cos + turned * sin).to(states.dtype)
-    return torch.cat((result, passed), dim=-1) if passed.shape[-1] else result
+    parts = [part for part in (before, result, after) if part.shape[-1]]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

@@ -1,0 +1,88 @@
+"""Position maps that methods are made of: positions int64 [n] to the positions used as rotation angles.
+
+Whole division and remainders stay int64, so that an effective distance is exact; only ``Stretched`` is fractional.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same position for every token."""
+
+    position: int
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(position, self.position)
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """position + shift."""
+
+    shift: int
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        return position + self.shift
+
+
+@dataclass(frozen=True)
+class Capped:
+    """min(position, last)."""
+
+    last: int
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        return position.clamp_max(self.last)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """position // group_size + shift."""
+
+    group_size: int
+    shift: int = 0
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        return position // self.group_size + self.shift
+
+
+@dataclass(frozen=True)
+class GroupedPairs:
+    """position // group_size + shift, each rotary pair with its own: [n] -> [n, pairs]."""
+
+    group_sizes: tuple[int, ...]
+    shifts: tuple[int, ...]
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        sizes = torch.tensor(self.group_sizes, device=position.device)
+        shifts = torch.tensor(self.shifts, device=position.device)
+        return position[:, None] // sizes + shifts
+
+
+@dataclass(frozen=True)
+class Stretched:
+    """(position + shift) / divisor, float64."""
+
+    divisor: float
+    shift: float = 0.0
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        return (position.double() + self.shift) / self.divisor
+
+
+@dataclass(frozen=True)
+class InChunk:
+    """position % size + shift, ``last`` at most when given."""
+
+    size: int
+    shift: int = 0
+    last: int | None = None
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        inside = position % self.size + self.shift
+        return inside if self.last is None else inside.clamp_max(self.last)
