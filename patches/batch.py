@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TypeVar
 
 import torch
@@ -119,3 +119,18 @@ def _leading_zeros(mask: torch.Tensor) -> list[int]:
     # A row that is nothing but padding so far (chunked prefill) attends to its last column, to no effect.
     counts: list[int] = zeros.clamp_max(mask.shape[1] - 1).tolist()
     return counts
+
+
+def padded_keys(batch: Batch, held: int) -> list[slice]:
+    """Key columns per segment. A layer may hold fewer columns than were seen (sliding) or more (static)."""
+    dropped = max(0, batch.columns - held)
+    return [slice(max(0, s.key_column - dropped), s.key_column + s.q_stop - dropped) for s in batch.segments]
+
+
+def packed_lengths(batch: Batch, key_edges: torch.Tensor) -> tuple[list[int], list[int]]:
+    """(new tokens, keys held) of every sequence of a packed row."""
+    edges = key_edges[: len(batch.segments) + 1].tolist()
+    return (
+        [segment.query.stop - segment.query.start for segment in batch.segments],
+        [last - first for first, last in pairwise(edges)],
+    )

@@ -2,7 +2,8 @@
 
 Three routes. One identity band is ordinary attention. A single new query attends once: over keys as
 they are, or over raw keys turned by their own effective distance. Anything else goes through blocks of
-queries, each band over the keys that it can reach.
+queries, each band over the keys that it can reach. Layers with a soft limit or with sinks, and encodings that
+score distances by the query, have no fused kernel; they are in ``eager``.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 
+from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import Attended, merge, sdpa_with_lse
 from patches.batch import Batch
-from patches.masks import CAUSAL, And, DistanceRange, Predicate
-from patches.recipe import Band, PositionMap, ResolvedRecipe
-from patches.rotary import rotary_table, rotate
+from patches.masks import CAUSAL, And, Predicate
+from patches.recipe import Band, PositionMap, RelativeScores, ResolvedRecipe
+from patches.rotary import per_pair, rotary_table, rotate
+from patches.temperature import ConstantTemperature
 
 T = TypeVar("T")
 Table = tuple[torch.Tensor, torch.Tensor]
 
-QUERY_BLOCK = 512
-"""Queries per block: bounds a mask or a bias to [heads, 512, k] floats."""
+QUERY_BLOCK = 256
+"""Queries per block: bounds a mask or a bias to [heads, 256, k] floats."""
 
 
 def attend(
@@ -32,28 +35,30 @@ def attend(
     value: torch.Tensor,
     resolved: ResolvedRecipe,
     batch: Batch,
+    layer: Layer,
     *,
     q_start: int,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    head: int = 0,
 ) -> torch.Tensor:
-    """Attention output [rows, heads, q, head_dim] in the dtype of ``query``; arguments as in the reference.
+    """Attention output [rows, heads, q, value dim] in the dtype of ``query``.
 
-    ``batch`` keeps the tables that all layers of the forward share.
+    ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads,
+    k, head_dim] and ``value`` end at the last of them. Keys are rotated already if the recipe rotates at
+    cache-write, raw otherwise. If keys were evicted, the first ``head`` columns are those at positions
+    0 .. head - 1. ``batch`` keeps the tables that all layers of the forward share.
     """
-    segment = _Segment(query, key, value, resolved, batch, q_start, scaling, window)
-    if softcap is not None:
-        return segment.softcapped(softcap)
+    segment = _Segment(query, key, value, resolved, batch, layer, q_start, head)
+    if layer.softcap is not None or layer.sinks is not None or resolved.recipe.relative is not None:
+        return segment.eager()
     if segment.is_plain:
         return segment.ordinary()
-    if query.shape[2] == 1 and (resolved.rotates_at == "cache_read" or len(resolved.recipe.bands) == 1):
+    if query.shape[2] == 1:
         return segment.single_query()
     return segment.in_blocks()
 
 
 class _Segment:
-    """The tensors of one call, and the three routes over them."""
+    """The tensors of one call, and the routes over them."""
 
     def __init__(
         self,
@@ -62,17 +67,17 @@ class _Segment:
         value: torch.Tensor,
         resolved: ResolvedRecipe,
         batch: Batch,
+        layer: Layer,
         q_start: int,
-        scaling: float,
-        window: int | None,
+        head: int,
     ) -> None:
-        self.key, self.value, self.resolved, self.batch = key, value, resolved, batch
-        self.scaling, self.q_start = scaling, q_start
-        self.q_stop = q_start + query.shape[2]
-        self.k_start = self.q_stop - key.shape[2]
-        self.window = window if window is not None and window < self.q_stop else None
-        self.is_plain = resolved.is_plain and self.window is None
-        self.query = self._tempered(query)
+        self.key, self.value, self.resolved, self.batch, self.layer = key, value, resolved, batch, layer
+        self.q_start, self.q_stop = q_start, q_start + query.shape[2]
+        self.head, self.k_start = head, self.q_stop - key.shape[2] + head
+        self.own = None if layer.own.is_causal_below(self.q_stop) else layer.own
+        self.is_plain = resolved.is_plain and self.own is None and head == 0
+        self.untempered = query
+        self.scaling, self.query = self._tempered(query)
 
     def ordinary(self) -> torch.Tensor:
         """Plain causal attention: transformers' own SDPA call, so the result is the same to the bit."""
@@ -91,11 +96,10 @@ class _Segment:
 
     def single_query(self) -> torch.Tensor:
         """One query. Left raw, with key j turned by minus its effective distance, one pass serves all bands."""
+        key, bias = self.key, self._shared("bias", self.q_start, 1, self._single_bias)
         if self.resolved.rotates_at == "cache_read":
-            cos, sin, bias = self._shared("distance", self.q_start, 1, self._distance_table)
-            key = rotate(self.key, cos, sin, interleaved=self.resolved.interleaved)
-        else:
-            key, bias = self.key, self._shared("bias", self.q_start, 1, self._single_bias)
+            table = self._shared("distance", self.q_start, 1, self._distance_table)
+            key = rotate(key, *table, interleaved=self.resolved.interleaved, offset=self.resolved.offset)
         return F.scaled_dot_product_attention(
             self.query,
             key,
@@ -107,70 +111,102 @@ class _Segment:
 
     def in_blocks(self) -> torch.Tensor:
         """Blocks of queries; in each, every band attends to the keys it can reach."""
-        keys = [self._rotated_keys(band) for band in self.resolved.recipe.bands]
+        keys = self._keys_by_band()
         blocks = []
         for first in range(0, self.query.shape[2], QUERY_BLOCK):
             query = self.query[:, :, first : first + QUERY_BLOCK]
             q_low = self.q_start + first
-            parts = [
-                self._band(query, q_low, band, key) for band, key in zip(self.resolved.recipe.bands, keys, strict=True)
-            ]
-            blocks.append(self._merged([part for part in parts if part is not None]))
+            parts: list[Attended] = []
+            for band, key in zip(self.resolved.recipe.bands, keys, strict=True):
+                parts += self._band(query, q_low, band, key)
+            blocks.append(merge(parts))
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
-    def softcapped(self, softcap: float) -> torch.Tensor:
-        """A limit on scores (Gemma 2) has no fused kernel: eager, in the order transformers uses."""
+    def eager(self) -> torch.Tensor:
+        """Scores in the open, in blocks of queries and in the order of operations that transformers uses."""
         groups = self.query.shape[1] // self.key.shape[1]
         value = self.value.repeat_interleave(groups, 1)
+        keys = [key.repeat_interleave(groups, 1) for key in self._keys_by_band()]
         blocks = []
         for first in range(0, self.query.shape[2], QUERY_BLOCK):
             query = self.query[:, :, first : first + QUERY_BLOCK]
-            q_low = self.q_start + first
-            q_idx, kv_idx = self._indices(q_low, query.shape[2], self.k_start, self.q_stop)
-            scores, covered = None, None
-            for band in self.resolved.recipe.bands:
-                key = self._rotated_keys(band).repeat_interleave(groups, 1)
-                band_scores = self._rotated_queries(query, q_low, band) @ key.transpose(2, 3) * self.scaling
-                inside = self._predicate(band)(q_idx, kv_idx)
-                scores = band_scores if scores is None else torch.where(inside, band_scores, scores)
-                covered = inside if covered is None else covered | inside
-            assert scores is not None  # a recipe has at least one band
-            assert covered is not None
-            scores = torch.tanh(scores / softcap) * softcap
-            if self.resolved.recipe.score_bias is not None:
-                scores = scores + self.resolved.recipe.score_bias(q_idx, kv_idx)
-            scores = scores.masked_fill(~covered, torch.finfo(scores.dtype).min)
-            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+            weights = self._weights(self._scores(query, self.q_start + first, keys)).to(query.dtype)
             blocks.append(weights @ value)
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
+    def _scores(self, query: torch.Tensor, q_low: int, keys: list[torch.Tensor]) -> torch.Tensor:
+        q_idx, kv_idx = self._indices(q_low, query.shape[2], slice(None))
+        scores, covered = None, None
+        for band, key in zip(self.resolved.recipe.bands, keys, strict=True):
+            band_scores = self._rotated_queries(query, q_low, band) @ key.transpose(2, 3) * self.scaling
+            inside = self._predicate(band)(q_idx, kv_idx)
+            scores = band_scores if scores is None else torch.where(inside, band_scores, scores)
+            covered = inside if covered is None else covered | inside
+        assert scores is not None  # a recipe has at least one band
+        assert covered is not None
+        if self.resolved.recipe.relative is not None:
+            scores = scores + self._relative(self.resolved.recipe.relative, q_idx, kv_idx, keys[0])
+        if self.layer.softcap is not None:
+            scores = torch.tanh(scores / self.layer.softcap) * self.layer.softcap
+        if self.resolved.recipe.score_bias is not None:
+            scores = scores + self.resolved.recipe.score_bias(q_idx, kv_idx)
+        return scores.masked_fill(~covered, torch.finfo(scores.dtype).min)
+
+    def _relative(
+        self, relative: RelativeScores, q_idx: torch.Tensor, kv_idx: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        """Some of its terms know no query, so that the temperature has to multiply the sum of all."""
+        assert self.layer.attention is not None
+        low = int(q_idx[0, 0]) - self.q_start
+        query = self.untempered[:, :, low : low + len(q_idx)]
+        scores = relative(self.layer.attention, query, key, (q_idx - kv_idx).clamp_min(0)) * self.scaling
+        temperature = self.resolved.recipe.attention_temperature
+        if temperature is None or isinstance(temperature, ConstantTemperature):
+            return scores
+        return scores * temperature(q_idx[:, 0])[:, None].to(scores.dtype)
+
+    def _weights(self, scores: torch.Tensor) -> torch.Tensor:
+        if self.layer.sinks is None:
+            return torch.softmax(scores, dim=-1, dtype=torch.float32)
+        nothing = self.layer.sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], -1)
+        logits = torch.cat([scores, nothing], dim=-1)
+        logits = logits - logits.max(dim=-1, keepdim=True).values
+        return torch.softmax(logits, dim=-1, dtype=logits.dtype)[..., :-1]
+
     # Pieces of the block route
 
-    def _band(self, query: torch.Tensor, q_low: int, band: Band, key: torch.Tensor) -> Attended | torch.Tensor | None:
-        q_high = q_low + query.shape[2] - 1
-        k_low, k_high = self._predicate(band).key_range(q_low, q_high)
-        k_low, k_high = max(k_low, self.k_start), min(k_high, self.q_stop)
-        if k_low >= k_high:
-            return None
-        columns = slice(k_low - self.k_start, k_high - self.k_start)
-        bias = self._bias(band, q_low, query.shape[2], k_low, k_high)
+    def _band(self, query: torch.Tensor, q_low: int, band: Band, key: torch.Tensor) -> list[Attended]:
+        """One band's attention in up to three parts: keys that all queries cover need no mask, and masks are slow."""
+        queries = query.shape[2]
+        predicate = self._predicate(band)
+        reached = self._columns(*predicate.key_range(q_low, q_low + queries - 1))
+        full = self._columns(*predicate.full_range(q_low, q_low + queries - 1))
+        if self.resolved.recipe.score_bias is not None or full.start >= full.stop:
+            cuts = [reached]
+        else:
+            cuts = [slice(reached.start, full.start), full, slice(full.stop, reached.stop)]
         query = self._rotated_queries(query, q_low, band)
-        key, value = key[:, :, columns], self.value[:, :, columns]
-        if len(self.resolved.recipe.bands) > 1:
-            return sdpa_with_lse(query, key, value, bias, self.scaling)
-        groups = query.shape[1] // key.shape[1]  # masked kernels want the heads repeated, as in transformers
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=self.scaling)
+        parts = []
+        for columns in cuts:
+            if columns.start < columns.stop:
+                bias = None if columns == full and len(cuts) > 1 else self._bias([band], q_low, queries, columns)
+                parts.append(sdpa_with_lse(query, key[:, :, columns], self.value[:, :, columns], bias, self.scaling))
+        return parts
 
-    def _merged(self, parts: list[Attended | torch.Tensor]) -> torch.Tensor:
-        if isinstance(parts[0], torch.Tensor):
-            return parts[0]
-        return merge([part for part in parts if not isinstance(part, torch.Tensor)])
+    def _columns(self, k_low: int, k_high: int) -> slice:
+        """Key columns that hold positions k_low .. k_high - 1, of those still in the cache."""
 
-    def _bias(self, band: Band, q_low: int, queries: int, k_low: int, k_high: int) -> torch.Tensor | None:
-        """Additive bias [1, heads or 1, q, k] of the band's predicate and the recipe's score bias."""
-        q_idx, kv_idx = self._indices(q_low, queries, k_low, k_high)
-        covered = self._predicate(band)(q_idx, kv_idx)
+        def column(position: int) -> int:
+            if position < self.head:
+                return position
+            return min(max(position - self.k_start, 0) + self.head, self.key.shape[2])
+
+        return slice(column(k_low), column(k_high))
+
+    def _bias(self, bands: list[Band], q_low: int, queries: int, columns: slice) -> torch.Tensor | None:
+        """Additive bias [1, heads or 1, q, k] of what the bands leave out and the recipe's score bias."""
+        q_idx, kv_idx = self._indices(q_low, queries, columns)
+        covered = torch.stack([self._predicate(band)(q_idx, kv_idx) for band in bands]).any(0)
         score_bias = self.resolved.recipe.score_bias
         if score_bias is None and bool(covered.all()):
             return None
@@ -180,73 +216,80 @@ class _Segment:
         return bias[None, None] if bias.ndim == 2 else bias[None]
 
     def _predicate(self, band: Band) -> Predicate:
-        return band.predicate if self.window is None else And(band.predicate, DistanceRange(0, self.window))
+        return band.predicate if self.own is None else And(band.predicate, self.own)
 
     # Rotation and positions
 
-    def _rotated_keys(self, band: Band) -> torch.Tensor:
+    def _keys_by_band(self) -> list[torch.Tensor]:
+        """Keys as each band sees them; bands that place keys alike share them."""
         if self.resolved.rotates_at != "cache_read":
-            return self.key
-        make = self._table_maker(band.key_map, self.k_start, self.q_stop)
-        table = self._shared(("key", band), self.k_start, self.q_stop, make)
-        return rotate(self.key, *table, interleaved=self.resolved.interleaved)
+            return [self.key] * len(self.resolved.recipe.bands)
+        turned: dict[PositionMap, torch.Tensor] = {}
+        for band in self.resolved.recipe.bands:
+            if band.key_map not in turned:
+                table = self._table(("key", band.key_map), band.key_map, lambda: self._positions(slice(None)))
+                turned[band.key_map] = self._turned(self.key, table)
+        return [turned[band.key_map] for band in self.resolved.recipe.bands]
 
     def _rotated_queries(self, query: torch.Tensor, q_low: int, band: Band) -> torch.Tensor:
         if self.resolved.rotates_at != "cache_read":
             return query
-        make = self._table_maker(band.query_map, q_low, q_low + query.shape[2])
-        table = self._shared(("query", band), q_low, query.shape[2], make)
-        return rotate(query, *table, interleaved=self.resolved.interleaved)
+        stop = q_low + query.shape[2]
+        kind = ("query", band.query_map, q_low, stop)
+        table = self._table(kind, band.query_map, lambda: torch.arange(q_low, stop, device=query.device))
+        return self._turned(query, table)
 
-    def _table_maker(self, position_map: PositionMap, start: int, stop: int) -> Callable[[], Table]:
+    def _turned(self, states: torch.Tensor, table: Table) -> torch.Tensor:
+        return rotate(states, *table, interleaved=self.resolved.interleaved, offset=self.resolved.offset)
+
+    def _table(self, kind: Hashable, position_map: PositionMap, positions: Callable[[], torch.Tensor]) -> Table:
         def make() -> Table:
-            position = torch.arange(start, stop, device=self.key.device)
             inv_freq = torch.tensor(self.resolved.inv_freq, device=self.key.device)
-            factor = self.resolved.attention_factor
-            return rotary_table(position_map(position), inv_freq, factor, interleaved=self.resolved.interleaved)
+            factor, layout = self.resolved.attention_factor, self.resolved.interleaved
+            return rotary_table(per_pair(position_map(positions())), inv_freq, factor, interleaved=layout)
 
-        return make
+        return self._shared(kind, self.q_start, self.query.shape[2], make)
 
     def _single_bias(self) -> torch.Tensor | None:
-        return self._bias(self.resolved.recipe.bands[0], self.q_start, 1, self.k_start, self.q_stop)
+        return self._bias(list(self.resolved.recipe.bands), self.q_start, 1, slice(None))
 
-    def _distance_table(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        q_idx, kv_idx = self._indices(self.q_start, 1, self.k_start, self.q_stop)
-        distance, covered = torch.zeros_like(kv_idx), torch.zeros_like(kv_idx, dtype=torch.bool)
+    def _distance_table(self) -> Table:
+        """cos and sin [k, rotary_dim] of minus every key's effective distance."""
+        q_idx, kv_idx = self._indices(self.q_start, 1, slice(None))
+        distance = torch.zeros(1, 1, device=kv_idx.device)
         for band in self.resolved.recipe.bands:
-            inside = self._predicate(band)(q_idx, kv_idx)
-            distance = torch.where(inside, band.query_map(q_idx) - band.key_map(kv_idx), distance)
-            covered = covered | inside
+            inside = self._predicate(band)(q_idx, kv_idx)[0, :, None]
+            apart = per_pair(band.query_map(q_idx[:, 0])) - per_pair(band.key_map(kv_idx[0]))
+            distance = torch.where(inside, apart, distance)
         inv_freq = torch.tensor(self.resolved.inv_freq, device=self.key.device)
         # The factor multiplies both the query's and the key's table, so here it enters squared.
-        cos, sin = rotary_table(
-            -distance[0], inv_freq, self.resolved.attention_factor**2, interleaved=self.resolved.interleaved
-        )
-        bias = self.resolved.recipe.score_bias
-        if bias is None and bool(covered.all()):
-            return cos, sin, None
-        added = torch.zeros(covered.shape, device=cos.device)[None] if bias is None else bias(q_idx, kv_idx)
-        added = added.masked_fill(~covered, torch.finfo(self.query.dtype).min)
-        return cos, sin, added[None].to(self.query.dtype)
+        factor, layout = self.resolved.attention_factor**2, self.resolved.interleaved
+        return rotary_table(-distance, inv_freq, factor, interleaved=layout)
 
-    def _tempered(self, query: torch.Tensor) -> torch.Tensor:
+    def _tempered(self, query: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """Factor on scores, and the queries multiplied by what depends on their positions."""
         temperature = self.resolved.recipe.attention_temperature
         if temperature is None:
-            return query
+            return self.layer.scaling, query
+        if isinstance(temperature, ConstantTemperature):
+            return self.layer.scaling * temperature.multiplier, query
         q_idx = torch.arange(self.q_start, self.q_stop, device=query.device)
-        return (query * temperature(q_idx)[:, None]).to(query.dtype)
+        return self.layer.scaling, (query * temperature(q_idx)[:, None]).to(query.dtype)
 
     def _causal_mask(self) -> torch.Tensor:
-        q_idx, kv_idx = self._indices(self.q_start, self.query.shape[2], self.k_start, self.q_stop)
-        return CAUSAL(q_idx, kv_idx)
+        return CAUSAL(*self._indices(self.q_start, self.query.shape[2], slice(None)))
 
-    def _indices(self, q_low: int, queries: int, k_low: int, k_high: int) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self.query.device
-        return (
-            torch.arange(q_low, q_low + queries, device=device)[:, None],
-            torch.arange(k_low, k_high, device=device)[None, :],
-        )
+    def _positions(self, columns: slice) -> torch.Tensor:
+        """Positions int64 of key columns."""
+        tail = torch.arange(self.k_start, self.q_stop, device=self.key.device)
+        if self.head == 0:
+            return tail[columns]
+        return torch.cat((torch.arange(self.head, device=self.key.device), tail))[columns]
+
+    def _indices(self, q_low: int, queries: int, columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        q_idx = torch.arange(q_low, q_low + queries, device=self.query.device)
+        return q_idx[:, None], self._positions(columns)[None, :]
 
     def _shared(self, kind: Hashable, start: int, length: int, make: Callable[[], T]) -> T:
-        key = (kind, self.resolved, start, length, self.k_start, self.window)
+        key = (kind, self.resolved, start, length, self.k_start, self.head, self.own)
         return self.batch.shared(key, make)

@@ -8,6 +8,7 @@ kernels behind it are called by name, per device; other devices compute it in fl
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 Attended = tuple[torch.Tensor, torch.Tensor]
 
@@ -20,6 +21,10 @@ def sdpa_with_lse(
     ``bias`` is additive, broadcastable to [rows, heads, q, k], the most negative finite number where
     a pair is excluded: a row without any key then weighs nothing in a merge, and nothing is NaN.
     """
+    if value.shape[-1] < query.shape[-1]:  # the kernels want one width (latent attention has two)
+        padded = F.pad(value, (0, query.shape[-1] - value.shape[-1]))
+        out, lse = sdpa_with_lse(query, key, padded, bias, scaling)
+        return out[..., : value.shape[-1]], lse
     if query.requires_grad or key.requires_grad or value.requires_grad:
         return eager_with_lse(query, key, value, bias, scaling)  # the kernels' log-sum-exp has no gradient
     if query.device.type == "cpu" and query.dtype == torch.float32:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from patches.masks import DistanceRange
+from patches.attention.layer import Layer
 from patches.recipe import Band, ResolvedRecipe
-from patches.rotary import rotary_table, rotate
+from patches.rotary import per_pair, rotary_table, rotate
 
 
 def attend(
@@ -14,18 +14,15 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     resolved: ResolvedRecipe,
+    layer: Layer,
     *,
     q_start: int,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attention output [rows, heads, q, head_dim] in float32.
 
     ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` and
     ``value`` [rows, kv_heads, k, head_dim] end at the last of them. Keys (and queries) are rotated
-    already if the recipe rotates at cache-write, raw otherwise. ``window`` is the layer's own
-    sliding window, ``softcap`` its own soft limit on scores.
+    already if the recipe rotates at cache-write, raw otherwise.
     """
     query, key, value = query.float(), key.float(), value.float()
     groups = query.shape[1] // key.shape[1]
@@ -36,16 +33,22 @@ def attend(
 
     scores = torch.full((*query.shape[:3], key.shape[2]), float("-inf"), device=query.device)
     for band in resolved.recipe.bands:
-        covered = band.predicate(*pairs) & DistanceRange(0, window)(*pairs)
+        covered = band.predicate(*pairs) & layer.own(*pairs)
         scores = torch.where(covered, _band_scores(query, key, q_idx, kv_idx, band, resolved), scores)
-    scores = scores * scaling
+    if resolved.recipe.relative is not None:
+        assert layer.attention is not None
+        scores = scores + resolved.recipe.relative(layer.attention, query, key, (pairs[0] - pairs[1]).clamp_min(0))
+    scores = scores * layer.scaling
     if resolved.recipe.attention_temperature is not None:
         scores = scores * resolved.recipe.attention_temperature(q_idx)[:, None]
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-        scores = scores.masked_fill(~_any_band(resolved, pairs, window), float("-inf"))
+    if layer.softcap is not None:
+        scores = torch.tanh(scores / layer.softcap) * layer.softcap
+        scores = scores.masked_fill(~_any_band(resolved, pairs, layer), float("-inf"))
     if resolved.recipe.score_bias is not None:
         scores = scores + resolved.recipe.score_bias(*pairs)
+    if layer.sinks is not None:
+        nothing = layer.sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        return torch.softmax(torch.cat((scores, nothing), dim=-1), dim=-1)[..., :-1] @ value
     return torch.softmax(scores, dim=-1) @ value
 
 
@@ -60,13 +63,14 @@ def _band_scores(
     if resolved.rotates_at == "cache_read":
         inv_freq = torch.tensor(resolved.inv_freq, device=query.device)
         layout = resolved.interleaved
-        q_table = rotary_table(band.query_map(q_idx), inv_freq, resolved.attention_factor, interleaved=layout)
-        k_table = rotary_table(band.key_map(kv_idx), inv_freq, resolved.attention_factor, interleaved=layout)
-        query = rotate(query, *q_table, interleaved=layout)
-        key = rotate(key, *k_table, interleaved=layout)
+        q_angles, k_angles = per_pair(band.query_map(q_idx)), per_pair(band.key_map(kv_idx))
+        q_table = rotary_table(q_angles, inv_freq, resolved.attention_factor, interleaved=layout)
+        k_table = rotary_table(k_angles, inv_freq, resolved.attention_factor, interleaved=layout)
+        query = rotate(query, *q_table, interleaved=layout, offset=resolved.offset)
+        key = rotate(key, *k_table, interleaved=layout, offset=resolved.offset)
     return query @ key.transpose(-1, -2)
 
 
-def _any_band(resolved: ResolvedRecipe, pairs: tuple[torch.Tensor, torch.Tensor], window: int | None) -> torch.Tensor:
+def _any_band(resolved: ResolvedRecipe, pairs: tuple[torch.Tensor, torch.Tensor], layer: Layer) -> torch.Tensor:
     covered = [band.predicate(*pairs) for band in resolved.recipe.bands]
-    return torch.stack(covered).any(0) & DistanceRange(0, window)(*pairs)
+    return torch.stack(covered).any(0) & layer.own(*pairs)

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 from patches.attention import fused, reference
+from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import eager_with_lse, merge, sdpa_with_lse
 from patches.batch import Batch
+from patches.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.methods.alibi import LinearBias, alibi_slopes
 from patches.temperature import LogLengthTemperature
-from tests.methods import rows
+from tests.methods import Fields, rows
 from tests.patches.forward import relative
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
@@ -25,7 +27,14 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 Half precision: ten times the spacing of its numbers at 1. What costs is rounding the rotated keys."""
 
 TRAINED, HEAD_DIM, ROTARY_DIM, SCALING = 32, 16, 8, 0.3
-REQUESTS = [fields for row in rows(ROTARY_DIM // 2, TRAINED) for fields in row.requests]
+
+
+def requests(heads: int) -> list[Fields]:
+    """The table's requests for a model of this many heads that rotates half of each."""
+    return [f for row in rows(ROTARY_DIM // 2, TRAINED, heads) if not row.whole_head for f in row.requests]
+
+
+REQUESTS = requests(4)
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -58,12 +67,22 @@ class Case:
     interleaved: bool
     seed: int
     composed: bool = False
+    chunked: bool = False
+    sinks: bool = False
+
+    @property
+    def layer(self) -> Layer:
+        """What the layer has of its own; ``chunked`` makes chunks of what is otherwise a window."""
+        own: LayerMask = CAUSAL
+        if self.window is not None:
+            own = ChunkRange(self.window, 0, 1) if self.chunked else DistanceRange(0, self.window)
+        return Layer(SCALING, own, self.softcap, torch.linspace(-1, 3, self.heads) if self.sinks else None)
 
     @property
     def resolved(self) -> ResolvedRecipe:
         """Of the request; ``composed`` adds all that a recipe can hold at once, whatever its method has of it."""
         geometry = RopeGeometry(HEAD_DIM, ROTARY_DIM, 1e4, TRAINED, 64, self.heads, interleaved=self.interleaved)
-        resolved = resolve(parse(REQUESTS[self.request]), geometry, self.past + self.new)
+        resolved = resolve(parse(requests(self.heads)[self.request]), geometry, self.past + self.new)
         if not self.composed:
             return resolved
         extras = {"score_bias": LinearBias(alibi_slopes(self.heads)), "attention_temperature": LogLengthTemperature(8)}
@@ -82,7 +101,8 @@ def cases(draw: st.DrawFn) -> Case:
     new = draw(st.sampled_from([1, 1, 2, 8, 20, 45]))
     past = draw(st.sampled_from([0, 1, 13, 40]))
     window = draw(st.sampled_from([None, None, 1, 6, 24, 200]))
-    droppable = 0 if window is None else max(0, past - window + 1)
+    chunked = draw(st.booleans())
+    droppable = 0 if window is None or chunked else max(0, past - window + 1)
     return Case(
         new=new,
         past=past,
@@ -95,14 +115,18 @@ def cases(draw: st.DrawFn) -> Case:
         interleaved=draw(st.booleans()),
         seed=draw(st.integers(0, 100)),
         composed=draw(st.booleans()),
+        chunked=chunked,
+        sinks=draw(st.integers(0, 3)) == 0,
     )
 
 
 def check(case: Case, dtype: torch.dtype, device: str) -> None:
     query, key, value = case.tensors(dtype, device)
-    options = {"q_start": case.past, "scaling": SCALING, "window": case.window, "softcap": case.softcap}
-    expected = reference.attend(query, key, value, case.resolved, **options)  # type: ignore[arg-type]
-    result = fused.attend(query, key, value, case.resolved, Batch([]), **options)  # type: ignore[arg-type]
+    layer = case.layer
+    if layer.sinks is not None:
+        layer = replace(layer, sinks=layer.sinks.to(device, dtype))
+    expected = reference.attend(query, key, value, case.resolved, layer, q_start=case.past)
+    result = fused.attend(query, key, value, case.resolved, Batch([]), layer, q_start=case.past)
     assert result.dtype == dtype
     assert result.shape == query.shape
     assert relative(result.float(), expected) < TOLERANCE[dtype]
@@ -139,9 +163,8 @@ def test_layers_share_tables_without_mixing_them_up() -> None:
         for new, past, window, softcap in layers:
             case = Case(new, past, 0, 4, 2, window, softcap, request, False, 0)
             tensors = case.tensors(torch.float32, "cpu")
-            options = {"q_start": past, "scaling": SCALING, "window": window, "softcap": softcap}
-            expected = reference.attend(*tensors, case.resolved, **options)  # type: ignore[arg-type]
-            result = fused.attend(*tensors, case.resolved, batch, **options)  # type: ignore[arg-type]
+            expected = reference.attend(*tensors, case.resolved, case.layer, q_start=past)
+            result = fused.attend(*tensors, case.resolved, batch, case.layer, q_start=past)
             assert relative(result, expected) < TOLERANCE[torch.float32]
 
 

@@ -1,0 +1,23 @@
+"""What one layer's attention has of its own, whatever encoding a request chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from patches.masks import CAUSAL, LayerMask
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """``own`` is its mask (sliding window, chunk), ``softcap`` its soft limit on scores (Gemma 2), ``sinks``
+    [heads] its learned logits of attending to nothing (gpt-oss), ``scaling`` the factor on its scores.
+    ``attention`` is its module, for encodings that read weights of their own there."""
+
+    scaling: float
+    own: LayerMask = CAUSAL
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    attention: nn.Module | None = None
