@@ -1,13 +1,11 @@
-"""Reading a loaded model: its rotary geometry, its native encoding, and whether it can be carried at all.
+"""Reading a loaded model: its geometry, its native encoding, and whether it can be carried at all.
 
-Works on attributes alone, so that it needs no model library. Everything that differs between
-architectures is measured on the model's own functions with probe tensors, never looked up by name.
+Works on attributes alone, so that it needs no model library. How a model rotates (pair layout, where in
+a head, which layers) is measured later, on its own forward pass (``patches.probe``), never looked up by name.
 """
 
 from __future__ import annotations
 
-import copy
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,152 +13,162 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from patches.recipe import RopeGeometry
-from patches.registry import parse
-from patches.rotary import rotary_table, rotate
+from patches.architectures import Architecture, architecture_of
+from patches.method import FrequencyMethod, Method
+from patches.recipe import Family, RopeGeometry
+from patches.registry import METHODS, parse
+
+SHARED = "full_attention"
+"""Of several rotary types by layer, the one that requests choose: the layers that attend to everything."""
+
+NOT_OF_THE_ENCODING = frozenset({"llama_4_scaling_beta", "max_position_embeddings"})
+"""Entries of ``rope_parameters`` that a model's attention applies by itself, or that only repeat its length."""
 
 
 class UnsupportedModel(ValueError):
     """This model cannot be served with an encoding per request; the message says why."""
 
 
-@dataclass(frozen=True)
-class RotarySeam:
-    """The model's rotary module and how its output looks: pair layout of the table, and its dtype rule."""
-
-    module: nn.Module
-    table_interleaved: bool
-    keeps_float32: bool
-
-
 def geometry_of(model: nn.Module) -> RopeGeometry:
-    """Geometry of a causal language model.
+    """Geometry of a causal language model, as far as its configuration tells.
 
     Raises:
         UnsupportedModel: naming what this model does that the seams cannot carry.
     """
-    config = _text_config(model)
-    attention = _attention_module(model)
-    _refuse_special_attention(model, config, attention)
-    rotary = rotary_module(model)
-    rotary_dim = 2 * _inv_freq(rotary).shape[0]
-    parameters = dict(config.rope_parameters)
+    config = text_config(model)
+    architecture = architecture_of(model)
+    if architecture is None:
+        _refuse_attention_that_does_not_dispatch(model)
+    facts = {} if architecture is None else architecture.facts(config) | architecture.in_weights(model)
+    parameters = facts.pop("rope_parameters", None) or _rope_parameters(config, architecture)
+    native = _native_encoding(config, parameters, facts.pop("native", None))
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    trained_length = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
-    native, rotates = _native_encoding(config, parameters)
-    return RopeGeometry(
-        head_dim=head_dim,
-        rotary_dim=rotary_dim,
-        rope_theta=float(parameters["rope_theta"]),
-        original_max_position_embeddings=int(trained_length),
-        max_position_embeddings=int(config.max_position_embeddings),
-        num_attention_heads=int(config.num_attention_heads),
-        interleaved=_rotates_interleaved(attention, rotary_dim),
-        rotates=rotates,
-        native=native,
-    )
+    latent = getattr(config, "kv_lora_rank", None) is not None
+    if latent:
+        head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    longest = facts.pop("max_position_embeddings", None) or config.max_position_embeddings
+    measured = {
+        "head_dim": head_dim,
+        "rotary_dim": 0 if parameters is None else _rotary_dim(model),
+        "rope_theta": 0.0 if parameters is None else float(parameters["rope_theta"]),
+        "original_max_position_embeddings": _trained_length(config, parameters or {}, native, int(longest)),
+        "max_position_embeddings": int(longest),
+        "num_attention_heads": int(config.num_attention_heads),
+        "family": _family_of(native, parameters),
+        "native": native,
+        "latent": latent,
+    }
+    return RopeGeometry(**{**measured, **facts})
 
 
-def rotary_module(model: nn.Module) -> nn.Module:
-    """The one module that turns positions into cos and sin.
-
-    Raises:
-        UnsupportedModel: when there is none, or several.
-    """
-    found = [m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), torch.Tensor)]
-    if not found:
-        raise UnsupportedModel("the model has no rotary module at model level (no inv_freq to replace)")
-    if len(found) > 1:
-        raise UnsupportedModel(f"the model has {len(found)} rotary modules; one shared by all layers is needed")
-    return found[0]
-
-
-def probe_rotary(model: nn.Module) -> RotarySeam:
-    """Measure the rotary module's table layout and whether it keeps float32 for half-precision inputs."""
-    module = rotary_module(model)
-    probed = copy.deepcopy(module)  # a length-dependent one rewrites its buffers when it runs
-    inv_freq = probed.inv_freq
-    assert isinstance(inv_freq, torch.Tensor)
-    position = torch.arange(3, device=inv_freq.device)[None]
-    with torch.no_grad():
-        cos, _ = probed(torch.zeros(1, 1, 1, dtype=torch.float32, device=inv_freq.device), position)
-        half, _ = probed(torch.zeros(1, 1, 1, dtype=torch.bfloat16, device=inv_freq.device), position)
-    inv_freq = probed.inv_freq  # as the run left it
-    assert isinstance(inv_freq, torch.Tensor)
-    for interleaved in (False, True):
-        ours, _ = rotary_table(position, inv_freq.float(), 1.0, interleaved=interleaved)
-        factor = getattr(probed, "attention_scaling", 1.0)
-        if cos.shape == ours.shape and torch.allclose(cos.float(), ours * factor, atol=1e-5):
-            return RotarySeam(module, interleaved, half.dtype == torch.float32)
-    raise UnsupportedModel(f"the rotary module returns a table of shape {tuple(cos.shape)} in no known layout")
-
-
-def _inv_freq(module: nn.Module) -> torch.Tensor:
-    inv_freq = module.inv_freq
-    assert isinstance(inv_freq, torch.Tensor)  # rotary_module chose it by that
-    return inv_freq
-
-
-def _text_config(model: nn.Module) -> Any:
+def text_config(model: nn.Module) -> Any:
+    """The configuration of the language model itself."""
     config = getattr(model, "config", None)
     if config is None:
         raise UnsupportedModel("the model carries no configuration")
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _attention_module(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        if hasattr(module, "layer_idx") and type(module).__name__.endswith("Attention"):
-            return module
-    raise UnsupportedModel("the model has no attention modules with a layer_idx")
-
-
-def _refuse_special_attention(model: nn.Module, config: Any, attention: nn.Module) -> None:
-    parameters = getattr(config, "rope_parameters", None)
+def _refuse_attention_that_does_not_dispatch(model: nn.Module) -> None:
     can_set = getattr(model, "_can_set_attn_implementation", None)  # true where attention dispatches by name
     if can_set is None or not can_set():
         raise UnsupportedModel("its attention does not dispatch by name, so no attention can be put in its place")
+
+
+def _rope_parameters(config: Any, architecture: Architecture | None) -> dict[str, Any] | None:
+    """Parameters of the rotary embedding that requests replace; None for a model without one."""
+    parameters = getattr(config, "rope_parameters", None)
+    if architecture is not None and not architecture.rotates(config):
+        return None
     if not isinstance(parameters, dict):
-        raise UnsupportedModel("its configuration has no rope_parameters: it has no rotary embeddings to replace")
-    if "rope_theta" not in parameters:
-        raise UnsupportedModel("its rope_parameters differ by layer type; one set shared by all layers is needed")
-    if getattr(config, "kv_lora_rank", None):
-        raise UnsupportedModel("latent attention (MLA) concatenates rotated and plain parts before the seam")
-    if getattr(attention, "sinks", None) is not None:
-        raise UnsupportedModel("its attention has learned sinks, which change the softmax")
+        return None
+    if "rope_theta" in parameters:
+        return dict(parameters)
+    if SHARED in parameters and parameters[SHARED] is not None:
+        # transformers looks for "truncate" beside the layer types (5.23), so what a type says has no effect.
+        return {name: value for name, value in parameters[SHARED].items() if name != "truncate"}
+    raise UnsupportedModel(f"its rope_parameters differ by layer type and none of them is for {SHARED} layers")
 
 
-def _native_encoding(config: Any, parameters: dict[str, Any]) -> tuple[tuple[tuple[str, object], ...], bool]:
-    """The checkpoint's own encoding as request fields, and whether it rotates."""
-    declared = getattr(config, "position_encoding", None)
-    if declared is None and parameters.get("rope_type", "default") == "default":
-        return (), True
-    fields = dict(declared or parameters)
+@dataclass(frozen=True)
+class RotaryModule:
+    """The module that turns positions into cos and sin. ``types`` are its layer types, the one that requests
+    choose first; empty where all layers share one set of frequencies."""
+
+    module: nn.Module
+    types: tuple[str, ...]
+
+    @property
+    def inv_freq(self) -> torch.Tensor:
+        name = f"{self.types[0]}_inv_freq" if self.types else "inv_freq"
+        return self.module.get_buffer(name)
+
+
+def rotary_module(model: nn.Module) -> RotaryModule | None:
+    """The model's rotary module, or None.
+
+    Raises:
+        UnsupportedModel: when there are several.
+    """
+    found = [module for module in model.modules() if any(_is_inv_freq(name) for name in module._buffers)]
+    if len(found) > 1:
+        raise UnsupportedModel(f"the model has {len(found)} rotary modules; one shared by all layers is needed")
+    if not found:
+        return None
+    types = [name.removesuffix("_inv_freq") for name in found[0]._buffers if _is_inv_freq(name) and name != "inv_freq"]
+    if types and SHARED not in types:
+        raise UnsupportedModel(f"its rotary embeddings differ by layer type and none of them is for {SHARED} layers")
+    return RotaryModule(found[0], tuple(sorted(types, key=lambda name: name != SHARED)))
+
+
+def _is_inv_freq(buffer: str) -> bool:
+    return buffer.endswith("inv_freq") and "original" not in buffer
+
+
+def _rotary_dim(model: nn.Module) -> int:
+    rotary = rotary_module(model)
+    return 0 if rotary is None else 2 * rotary.inv_freq.shape[0]
+
+
+def _native_encoding(config: Any, parameters: dict[str, Any] | None, declared: Any) -> Method | None:
+    """The checkpoint's own encoding, None for plain RoPE.
+
+    Raises:
+        UnsupportedModel: when it is none that we carry.
+    """
+    fields = getattr(config, "position_encoding", None) or declared
+    if fields is None:
+        if parameters is None:
+            raise UnsupportedModel("its configuration tells of no positional encoding that we know")
+        if parameters.get("rope_type", "default") == "default":
+            return None
+        fields = {name: value for name, value in parameters.items() if name not in NOT_OF_THE_ENCODING}
+    fields = dict(fields)
+    known = METHODS[fields["rope_type"]].model_fields if fields.get("rope_type") in METHODS else fields
+    if "original_max_position_embeddings" not in known:  # the trained length, which has its own place
+        fields.pop("original_max_position_embeddings", None)
     if fields.get("rope_type") == "dynamic":  # transformers scales from this length, whatever else is given
         fields["original_max_position_embeddings"] = config.max_position_embeddings
     try:
-        method = parse(fields)
+        return parse(fields)
     except ValidationError as error:
         raise UnsupportedModel(f"its native encoding {fields!r} is not one we carry: {error}") from error
-    frozen = tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in fields.items())
-    return frozen, "rope_theta" in type(method).model_fields
 
 
-def _rotates_interleaved(attention: nn.Module, rotary_dim: int) -> bool:
-    """Which pairs the model's own ``apply_rotary_pos_emb`` rotates, found by running it."""
-    apply = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
-    if apply is None:
-        raise UnsupportedModel("its module has no apply_rotary_pos_emb to measure the rotary layout with")
-    generator = torch.Generator().manual_seed(0)
-    states = torch.randn(1, 1, 3, rotary_dim, generator=generator)
-    inv_freq = 0.7 ** torch.arange(rotary_dim // 2)
-    position = torch.arange(3)[None]
-    for interleaved in (False, True):
-        expected_table = rotary_table(position[0], inv_freq, 1.0, interleaved=interleaved)
-        expected = rotate(states, *expected_table, interleaved=interleaved)
-        for table_interleaved in (False, True):
-            table = rotary_table(position, inv_freq, 1.0, interleaved=table_interleaved)
-            rotated, _ = apply(states, states, *table)
-            if torch.allclose(rotated, expected, atol=1e-5):
-                return interleaved
-    raise UnsupportedModel("its apply_rotary_pos_emb rotates neither half-split nor interleaved pairs")
+def _trained_length(config: Any, parameters: dict[str, Any], native: Method | None, longest: int) -> int:
+    """Length that the weights saw before any scaling: what every ``factor`` is relative to."""
+    declared = parameters.get("original_max_position_embeddings") or getattr(
+        config, "original_max_position_embeddings", None
+    )
+    if declared:
+        return int(declared)
+    if native is not None and parameters.get("rope_type") == "linear":
+        # By convention such a checkpoint declares the length after interpolation and keeps no other.
+        return max(2, round(longest / float(parameters["factor"])))
+    return longest
+
+
+def _family_of(native: Method | None, parameters: dict[str, Any] | None) -> Family:
+    if native is None or (parameters is not None and isinstance(native, FrequencyMethod)):
+        return "rotary"
+    return METHODS[native.method].family

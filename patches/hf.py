@@ -1,35 +1,50 @@
-"""The two seams in a transformers model. The only file that imports transformers.
+"""The seams in a transformers model. The only file that imports transformers.
 
-Seam A: the rotary module's ``forward`` is replaced on the instance and reads slots from
-``position_ids``. Seam B: attention and mask functions are registered under a name of our own. Both
-are undone on leaving the context, also after an exception. A request never patches anything.
+Seam A: the rotary module's ``forward`` is replaced on the instance and reads slots from ``position_ids``.
+Seam B: attention and mask functions are registered under a name of our own.
+Seam C: the ``forward`` of a module that embeds absolute positions is replaced on the instance.
+A hook on the model notes the positions of each forward, since not every architecture hands them on. All are
+undone on leaving the context, also after an exception. A request never patches anything.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from patches.absolute import AbsoluteEmbedding, embeddings
+from patches.architectures import architecture_of
 from patches.attention import fused
-from patches.batch import Batch, padded_batch
-from patches.geometry import RotarySeam, UnsupportedModel, geometry_of, probe_rotary
+from patches.attention.layer import Layer
+from patches.batch import Batch, packed_lengths, padded_batch, padded_keys
+from patches.eviction import evict
+from patches.geometry import RotaryModule, UnsupportedModel, geometry_of, rotary_module, text_config
+from patches.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.method import Method
-from patches.recipe import ResolvedRecipe, RopeGeometry
+from patches.probe import TOKENS, Probe, Role, TableFormat, format_of, formatted, layout_of
+from patches.recipe import Recipe, ResolvedRecipe, RopeGeometry
 from patches.registry import describe, parse, resolve
-from patches.rotary import rotary_table
 from patches.slots import SlotTable, decode
 
 _names = itertools.count()
 _packed: ContextVar[tuple[Batch, Mapping[str, Any]] | None] = ContextVar("packed", default=None)
 _PREFIX = "ropeway_"
 """Of the attention's registered name. With "flash" in it, transformers would look for a kernel."""
+
+PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
+"""Layers with a rotary type of their own: their keys are turned already, the rest is ordinary attention."""
 
 
 class Patched:
@@ -42,11 +57,24 @@ class Patched:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.geometry: RopeGeometry = geometry_of(model)
-        self.seam: RotarySeam = probe_rotary(model)
         self.attention_name = f"{_PREFIX}{next(_names)}"
-        native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
-        self.slots = SlotTable(native, self.geometry.rotary_dim, model.device)
-        self._positions: torch.Tensor | None = None
+        self.rotary_module: RotaryModule | None = rotary_module(model)
+        self.table_format: TableFormat = "half"
+        self.table_keeps_float32 = False
+        if self.rotary_module is not None:
+            self._measure_table(self.rotary_module)
+        architecture = architecture_of(model)
+        embeds = None if architecture is None else architecture.positions
+        self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
+        self.roles: dict[int, Role] = {}
+        self.cached = (0, 0)
+        """(heads, width) of the keys that a cache holds per token and layer; values are padded to that width."""
+        self.slots = self._slot_table()
+        self.probe: Probe | None = None
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._chunks = _chunked_layers(text_config(model))
+        self._positions = torch.zeros(1, 1, dtype=torch.long)
+        self._padding: torch.Tensor | None = None
         self._batch: Batch | None = None
 
     def resolve(self, method: Method, length: int) -> ResolvedRecipe:
@@ -57,17 +85,46 @@ class Patched:
         """The echo of ``method`` for this model and a reserved length of ``length`` tokens."""
         return describe(method, self.geometry, length)
 
-    def rotary(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Seam A: cos and sin [rows, tokens, rotary_dim], each token by the schedule of its slot."""
-        self._batch = None  # a forward begins; its position_ids may be the last one's tensor, rewritten
-        position, slot = decode(position_ids)
-        cos, sin = rotary_table(
-            position,
-            self.slots.inv_freq[slot],
-            self.slots.attention_factor[slot],
-            interleaved=self.seam.table_interleaved,
-        )
-        return (cos, sin) if self.seam.keeps_float32 else (cos.to(x.dtype), sin.to(x.dtype))
+    def _slot_table(self) -> SlotTable:
+        native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
+        return SlotTable(native, self.geometry.rotary_dim, self.model.device)
+
+    # Seam A
+
+    def rotary(self, x: torch.Tensor, position_ids: torch.Tensor | None = None, layer_type: str | None = None) -> Any:
+        """cos and sin of each token by the schedule of its slot, in the format of the model's own module.
+
+        Layer types that requests do not choose keep their own frequencies.
+        """
+        position, slot = decode(self._positions)
+        rotary = self.rotary_module
+        factor: torch.Tensor | float = 1.0
+        if self.probe is not None:
+            inv_freq = self.probe.inv_freq(layer_type, rotary)
+        elif rotary is not None and layer_type not in (None, *rotary.types[:1]):
+            return type(rotary.module).forward(rotary.module, x, position, layer_type)
+        else:
+            inv_freq, factor = self.slots.inv_freq[slot], self.slots.attention_factor[slot]
+        table = formatted(position[..., None], inv_freq, factor, self.table_format)
+        if isinstance(table, tuple) and not self.table_keeps_float32:
+            return tuple(part.to(x.dtype) for part in table)
+        return table
+
+    def _measure_table(self, rotary: RotaryModule) -> None:
+        """Format of the model's own tables, and whether they stay float32 for half-precision inputs."""
+        probed = copy.deepcopy(rotary.module)  # a length-dependent one rewrites its buffers when it runs
+        device = rotary.inv_freq.device
+        position = torch.arange(TOKENS, device=device)[None]
+        arguments = (position, *rotary.types[:1])
+        with torch.no_grad():
+            output = probed(torch.zeros(1, 1, 1, device=device), *arguments)
+            half = probed(torch.zeros(1, 1, 1, dtype=torch.bfloat16, device=device), *arguments)
+        prefix = f"{rotary.types[0]}_" if rotary.types else ""
+        factor = getattr(probed, f"{prefix}attention_scaling", 1.0)
+        self.table_format = format_of(output, getattr(probed, f"{prefix}inv_freq"), factor)
+        self.table_keeps_float32 = isinstance(half, torch.Tensor) or half[0].dtype == torch.float32
+
+    # Seam B
 
     def attention(
         self,
@@ -79,50 +136,78 @@ class Patched:
         scaling: float,
         dropout: float = 0.0,
         *,
-        position_ids: torch.Tensor | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
-        **kwargs: Any,
+        s_aux: torch.Tensor | None = None,
+        **_: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Seam B: output [rows, tokens, heads, head_dim], segment by segment.
+        """Output [rows, tokens, heads, value dim], segment by segment.
 
         ``attention_mask`` is the padding mask [rows, seen tokens] or None. A packed row's batch and paged
         cache come from ``packed``: not every architecture hands unknown arguments on to its attention.
         """
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
+        if self.probe is not None:
+            return self.probe.note(module, query, key, value), None
+        index: int = module.layer_idx  # type: ignore[assignment]
+        if self.geometry.latent:
+            scaling = self.geometry.head_dim**-0.5  # what a scaling adds to it is in the recipe's temperature
+        layer = Layer(scaling, self._own_mask(index, sliding_window), softcap, s_aux, module)
         packed = _packed.get()
         if packed is not None:
             batch, paged = packed
-            kwargs = dict(paged)  # the cache writes what belongs to this layer into it
-            if "cache" in kwargs:
-                key, value = kwargs["cache"].update(key, value, module.layer_idx, kwargs)
-        elif position_ids is not None:
-            batch = self._batch_of(query.shape[0], position_ids, attention_mask)
-        else:
-            raise ValueError("this architecture does not hand position_ids to its attention")
-        options: dict[str, Any] = {"scaling": scaling, "window": sliding_window, "softcap": softcap}
-        if batch.packed:
-            return self._attend_packed(query, key, value, batch, kwargs["cu_seq_lens_k"], options), None
-        columns = _padded_keys(batch, key.shape[2])
+            arguments, width = dict(paged), value.shape[-1]  # the cache writes what belongs to this layer into it
+            if "cache" in arguments:
+                value = F.pad(value, (0, key.shape[-1] - width))  # latent attention: the cache holds one width
+                key, value = arguments["cache"].update(key, value, index, arguments)
+            value = value[..., :width]
+            return self._attend_packed(query, key, value, batch, arguments["cu_seq_lens_k"], layer, index), None
+        batch = self._current_batch(query.shape[0], attention_mask)
+        return self._attend_padded(query, key, value, batch, layer, index), None
+
+    def _own_mask(self, index: int, sliding_window: int | None) -> LayerMask:
+        if index in self._chunks:
+            return ChunkRange(self._chunks[index], 0, 1)
+        return CAUSAL if sliding_window is None else DistanceRange(0, sliding_window)
+
+    def _recipe(self, slot: int, index: int) -> ResolvedRecipe:
+        """What an encoding means in one layer."""
+        role = self.roles.get(index, "slots")
+        if role == "own":
+            return PLAIN
+        return self.slots[slot] if role == "slots" else self.slots[slot].unrotated
+
+    def _attend_padded(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Batch, layer: Layer, index: int
+    ) -> torch.Tensor:
+        held = key.shape[2]
         first = batch.segments[0]
-        if len(batch.segments) == 1 and first.query == slice(0, query.shape[2]) and columns[0].start == 0:
+        recipe = self._recipe(first.slot, index)
+        whole = len(batch.segments) == 1 and first.query == slice(0, query.shape[2])
+        if whole and held < first.q_stop and recipe.recipe.kept is not None and layer.own is CAUSAL:
+            # Keys that no query reaches any more have left the cache; the first ones stayed.
+            head = recipe.recipe.kept[0]
+            attended = fused.attend(query, key, value, recipe, batch, layer, q_start=first.q_start, head=head)
+            return attended.transpose(1, 2).contiguous()
+        columns = padded_keys(batch, held)
+        if whole and columns[0].start == 0:
             key, value = key[:, :, columns[0]], value[:, :, columns[0]]
-            attended = fused.attend(query, key, value, self.slots[first.slot], batch, q_start=first.q_start, **options)
-            return attended.transpose(1, 2).contiguous(), None
+            attended = fused.attend(query, key, value, recipe, batch, layer, q_start=first.q_start)
+            return attended.transpose(1, 2).contiguous()
         output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         for segment, keys in zip(batch.segments, columns, strict=True):
             attended = fused.attend(
                 query[segment.rows, :, segment.query],
                 key[segment.rows, :, keys],
                 value[segment.rows, :, keys],
-                self.slots[segment.slot],
+                self._recipe(segment.slot, index),
                 batch,
+                layer,
                 q_start=segment.q_start,
-                **options,
             )
             output[segment.rows, segment.query] = attended.transpose(1, 2)
-        return output, None
+        return output
 
     def _attend_packed(
         self,
@@ -131,13 +216,14 @@ class Patched:
         value: torch.Tensor,
         batch: Batch,
         key_edges: torch.Tensor,
-        options: dict[str, Any],
+        layer: Layer,
+        index: int,
     ) -> torch.Tensor:
         """Sequences one after another in a single row; the layer's cache says where each one's keys end."""
-        new, held = batch.shared(("lengths", key_edges.data_ptr()), lambda: _packed_lengths(batch, key_edges))
+        new, held = batch.shared(("lengths", key_edges.data_ptr()), lambda: packed_lengths(batch, key_edges))
         parts = zip(batch.segments, query.split(new, 2), key.split(held, 2), value.split(held, 2), strict=True)
         attended = [
-            fused.attend(q, k, v, self.slots[segment.slot], batch, q_start=segment.q_start, **options)
+            fused.attend(q, k, v, self._recipe(segment.slot, index), batch, layer, q_start=segment.q_start)
             for segment, q, k, v in parts
         ]
         return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
@@ -152,26 +238,54 @@ class Patched:
         finally:
             _packed.reset(token)
 
-    def _batch_of(self, rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Batch:
-        """The layers of one forward share their ``position_ids`` tensor, hence one batch description."""
-        if self._batch is None or self._positions is not position_ids:
-            self._batch, self._positions = padded_batch(rows, position_ids, padding_mask), position_ids
+    # Seam C
+
+    def embed(self, *_: Any, **__: Any) -> torch.Tensor:
+        """Position embeddings [rows, tokens, width] of the tokens of this forward, each by the recipe of its slot."""
+        assert self.embedding is not None
+        return embeddings(self.embedding, self._positions, self.slots)
+
+    def evict(self, cache: Any, slot: int) -> None:
+        """Free what no later query of the sequence in ``cache`` can reach under ``slot``; most encodings reach all."""
+        kept = self.slots[slot].recipe.kept
+        # A layer that attends to everything, or that counts the cache's tokens, would miss what is dropped.
+        if kept is not None and set(self.roles.values()) <= {"slots"}:
+            evict(cache.layers, *kept)
+
+    # The hook
+
+    def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Before a forward: note its encoded positions and its padding. Positions not given count real tokens."""
+        given = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        tokens = next(value for value in given if value is not None)
+        positions, past = kwargs.get("position_ids"), kwargs.get("past_key_values")
+        mask = kwargs.get("attention_mask")
+        self._padding = mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
+        if positions is None:
+            seen = 0 if past is None else past.get_seq_length()
+            positions = torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None]
+            if self._padding is not None and not bool(self._padding.all()):
+                positions = (self._padding.long().cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :]
+        self._positions, self._batch = positions, None
+        if "position_ids" in kwargs and positions is not None:
+            # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
+            kwargs = {**kwargs, "position_ids": decode(positions)[0]}
+            if not self._takes_positions:
+                del kwargs["position_ids"]
+        return args, kwargs
+
+    def _current_batch(self, rows: int, padding_mask: torch.Tensor | None) -> Batch:
+        """The layers of one forward share one description of their batch."""
+        if self._batch is None:
+            mask = self._padding if padding_mask is None else padding_mask
+            self._batch = padded_batch(rows, self._positions, None if mask is None or bool(mask.all()) else mask)
         return self._batch
 
 
-def _padded_keys(batch: Batch, held: int) -> list[slice]:
-    """Key columns per segment. A layer may hold fewer columns than were seen (sliding) or more (static)."""
-    dropped = max(0, batch.columns - held)
-    return [slice(max(0, s.key_column - dropped), s.key_column + s.q_stop - dropped) for s in batch.segments]
-
-
-def _packed_lengths(batch: Batch, key_edges: torch.Tensor) -> tuple[list[int], list[int]]:
-    """(new tokens, keys held) of every sequence of a packed row."""
-    edges = key_edges[: len(batch.segments) + 1].tolist()
-    return (
-        [segment.query.stop - segment.query.start for segment in batch.segments],
-        [last - first for first, last in itertools.pairwise(edges)],
-    )
+def _chunked_layers(config: Any) -> dict[int, int]:
+    """Layer -> tokens per chunk, for layers that attend within chunks (Llama 4)."""
+    kinds = getattr(config, "layer_types", None) or []
+    return {index: int(config.attention_chunk_size) for index, kind in enumerate(kinds) if kind == "chunked_attention"}
 
 
 def _padding_mask(
@@ -183,35 +297,37 @@ def _padding_mask(
     return attention_mask
 
 
-def _refuse_layers_out_of_reach(patch: Patched) -> None:
-    """Run two tokens with NaN for every angle, and see what reaches the attention of each layer.
+def _no_mask(batch_size: int, q_length: int, kv_length: int, **_: Any) -> torch.Tensor:
+    """Mask function of models whose attention we replace and which expect a tensor: nobody reads it."""
+    return torch.empty(0)
+
+
+def _measure(patch: Patched) -> None:
+    """Find out how the patched model rotates, by running it.
 
     Raises:
-        UnsupportedModel: when a layer does not rotate, or does not say which positions it is at.
+        UnsupportedModel: when it rotates in a way that the seams cannot carry.
     """
-    turning: dict[int, bool] = {}
+    tokens = torch.zeros(1, TOKENS, dtype=torch.long, device=patch.model.device)
+    pairs = patch.geometry.rotary_dim // 2
 
-    def rotary(x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = patch.rotary(x, position_ids)
-        return cos * float("nan"), sin * float("nan")
+    def run(chosen: torch.Tensor, others: torch.Tensor) -> dict[int, torch.Tensor]:
+        patch.probe = Probe(chosen.to(tokens.device), others.to(tokens.device))
+        try:
+            with torch.no_grad():
+                patch.model(input_ids=tokens, use_cache=False)
+            patch.cached = patch.probe.cached
+            return patch.probe.queries
+        finally:
+            patch.probe = None
 
-    def attention(
-        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *_: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, None]:
-        if isinstance(mask, torch.Tensor) and mask.ndim != 2:
-            raise UnsupportedModel("it builds attention masks of its own, which the bands would have to know")
-        if kwargs.get("position_ids") is None:
-            raise UnsupportedModel("it does not hand position_ids to its attention")
-        turning[module.layer_idx] = bool(query.isnan().any())
-        return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
-
-    patch.seam.module.forward = rotary
-    AttentionInterface.register(patch.attention_name, attention)
-    with torch.no_grad():
-        patch.model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=patch.model.device), use_cache=False)
-    still = [layer for layer, turns in turning.items() if not turns]
-    if still or not turning:
-        raise UnsupportedModel(f"layers {still} do not rotate" if turning else "no layer uses attention by name")
+    if not pairs:
+        run(torch.empty(0), torch.empty(0))
+        return
+    layout = layout_of(run, pairs)
+    patch.roles = layout.roles
+    patch.geometry = replace(patch.geometry, interleaved=layout.interleaved, rotary_offset=layout.offset)
+    patch.slots = patch._slot_table()
 
 
 @contextmanager
@@ -222,24 +338,51 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         UnsupportedModel: when the model cannot be carried; it is then left untouched.
         ValueError: when it is patched already.
     """
-    original = model.config._attn_implementation
-    if str(original).startswith(_PREFIX):
+    if str(model.config._attn_implementation).startswith(_PREFIX):
         raise ValueError("the model is patched already: one patch serves every encoding")
     patch = Patched(model)
-    rotary = patch.seam.module
-    forward = rotary.__dict__.get("forward")  # there when a library has hooked this instance
-    AttentionInterface.register(patch.attention_name, patch.attention)
-    AttentionMaskInterface.register(patch.attention_name, _padding_mask)
-    try:
-        model.set_attn_implementation(patch.attention_name)
-        _refuse_layers_out_of_reach(patch)
-        AttentionInterface.register(patch.attention_name, patch.attention)
-        rotary.forward = patch.rotary
+    with ExitStack() as undo:
+        _put_attention(patch, undo)
+        if patch.rotary_module is not None:
+            _replace_forward(patch.rotary_module.module, patch.rotary, undo)
+        if patch.embedding is not None:
+            _replace_forward(patch.embedding.module, patch.embed, undo)
+        handle = model.register_forward_pre_hook(patch.enter, with_kwargs=True)
+        undo.callback(handle.remove)
+        _measure(patch)
         yield patch
-    finally:
-        rotary.__dict__.pop("forward", None)
-        if forward is not None:
-            rotary.forward = forward
-        model.set_attn_implementation(original)
-        AttentionInterface._global_mapping.pop(patch.attention_name, None)
-        AttentionMaskInterface._global_mapping.pop(patch.attention_name, None)
+
+
+def _put_attention(patch: Patched, undo: ExitStack) -> None:
+    model, architecture = patch.model, architecture_of(patch.model)
+    original = model.config._attn_implementation
+    dispatches = architecture is None or architecture.forward is None
+    mask = _padding_mask if dispatches else _no_mask
+    for interface, function in ((AttentionInterface, patch.attention), (AttentionMaskInterface, mask)):
+        interface.register(patch.attention_name, function)
+        undo.callback(interface._global_mapping.pop, patch.attention_name, None)
+    if architecture is None or architecture.forward is None:
+        undo.callback(model.set_attn_implementation, original)
+        model.set_attn_implementation(patch.attention_name)
+        return
+    model.config._attn_implementation = patch.attention_name
+    undo.callback(setattr, model.config, "_attn_implementation", original)
+    for module in model.modules():
+        if type(module).__name__ in architecture.attention:
+            _replace_forward(module, partial(architecture.forward, patch, module), undo)
+
+
+def _replace_forward(module: torch.nn.Module, forward: Any, undo: ExitStack) -> None:
+    """Replace ``forward`` on the instance; what a library had hooked there comes back."""
+    hooked = module.__dict__.get("forward")
+
+    def restore() -> None:
+        module.__dict__.pop("forward", None)
+        if hooked is not None:
+            module.forward = hooked
+
+    undo.callback(restore)
+    module.forward = forward
+
+
+__all__ = ["Patched", "UnsupportedModel", "patched"]

@@ -10,21 +10,8 @@ import copy
 from typing import Any
 
 import torch
-from transformers import (
-    CohereConfig,
-    Gemma2Config,
-    GPTNeoXConfig,
-    GraniteConfig,
-    LlamaConfig,
-    MistralConfig,
-    Olmo2Config,
-    Phi3Config,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-    StableLmConfig,
-)
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 VOCAB_SIZE = 128
@@ -44,29 +31,155 @@ _SIZES: dict[str, Any] = {
 }
 _GROUPED = {**_SIZES, "num_key_value_heads": 2}
 
-FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
-    "llama": (LlamaConfig, {**_GROUPED, "head_dim": 16}),
-    "mistral": (MistralConfig, {**_GROUPED, "head_dim": 16, "sliding_window": None}),
-    "qwen2": (Qwen2Config, _GROUPED),
-    "qwen3": (Qwen3Config, {**_GROUPED, "head_dim": 16}),
-    "phi3": (Phi3Config, {**_GROUPED, "original_max_position_embeddings": TRAINED_LENGTH, "sliding_window": None}),
-    "gpt_neox": (GPTNeoXConfig, {**_SIZES, "rotary_pct": 0.25, "use_parallel_residual": True}),
-    "stablelm": (StableLmConfig, {**_GROUPED, "partial_rotary_factor": 0.5}),
-    "olmo2": (Olmo2Config, _GROUPED),
-    "gemma2": (Gemma2Config, {**_GROUPED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 24}),
+_HEADS = {**_GROUPED, "head_dim": 16}
+_FOUR_LAYERS = {**_HEADS, "num_hidden_layers": 4}
+_EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
+_LATENT = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 2,  # no expert layers
+}
+WINDOW = 24
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", _HEADS),
+    "mistral": ("MistralConfig", {**_HEADS, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", _GROUPED),
+    "qwen3": ("Qwen3Config", _HEADS),
+    "phi3": ("Phi3Config", {**_GROUPED, "original_max_position_embeddings": TRAINED_LENGTH, "sliding_window": None}),
+    "gpt_neox": ("GPTNeoXConfig", {**_SIZES, "rotary_pct": 0.25, "use_parallel_residual": True}),
+    "stablelm": ("StableLmConfig", {**_GROUPED, "partial_rotary_factor": 0.5}),
+    "olmo2": ("Olmo2Config", _GROUPED),
+    "gemma2": ("Gemma2Config", {**_HEADS, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}),
     "granite": (
-        GraniteConfig,
+        "GraniteConfig",
         {**_GROUPED, "attention_multiplier": 0.25, "residual_multiplier": 0.7, "logits_scaling": 2.0},
     ),
-    "cohere": (CohereConfig, {**_GROUPED, "logit_scale": 1.0}),
+    "cohere": ("CohereConfig", {**_GROUPED, "logit_scale": 1.0}),
+    # Rotates complex numbers, in chunks; every fourth layer rotates nothing and attends to everything.
+    "llama4": (
+        "Llama4TextConfig",
+        {**_FOUR_LAYERS, **_EXPERTS, "intermediate_size_mlp": 96, "attention_chunk_size": WINDOW, "floor_scale": 16},
+    ),
+    "mixtral": ("MixtralConfig", {**_HEADS, **_EXPERTS, "sliding_window": None}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            **_GROUPED,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {**_HEADS, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32},
+    ),
+    "gemma": ("GemmaConfig", _HEADS),
+    # A rotary type of their own for the layers that slide.
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            **_FOUR_LAYERS,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "query_pre_attn_scalar": 16,
+        },
+    ),
+    "olmo3": ("Olmo3Config", {**_GROUPED, "num_hidden_layers": 4, "sliding_window": WINDOW}),
+    "modernbert_decoder": (
+        "ModernBertDecoderConfig",
+        {
+            **_SIZES,
+            "num_hidden_layers": 4,
+            "local_attention": WINDOW,
+            "global_attn_every_n_layers": 2,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+        },
+    ),
+    "phi": ("PhiConfig", {**_GROUPED, "partial_rotary_factor": 0.5}),
+    "olmo": ("OlmoConfig", _GROUPED),
+    "cohere2": ("Cohere2Config", {**_FOUR_LAYERS, "sliding_window": WINDOW, "logit_scale": 1.0}),
+    "glm4": ("Glm4Config", {**_HEADS, "partial_rotary_factor": 0.5}),
+    "smollm3": ("SmolLM3Config", {**_FOUR_LAYERS, "no_rope_layer_interval": 4}),
+    "starcoder2": ("Starcoder2Config", {**_GROUPED, "sliding_window": WINDOW}),
+    "deepseek_v2": ("DeepseekV2Config", _LATENT),
+    "deepseek_v3": ("DeepseekV3Config", _LATENT),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **_HEADS,
+            **_EXPERTS,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "nemotron": ("NemotronConfig", {**_GROUPED, "partial_rotary_factor": 0.5}),
+    "exaone4": ("Exaone4Config", {**_FOUR_LAYERS, "sliding_window": WINDOW, "sliding_window_pattern": 4}),
+    "ministral3": ("Ministral3Config", _HEADS),
+    "persimmon": ("PersimmonConfig", {**_SIZES, "partial_rotary_factor": 0.5}),
 }
+"""Rotary families: the name of the configuration class in transformers, and tiny sizes."""
+
+_FALCON = {**_SIZES, "multi_query": False, "parallel_attn": False, "bias": True}
+_FAIRSEQ = {**_SIZES, "ffn_dim": 96}
+
+OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gptj": ("GPTJConfig", {**_SIZES, "rotary_dim": 8}),
+    "falcon": ("FalconConfig", _SIZES),  # one key for all heads, as in Falcon-7B
+    "falcon_grouped": ("FalconConfig", {**_SIZES, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_full": ("FalconConfig", _FALCON),
+    "falcon_rw": ("FalconConfig", {**_FALCON, "alibi": True}),
+    "bloom": ("BloomConfig", {**_SIZES, "seq_length": TRAINED_LENGTH}),
+    "mpt": (
+        "MptConfig",
+        {
+            **_SIZES,
+            "d_model": 64,
+            "n_layers": 2,
+            "n_heads": 4,
+            "max_seq_len": TRAINED_LENGTH,
+            "attn_config": {"clip_qkv": 2.0, "softmax_scale": 0.3},
+        },
+    ),
+    "gpt2": ("GPT2Config", _SIZES),
+    "opt": ("OPTConfig", {**_FAIRSEQ, "word_embed_proj_dim": 32}),
+    "xglm": ("XGLMConfig", {**_FAIRSEQ, "d_model": 64, "num_layers": 2, "attention_heads": 4}),
+}
+"""Families whose attention does not dispatch by name, or whose positions are not rotary (a seam of their own)."""
+
+BY_LAYER_TYPE = {"gemma3", "olmo3", "modernbert_decoder"}
+"""Families whose ``rope_parameters`` are given by layer type; what is asked for goes to the full layers."""
+
+WITH_A_WINDOW = {"llama4", "gemma3", "olmo3", "modernbert_decoder", "cohere2", "starcoder2", "gpt_oss", "exaone4"}
+"""Families with layers that attend to a window or a chunk: their kernels get other masks than transformers' do."""
+
+EAGER_ONLY = {"gemma2", "gpt_oss"}
+"""Families without SDPA in transformers (a limit on scores, sinks): the model to equal is the eager one."""
 
 
 def tiny_config(family: str, rope_parameters: dict[str, Any] | None = None, **overrides: Any) -> PreTrainedConfig:
     """Configuration of ``family``; ``rope_parameters`` selects a native scaling, as in a checkpoint's config."""
-    config_class, sizes = FAMILIES[family]
+    if family in OTHER_FAMILIES and rope_parameters is None:
+        config_class, sizes = OTHER_FAMILIES[family]
+        other: PreTrainedConfig = getattr(transformers, config_class)(**copy.deepcopy({**sizes, **overrides}))
+        return other
+    config_class, sizes = {**FAMILIES, **OTHER_FAMILIES}[family]
     rope = {"rope_theta": ROPE_THETA, **copy.deepcopy(rope_parameters or {"rope_type": "default"})}
-    return config_class(**{**sizes, "rope_parameters": rope, **overrides})
+    if family == "ministral3":  # its attention reads the strength of its own temperature from there
+        rope = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": TRAINED_LENGTH, **rope}
+    if family in BY_LAYER_TYPE:
+        own = {"rope_type": "default", "rope_theta": 2 * ROPE_THETA}
+        rope = {"full_attention": rope, "sliding_attention": own}
+    config: PreTrainedConfig = getattr(transformers, config_class)(**{**sizes, "rope_parameters": rope, **overrides})
+    return config
 
 
 def tiny_model(
@@ -79,6 +192,7 @@ def tiny_model(
 ) -> tuple[PreTrainedConfig, PreTrainedModel]:
     """(configuration, float32 model in eval mode). Equal seeds give equal weights, whatever the encoding."""
     config = tiny_config(family, rope_parameters, **overrides)
+    torch.manual_seed(seed)  # some parameters keep what their class draws for them
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, attn_implementation=attn_implementation, dtype=torch.float32
     )

@@ -76,7 +76,8 @@ def test_the_state_itself_sees_a_patch(name: str) -> None:
     with patched(model):
         inside = state_of(model)
     changed = {part for part in before if not same(before[part], inside[part])}
-    assert changed == {"config", "attention names", "mask names", "model.rotary_emb"}
+    hooked = ""  # the model itself, whose forward notes the positions
+    assert changed == {"config", "attention names", "mask names", "model.rotary_emb", hooked}
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -175,62 +176,20 @@ def test_a_model_is_patched_once() -> None:
 
 # Refused
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
-MLA = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 16,
-    "first_k_dense_replace": 4,  # no expert layers
-}
-OLD = {"vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4}
+SIZES: dict[str, Any] = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
-    "GPT-2: learned positions": (lambda: transformers.GPT2Config(**OLD), "no rotary embeddings"),
-    "GPT-J: attention of its own": (
-        lambda: transformers.GPTJConfig(**OLD, rotary_dim=8),
+    "CodeGen: attention of its own": (
+        lambda: transformers.CodeGenConfig(vocab_size=128, n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
         "does not dispatch by name",
     ),
-    "Falcon: ALiBi in the model": (
-        lambda: transformers.FalconConfig(
-            vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, alibi=True
-        ),
+    "GPT-Neo: learned positions, attention of its own": (
+        lambda: transformers.GPTNeoConfig(**SIZES, num_layers=2, attention_types=[[["global"], 2]]),
         "does not dispatch by name",
     ),
-    "DeepSeek-V3: latent attention": (lambda: transformers.DeepseekV3Config(**{**SIZES, **MLA}), r"latent .*MLA"),
-    "gpt-oss: sinks": (
-        lambda: transformers.GptOssConfig(**SIZES, head_dim=16, num_local_experts=2, num_experts_per_tok=2),
-        "learned sinks",
-    ),
-    "SmolLM3: layers without positions": (
-        lambda: transformers.SmolLM3Config(**SIZES, no_rope_layer_interval=4),
-        r"layers \[3\] do not rotate",
-    ),
-    "Cohere 2: full layers without positions": (
-        lambda: transformers.Cohere2Config(**SIZES, head_dim=16),
-        r"layers \[3\] do not rotate",
-    ),
-    "EXAONE 4: full layers without positions": (
-        lambda: transformers.Exaone4Config(**SIZES, head_dim=16, sliding_window=8, sliding_window_pattern=4),
-        r"layers \[3\] do not rotate",
-    ),
-    "Persimmon: positions stay above the attention": (
-        lambda: transformers.PersimmonConfig(**{**SIZES, "num_key_value_heads": 4}),
-        "hand position_ids",
-    ),
-    "Gemma 3: a rotary per layer type": (
-        lambda: transformers.Gemma3TextConfig(**SIZES, head_dim=16),
-        "differ by layer type",
+    "BioGPT: learned positions that nobody told us of": (
+        lambda: transformers.BioGptConfig(**SIZES, intermediate_size=96),
+        "no positional encoding that we know",
     ),
 }
 
@@ -249,9 +208,9 @@ def test_unsupported_models_are_refused_with_the_reason(name: str) -> None:
 
 def test_a_native_encoding_that_we_do_not_have_is_refused() -> None:
     model = native_model("default")
-    model.config.rope_parameters["rope_type"] = "proportional"
+    model.config.rope_parameters["rope_type"] = "axial"
     before = state_of(model)
-    with pytest.raises(UnsupportedModel, match="proportional"), patched(model):
+    with pytest.raises(UnsupportedModel, match="axial"), patched(model):
         raise AssertionError("never entered")
     assert same(before, state_of(model))
 
@@ -259,8 +218,18 @@ def test_a_native_encoding_that_we_do_not_have_is_refused() -> None:
 def test_a_layout_that_we_do_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = native_model("default")
     module = sys.modules[type(model).__module__]
-    monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda query, key, cos, sin: (query.flip(-1), key))
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda query, key, cos, sin: (query.flip(-1) * cos, key))
+    before = state_of(model)
     with pytest.raises(UnsupportedModel, match="neither half-split nor interleaved"), patched(model):
+        raise AssertionError("never entered")
+    assert same(before, state_of(model))
+
+
+def test_layers_that_ignore_their_table_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = native_model("default")
+    module = sys.modules[type(model).__module__]
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda query, key, cos, sin: (query, key))
+    with pytest.raises(UnsupportedModel, match="none of its 2 layers rotates"), patched(model):
         raise AssertionError("never entered")
 
 
@@ -291,7 +260,9 @@ def test_gradients_are_those_of_the_reference(method: str, monkeypatch: pytest.M
         slot = slot_of(patch, {"method": method}, 40)
         result = gradients(model, tokens, slot)
         monkeypatch.setattr(
-            patches.hf.fused, "attend", lambda q, k, v, how, _, **options: reference.attend(q, k, v, how, **options)
+            patches.hf.fused,
+            "attend",
+            lambda q, k, v, how, _, layer, q_start: reference.attend(q, k, v, how, layer, q_start=q_start),
         )
         expected = gradients(model, tokens, slot)
     assert len(result) == len(list(model.parameters()))

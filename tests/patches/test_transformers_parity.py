@@ -11,15 +11,20 @@ from transformers import PreTrainedModel
 
 from patches import parse, patched
 from tests.methods import Fields
-from tests.models import FAMILIES, TRAINED_LENGTH, tiny_model, tiny_tokens
+from tests.models import (
+    BY_LAYER_TYPE,
+    EAGER_ONLY,
+    FAMILIES,
+    TRAINED_LENGTH,
+    WITH_A_WINDOW,
+    tiny_model,
+    tiny_tokens,
+)
 from tests.patches.forward import logits_of, relative, slot_of
 
 TOLERANCE = 2e-5
 BELOW, ABOVE = 48, 160
 """Lengths on either side of the trained 64; "dynamic" and "longrope" change with them."""
-
-EAGER_ONLY = {"gemma2"}
-"""transformers has no SDPA for these (a limit on scores): the unpatched model to equal is its eager one."""
 
 TRAINED = {"original_max_position_embeddings": TRAINED_LENGTH}
 YARN = {"rope_type": "yarn", "factor": 4.0, **TRAINED}
@@ -47,15 +52,21 @@ SCALINGS: dict[str, Callable[[int], Fields]] = {
 }
 """transformers' own objects, for a number of rotary pairs: its model reads them, a request pastes them."""
 
-PAIRS = {"gpt_neox": 2, "stablelm": 4}
+PAIRS = {
+    "gpt_neox": 2,
+    **dict.fromkeys(("stablelm", "phi", "glm4", "nemotron", "persimmon", "deepseek_v2", "deepseek_v3"), 4),
+}
 """Rotary pairs of the families that rotate a part of their 16 dimensions; the others have 8."""
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-every_native_scaling = pytest.mark.parametrize(
-    ("family", "name"),
-    # The configuration class of Phi-3 knows LongRoPE and nothing else.
-    [(family, name) for family in FAMILIES for name in SCALINGS if family != "phi3" or name == "longrope"],
-)
+
+
+def native_scalings() -> list[tuple[str, str]]:
+    """Every family with every scaling. The configuration class of Phi-3 knows LongRoPE and nothing else."""
+    return [(family, name) for family in FAMILIES for name in SCALINGS if family != "phi3" or name == "longrope"]
+
+
+every_native_scaling = pytest.mark.parametrize(("family", "name"), native_scalings())
 
 
 def unpatched(family: str, rope_parameters: Fields | None = None, **overrides: Any) -> PreTrainedModel:
@@ -90,7 +101,10 @@ def test_default_is_the_unpatched_model_to_the_bit(family: str) -> None:
         assert torch.equal(logits_of(model, tokens, slot_of(patch, {"method": "default"}, 128)), expected)
         decoded, steps = greedy(model, tokens)
     assert torch.equal(decoded, expected_tokens)
-    assert torch.equal(steps, expected_steps)
+    if family in WITH_A_WINDOW:
+        assert relative(steps, expected_steps) < TOLERANCE
+    else:
+        assert torch.equal(steps, expected_steps)
 
 
 @every_family
@@ -122,7 +136,11 @@ def test_layers_with_a_sliding_window_equal_transformers(family: str) -> None:
     assert relative(steps, expected_steps) < TOLERANCE
 
 
-@every_native_scaling
+@pytest.mark.parametrize(
+    ("family", "name"),
+    # transformers (5.23) does not see "truncate" in rope_parameters by layer type; a request's takes effect.
+    [case for case in native_scalings() if case[0] not in BY_LAYER_TYPE or "truncated" not in case[1]],
+)
 @torch.no_grad()
 def test_a_request_equals_the_model_with_native_rope_parameters(family: str, name: str) -> None:
     rope_parameters = SCALINGS[name](PAIRS.get(family, 8))
