@@ -40,9 +40,13 @@ class Llama3Schedule:
 
 class Llama3(TrainedLengthMethod):
     summary: ClassVar[str] = "Llama 3.1's schedule: divides long wavelengths by the factor, keeps short ones."
+    use: ClassVar[str] = "Llama 3.1 and later checkpoints, which were trained with it."
+    avoid: ClassVar[str] = "Expecting a temperature: it has none."
+    reach: ClassVar[str] = "factor x L0"
+    evidence: ClassVar[str] = "Ships in Llama 3.1 (8k to 128k) and 3.2 (arXiv:2407.21783)."
+    formula: ClassVar[str] = "theta_i / s below low turns, theta_i above high turns, linear in turns between"
     paper: ClassVar[str] = "Llama 3, arXiv:2407.21783"
     training_free: ClassVar[str] = "Ships with tuned checkpoints; usable as a schedule on others."
-    cost: ClassVar[str] = "none"
 
     method: Literal["llama3"] = "llama3"
     factor: Factor = Field(8.0, description="Division of the long wavelengths.")
@@ -55,7 +59,7 @@ class Llama3(TrainedLengthMethod):
             raise ValueError("high_freq_factor must be above low_freq_factor")
         return self
 
-    def recipe(self, geometry: RopeGeometry) -> Recipe:
+    def encoding(self, geometry: RopeGeometry) -> Recipe:
         schedule = Llama3Schedule(
             self.theta(geometry),
             self.factor,
