@@ -29,7 +29,7 @@ from service.settings import Settings
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-DIRECT = [Requirement(line) for line in [*PROJECT["dependencies"], *EXTRAS["test"], *EXTRAS["dev"]]]
+DIRECT = [Requirement(line) for line in sum(EXTRAS.values(), PROJECT["dependencies"])]
 DIRECT = [requirement for requirement in DIRECT if requirement.name != PROJECT["name"]]
 CUDA_WHEEL = re.compile(r"nvidia-|cuda-|triton$")  # torch names their versions itself
 

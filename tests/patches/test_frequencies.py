@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -31,7 +32,9 @@ def geometry(head_dim: int, rotary_dim: int, theta: float, trained: int, longest
 def tolerance(fields: Fields) -> float:
     """Relative. Blending ramps are float32: a narrow one magnifies the rounding of its ends, and what is
     left of a pair is divided by the factor."""
-    blends = fields["method"] in ("yarn", "ntk_by_parts", "llama3")
+    if fields.get("base"):
+        return tolerance(fields["base"])
+    blends = fields["method"] in ("yarn", "yarn_paper", "dynamic_yarn", "ntk_by_parts", "llama3")
     narrow = 10.0 if fields.get("truncate") is False else 1.0
     return 1e-6 + (2e-7 * narrow * float(fields.get("factor", 8.0)) if blends else 0.0)
 
@@ -50,6 +53,7 @@ GRID = [
     pytest.param(sizes, fields, id=f"{sizes[0]}x{sizes[1]}-{sizes[2]:g}-{sizes[3]}-{request_id(fields)}")
     for sizes in GEOMETRIES
     for row in rows(pairs=sizes[1] // 2, trained_length=sizes[3])
+    if not row.whole_head or sizes[0] == sizes[1]
     for fields in row.requests
 ]
 
@@ -85,10 +89,22 @@ def drawn_requests(draw: st.DrawFn, pairs: int) -> Fields:
         {"method": "ntk_by_parts", "factor": factor, "gamma_0": fast, "gamma_1": slow},
         {"method": "ntk_by_parts", "factor": factor, "beta_0": fast, "beta_1": slow},
         {"method": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow, "truncate": draw(st.booleans())},
-        {"method": "yarn", "factor": factor, "mscale": slow, "mscale_all_dim": fast},
+        {"method": "yarn", "factor": factor, "mscale": slow, "mscale_all_dim": min(fast, 100.0)},
         {"method": "yarn", "factor": factor, "attention_factor": slow},
         {"method": "llama3", "factor": factor, "low_freq_factor": slow, "high_freq_factor": fast},
         {"method": "longrope", "short_factor": draw(divisors), "long_factor": draw(divisors)},
+        {"method": "dynamic_linear"},
+        {"method": "dynamic_yarn", "beta_fast": fast, "beta_slow": slow},
+        {"method": "yarn_paper", "factor": factor, "alpha": slow, "beta": fast},
+        {"method": "ntk_fixed", "factor": factor},
+        {"method": "ntk_mixed", "factor": factor, "b": draw(st.floats(0.0, 2.0))},
+        *(
+            {"method": name, "factor": factor, "beta_fast": fast, "beta_slow": slow, "truncate": truncate}
+            for name in ("mrrope_uni", "mrrope_pro", "tailspline")
+            for truncate in (True, False)
+        ),
+        {"method": "custom", "inv_freq": draw(st.lists(st.floats(0.0, 6.0, width=32), min_size=pairs, max_size=pairs))},
+        {"method": "clipped_rope", "base": {"method": "linear", "factor": factor}, "n": draw(st.integers(2, pairs))},
     ]
     return draw(st.sampled_from(requests))
 
@@ -119,10 +135,65 @@ def test_dynamic_reports_the_base_of_its_reserved_length() -> None:
         assert resolved.rope_theta == pytest.approx(oracles.ntk_base(1e4, 64, scale), rel=1e-12)
 
 
+@given(drawn_geometries(), st.sampled_from(["default", "dynamic", "dynamic_yarn"]))
+def test_resonance_rounds_every_wavelength_and_leaves_the_rest(model: RopeGeometry, base: str) -> None:
+    """Against the float32 frequencies underneath: rounding is a jump, which their last bit can decide."""
+    length = 3 * model.original_max_position_embeddings
+    plain = resolve(parse({"method": base}), model, length)
+    rounded = resolve(parse({"method": "resonance", "base": {"method": base}}), model, length)
+    assert rounded.inv_freq == pytest.approx(oracles.resonance(plain.inv_freq), rel=1e-7, abs=0)
+    assert rounded.attention_factor == plain.attention_factor
+    assert rounded.rope_theta == plain.rope_theta
+    assert rounded.length == plain.length
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0, 32.0])
+def test_su_variants_meet_at_their_ends(factor: float) -> None:
+    """b = 0 is interpolation and b = 1 the fixed form; every form divides the last pair by the whole factor."""
+    model = geometry(64, 64, 1e4, 256, 256)
+
+    def frequencies(**fields: Any) -> tuple[float, ...]:
+        return resolve(parse({"factor": factor, **fields}), model, 256).inv_freq
+
+    linear, fixed = frequencies(method="linear"), frequencies(method="ntk_fixed")
+    assert frequencies(method="ntk_mixed", b=0.0) == pytest.approx(linear, rel=1e-6)
+    assert frequencies(method="ntk_mixed", b=1.0) == fixed
+    mixed = frequencies(method="ntk_mixed")
+    assert mixed[-1] == pytest.approx(linear[-1], rel=1e-6)
+    assert fixed[-1] == pytest.approx(linear[-1], rel=1e-6)
+    assert all(a <= b <= c * (1 + 1e-6) for a, b, c in zip(linear, mixed, fixed, strict=True))
+
+
+@pytest.mark.parametrize("name", ["mrrope_uni", "mrrope_pro", "tailspline"])
+def test_radix_methods_keep_fast_pairs_and_divide_slow_ones(name: str) -> None:
+    """Llama-2-7B: pairs 20 to 46 are YaRN's range."""
+    model = geometry(128, 128, 1e4, 4096, 4096)
+    plain = resolve(parse({"method": "default"}), model, 1).inv_freq
+    scaled = resolve(parse({"method": name, "factor": 8.0}), model, 1).inv_freq
+    divided = [a / b for a, b in zip(plain, scaled, strict=True)]
+    assert divided[:21] == [1.0] * 21
+    assert divided[46:] == pytest.approx([8.0] * 18, rel=1e-6)
+    assert all(a < b for a, b in pairwise(divided[20:47]))
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_clipping_wraps_what_it_is_given(hard: bool) -> None:
+    model = geometry(128, 128, 1e4, 256, 256)
+    base = {"method": "dynamic_yarn"}
+    plain = resolve(parse(base), model, 1000)
+    clipped = resolve(parse({"method": "clipped_rope", "base": base, "hard": hard}), model, 1000)
+    assert clipped.inv_freq[:44] == plain.inv_freq[:44]
+    assert clipped.inv_freq[-1] == 0.0
+    assert (clipped.inv_freq[44] == 0.0) is hard
+    assert (clipped.attention_factor, clipped.length) == (plain.attention_factor, 1000)
+
+
 def test_llama3_is_the_ramp_by_turns_of_the_yarn_paper() -> None:
     """YaRN, equations 18 and 19: gamma is linear in turns; with alpha 1 and beta 4 that is Llama 3's rule."""
     model = geometry(128, 128, 5e5, 8192, 8192)
     resolved = resolve(parse({"method": "llama3", "factor": 8.0}), model, 8192)
+    paper = resolve(parse({"method": "yarn_paper", "factor": 8.0, "alpha": 1.0, "beta": 4.0}), model, 8192)
+    assert paper.inv_freq == pytest.approx(resolved.inv_freq, rel=2e-6)
     for f, plain in zip(resolved.inv_freq, oracles.default(5e5, 128), strict=True):
         turns = 8192 * plain / (2 * 3.141592653589793)
         gamma = min(1.0, max(0.0, (turns - 1) / (4 - 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 
 from patches import RopeGeometry, parse, resolve
 from patches.rotary import rotary_table, rotate
+from tests import oracles
+from tests.patches.distances import effective_distance
 
 TOLERANCE = 1e-6
 """Relative. Frequencies are float32: 6e-8 for the rounding, the rest for its powers and ramps."""
 
 # golden file -> the method that must reproduce it
-FREQUENCIES = {
+FREQUENCIES: dict[str, str] = {
     "freq_default": "default",
     "freq_default_partial": "default",
     "freq_linear": "linear",
@@ -26,20 +29,69 @@ FREQUENCIES = {
     "freq_yarn": "yarn",
     "freq_llama3": "llama3",
     "freq_longrope": "longrope",
+    "freq_dynamic_pi": "dynamic_linear",
+    "freq_dynamic_yarn": "dynamic_yarn",
+    "freq_yarn_paper_ramp": "yarn_paper",
+    "freq_su_ntk_fixed": "ntk_fixed",
+    "freq_su_ntk_mixed": "ntk_mixed",
+    "freq_mrrope_uni": "mrrope_uni",
+    "freq_mrrope_pro": "mrrope_pro",
+    "freq_tailspline": "tailspline",
+    "freq_proportional": "proportional",
+    "freq_clipped_rope": "clipped_rope",
 }
+UNDERNEATH = {"freq_resonance_default": "default", "freq_resonance_yarn": "yarn"}
+"""golden file of resonance -> the method that it wraps."""
+
+POSITION_MAPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "plain": lambda p: {"method": "default"},
+    "self_extend": lambda p: {
+        "method": "self_extend",
+        "group_size": p["group_size"],
+        "neighbor_window": p["window"],
+    },
+    "self_extend_odd": lambda p: POSITION_MAPS["self_extend"](p),
+    "rerope": lambda p: {"method": "rerope", "window": p["window"]},
+    "dca_repo": lambda p: {
+        "method": "dual_chunk",
+        "original_max_position_embeddings": p["pretrain"],
+        "chunk_size": p["chunk_size"],
+        "local_window": p["local_window"],
+    },
+    "lm_infinite": lambda p: {"method": "lm_infinite", **p},
+    # The released code evicts after the step: its query sees the recent tokens and itself.
+    "streaming_llm": lambda p: {"method": "streaming", "sink_tokens": p["sinks"], "window": p["recent"] + 1},
+}
+"""Name in the golden file -> request fields from its parameters."""
+
 ABOUT_THE_CASE = {"head_dim", "seq_len", "note"}
+RENAMED = {"clip_low_n": "n"}
+TOLERANCES = {"freq_clipped_rope": 1e-5}
+"""Where the reference, in float32, is known less well."""
 
 
 def load(shared: Path, name: str) -> Any:
     return json.loads((shared / "golden" / f"{name}.json").read_text())
 
 
-def geometry(params: dict[str, Any], *, heads: int = 4) -> RopeGeometry:
+def request(name: str, params: dict[str, Any]) -> dict[str, Any]:
+    """The request fields of a case."""
+    fields = {RENAMED.get(key, key): value for key, value in params.items() if key not in ABOUT_THE_CASE}
+    if name in UNDERNEATH:
+        return {"method": "resonance", "base": {"method": UNDERNEATH[name], **fields}}
+    # The base is a parameter of frequency schedules; what wraps one has it underneath.
+    if name == "freq_clipped_rope":
+        fields["base"] = {"method": "default", "rope_theta": fields.pop("rope_theta")}
+    return {"method": FREQUENCIES[name], **fields}
+
+
+def geometry(params: dict[str, Any], *, heads: int = 4, whole: bool = False) -> RopeGeometry:
+    """``whole`` heads rotate, whatever ``partial_rotary_factor`` says: p-RoPE has it mean something else."""
     head_dim = params.get("head_dim", 64)
     trained_length = params.get("original_max_position_embeddings", 2048)
     return RopeGeometry(
         head_dim=head_dim,
-        rotary_dim=int(head_dim * params.get("partial_rotary_factor", 1.0)),
+        rotary_dim=head_dim if whole else int(head_dim * params.get("partial_rotary_factor", 1.0)),
         rope_theta=10_000.0,  # cases carry their own base as a request field
         original_max_position_embeddings=trained_length,
         max_position_embeddings=trained_length,
@@ -47,15 +99,16 @@ def geometry(params: dict[str, Any], *, heads: int = 4) -> RopeGeometry:
     )
 
 
-@pytest.mark.parametrize("name", FREQUENCIES)
+@pytest.mark.parametrize("name", [*FREQUENCIES, *UNDERNEATH])
 def test_frequencies_and_attention_factor(shared: Path, name: str) -> None:
     cases = load(shared, name)["cases"]
     assert cases
     for case in cases:
         params = case["params"]
-        fields = {key: value for key, value in params.items() if key not in ABOUT_THE_CASE}
-        resolved = resolve(parse({"method": FREQUENCIES[name], **fields}), geometry(params), params.get("seq_len", 1))
-        assert resolved.inv_freq == pytest.approx(case["inv_freq"], rel=TOLERANCE, abs=0), params
+        model = geometry(params, whole=name == "freq_proportional")
+        resolved = resolve(parse(request(name, params)), model, params.get("seq_len", 1))
+        tolerance = TOLERANCES.get(name, TOLERANCE)
+        assert resolved.inv_freq == pytest.approx(case["inv_freq"], rel=tolerance, abs=0), params
         assert resolved.attention_factor == pytest.approx(case["attention_factor"], rel=TOLERANCE), params
 
 
@@ -70,24 +123,21 @@ def test_alibi_slopes(shared: Path, group: str, bias_max: float) -> None:
         torch.testing.assert_close(bias[:, 0], expected, rtol=TOLERANCE, atol=0)
 
 
-@pytest.mark.parametrize("name", ["plain", "self_extend", "self_extend_odd"])
+def test_every_position_map_is_compared(shared: Path) -> None:
+    assert set(load(shared, "position_maps")["maps"]) == set(POSITION_MAPS)
+
+
+@pytest.mark.parametrize("name", POSITION_MAPS)
 def test_position_maps(shared: Path, name: str) -> None:
     golden = load(shared, "position_maps")
     case, length = golden["maps"][name], golden["N"]
-    params = case["params"]
-    fields = (
-        {"method": "self_extend", "group_size": params["group_size"], "neighbor_window": params["window"]}
-        if params
-        else {"method": "default"}
-    )
-    position = torch.arange(length)
-    distance = torch.full((length, length), -1)
-    for band in parse(fields).recipe(geometry({})).bands:
-        covered = band.predicate(position[:, None], position[None])
-        distance = torch.where(covered, band.query_map(position)[:, None] - band.key_map(position)[None], distance)
+    fields = POSITION_MAPS[name](case["params"])
+    distance = effective_distance(parse(fields).recipe(geometry({})), length)[..., 0]
+    how = oracles.encoding(fields, oracles.Model(1e4, 64, 2048, 2048, 4), length)
     for m, row in enumerate(case["rows"]):
-        assert distance[m, : m + 1].tolist() == row, f"query {m}"
-        assert (distance[m, m + 1 :] == -1).all(), "a key after its query is covered"
+        assert [None if x != x else x for x in distance[m, : m + 1].tolist()] == row, f"query {m}"
+        assert [how.distance(m, n) for n in range(m + 1)] == row, f"the oracle's query {m}"
+        assert distance[m, m + 1 :].isnan().all(), "a key after its query is covered"
 
 
 @pytest.mark.parametrize("layout", ["neox", "gptj"])

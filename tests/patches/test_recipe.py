@@ -19,6 +19,7 @@ from patches.masks import CAUSAL, And, DistanceRange, Predicate
 from patches.recipe import Band, Identity
 from tests import oracles
 from tests.methods import REQUESTS, ROWS, Fields, Row, request_id
+from tests.patches.distances import effective_distance, plain_distance
 
 TRAINED = 256
 GEOMETRY = RopeGeometry(64, 64, 10_000.0, TRAINED, TRAINED, num_attention_heads=4)
@@ -31,72 +32,38 @@ def recipe_of(fields: Fields, geometry: RopeGeometry = GEOMETRY) -> Recipe:
     return parse(fields).recipe(geometry)
 
 
-def effective_distance(recipe: Recipe, length: int) -> torch.Tensor:
-    """[length, length]: by how much query m is turned against key n; -1 where no band covers the pair."""
-    position = torch.arange(length)
-    distance = torch.full((length, length), -1)
-    for band in recipe.bands:
-        covered = band.predicate(position[:, None], position[None])
-        turned = band.query_map(position)[:, None] - band.key_map(position)[None]
-        distance = torch.where(covered, turned, distance)
-    return distance
-
-
 # Identity
 
 
 @every_method
 def test_factor_one_is_plain_rope(row: Row) -> None:
     if row.identity is None:
-        pytest.skip("no setting of this method is plain RoPE: it does not rotate")
+        pytest.skip("no setting of this method is plain RoPE")
     fields = {"method": row.name, **row.identity}
     resolved = resolve(parse(fields), GEOMETRY, TRAINED)
     assert resolved.inv_freq == pytest.approx(oracles.default(10_000.0, 64), rel=5e-7)
     assert resolved.attention_factor == 1.0
     assert resolved.recipe.score_bias is None
     assert resolved.recipe.attention_temperature is None
-    n = torch.arange(100)
-    assert torch.equal(effective_distance(resolved.recipe, 100).tril(), (n[:, None] - n[None]).tril())
+    distance = effective_distance(resolved.recipe, 100)
+    assert torch.equal(distance.nan_to_num(-1.0), plain_distance(100).nan_to_num(-1.0).expand_as(distance))
 
 
 @every_request
 def test_short_requests_of_length_dependent_methods(fields: Fields) -> None:
     row = next(row for row in ROWS if row.name == fields["method"])
     recipe = recipe_of(fields)
-    assert recipe.depends_on_length == row.depends_on_length
+    depends = row.depends_on_length or (row.hard_depends_on_length and fields == row.requests[1])
+    assert recipe.depends_on_length == depends
     trained = fields.get("original_max_position_embeddings", TRAINED)
     short, trained_length, long = (recipe.resolve(GEOMETRY, n) for n in (1, trained, 8 * trained))
-    assert short.inv_freq == trained_length.inv_freq
+    assert short == trained_length
+    assert (long != short) == depends
     assert (long.inv_freq != short.inv_freq) == row.depends_on_length
-    assert long.attention_factor == short.attention_factor, "no released schedule changes it with the length"
+    assert (long.attention_factor != short.attention_factor) == row.tempered_by_length
     if row.plain_when_short:
         theta = fields.get("rope_theta", 10_000.0)
         assert short.inv_freq == pytest.approx(oracles.default(theta, 64), rel=5e-7)
-
-
-def test_self_extend_is_plain_inside_its_window() -> None:
-    recipe = recipe_of({"method": "self_extend", "group_size": 8, "neighbor_window": 32})
-    n = torch.arange(32)
-    assert torch.equal(effective_distance(recipe, 32).tril(), (n[:, None] - n[None]).tril())
-
-
-@given(st.integers(1, 12), st.integers(1, 24), st.integers(26, 80))
-def test_self_extend_distances_are_the_papers(group: int, window: int, length: int) -> None:
-    recipe = recipe_of({"method": "self_extend", "group_size": group, "neighbor_window": window})
-    distance = effective_distance(recipe, length)
-    for m in range(length):
-        expected = [oracles.self_extend_distance(m, n, group, window) for n in range(m + 1)]
-        assert distance[m, : m + 1].tolist() == expected
-
-
-@pytest.mark.parametrize(("group", "window"), [(1, 1), (1, 40), (2, 32), (4, 16), (7, 14), (8, 56), (16, 16)])
-def test_self_extend_uses_the_trained_range_up_to_its_reach(group: int, window: int) -> None:
-    """(L0 - w) G + w tokens, for a window of whole groups: no distance past L0 - 1, and one token more has one."""
-    trained = 64
-    recipe = recipe_of({"method": "self_extend", "group_size": group, "neighbor_window": window})
-    reach = (trained - window) * group + window
-    assert int(effective_distance(recipe, reach).max()) == trained - 1
-    assert int(effective_distance(recipe, reach + 1).max()) == trained
 
 
 # Bands
@@ -104,19 +71,23 @@ def test_self_extend_uses_the_trained_range_up_to_its_reach(group: int, window: 
 
 @every_request
 def test_bands_partition_the_causal_triangle(fields: Fields) -> None:
-    recipe = recipe_of(fields)
+    """Methods that leave causal pairs out leave out some; which ones is compared with their definition elsewhere."""
+    row = next(row for row in ROWS if row.name == fields["method"])
     q_idx, kv_idx = torch.arange(90)[:, None], torch.arange(90)[None]
-    covered = sum(band.predicate(q_idx, kv_idx).int() for band in recipe.bands)
-    assert torch.equal(torch.as_tensor(covered), torch.ones(90, 90).tril().int())
+    covered = torch.stack([band.predicate(q_idx, kv_idx).int() for band in recipe_of(fields).bands]).sum(0)
+    causal = torch.ones(90, 90).tril().int()
+    assert (covered <= causal).all()
+    assert torch.equal(covered, causal) == row.covers_all
 
 
 @every_method
 def test_where_keys_rotate_is_derived(row: Row) -> None:
-    for fields in row.requests:
+    expected = "never" if not row.rotates else "cache_write" if row.bands == 1 else "cache_read"
+    assert METHODS[row.name].rotates_at == expected
+    for fields, exception in zip(row.requests, (None, row.hard_rotates_at), strict=True):
         resolved = resolve(parse(fields), GEOMETRY, 1000)
         assert len(resolved.recipe.bands) == row.bands
-        expected = "never" if not row.rotates else "cache_write" if row.bands == 1 else "cache_read"
-        assert resolved.rotates_at == METHODS[row.name].rotates_at == expected
+        assert resolved.rotates_at == (exception or expected)
         assert resolved.rotates == row.rotates
 
 

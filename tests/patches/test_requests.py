@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from patches import METHODS, RopeGeometry, describe, describe_methods, parse, resolve
 from tests import oracles
@@ -31,6 +31,19 @@ def fields_named(fields: Any) -> set[Any]:
     return {part for error in refusal(fields) for part in error["loc"]}
 
 
+def says(shown: Any, given: Any) -> bool:
+    """Whether a parsed or echoed value is what was asked for, with short forms written out and defaults filled in."""
+    if isinstance(shown, BaseModel):
+        shown = shown.model_dump()
+    if isinstance(given, dict):
+        return all(says(shown[name], value) for name, value in given.items())
+    if isinstance(shown, dict):  # an attention temperature given as a word or a number
+        return bool(shown["kind"] == given if isinstance(given, str) else shown["multiplier"] == given)
+    if isinstance(shown, tuple | list):
+        return len(shown) == len(given) and all(says(*pair) for pair in zip(shown, given, strict=True))
+    return bool(shown == given)
+
+
 # Accepted
 
 
@@ -39,14 +52,14 @@ def test_requests_of_the_table_parse_and_echo(fields: Fields) -> None:
     method = parse(fields)
     assert type(method) is METHODS[fields["method"]]
     for name, value in fields.items():
-        assert getattr(method, name) == (tuple(value) if isinstance(value, list) else value)
+        assert says(getattr(method, name), value)
     resolved = resolve(method, GEOMETRY, 1000)
     echo = describe(method, GEOMETRY, 1000)
     assert echo["method"] == echo["requested"] == fields["method"]
     assert echo["frequency_hash"] == resolved.frequency_hash
     assert echo["rotates_at"] == resolved.rotates_at
     assert echo["attention_factor"] == resolved.attention_factor
-    assert echo["effective_rope_theta"] == (resolved.rope_theta if resolved.rotates else None)
+    assert echo["effective_rope_theta"] == (resolved.rope_theta or None)
     assert json.loads(json.dumps(echo, allow_nan=False))["method"] == fields["method"]
 
 
@@ -57,7 +70,7 @@ def test_the_echoed_parameters_asked_for_again_give_the_same_encoding(fields: Fi
     again = parse({"method": fields["method"], **parameters})
     assert again.recipe(GEOMETRY) == method.recipe(GEOMETRY)
     for name, value in fields.items():
-        assert name == "method" or parameters[name] == value
+        assert name == "method" or says(parameters[name], value)
 
 
 def test_every_method_is_described_with_its_schema() -> None:
@@ -107,8 +120,8 @@ BAD_NUMBERS = [math.nan, math.inf, -math.inf, -1.0, 0.0, "four", "", [4.0], {"va
 @pytest.mark.parametrize("value", BAD_NUMBERS, ids=repr)
 @pytest.mark.parametrize(("row", "name"), NUMBERS, ids=lambda part: getattr(part, "name", part))
 def test_bad_numbers_name_their_field(row: Any, name: str, value: Any) -> None:
-    if value == 0.0 and name.startswith("mscale"):
-        pytest.skip("zero switches the ratio off, as in transformers")
+    if value == 0.0 and (name.startswith("mscale") or (row.name, name) == ("ntk_mixed", "b")):
+        pytest.skip("zero switches the ratio off, as in transformers; an exponent of zero is interpolation")
     assert name in fields_named({"method": row.name, **row.easy, **row.hard, name: value})
 
 
@@ -119,7 +132,10 @@ def test_factors_outside_their_range(name: str, value: Any) -> None:
     assert "factor" in fields_named({"method": name, **row.easy, "factor": value})
 
 
-@pytest.mark.parametrize("name", ["linear", "ntk", "ntk_by_parts"])
+FACTOR_REQUIRED = ["linear", "ntk", "ntk_by_parts", "yarn_paper", "ntk_fixed", "ntk_mixed", "mrrope_uni", "tailspline"]
+
+
+@pytest.mark.parametrize("name", FACTOR_REQUIRED)
 def test_a_missing_factor(name: str) -> None:
     assert "factor" in fields_named({"method": name})
 
@@ -149,6 +165,9 @@ def test_longrope_lists_of_the_wrong_length(name: str, pairs: int) -> None:
         {"method": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 32.0},
         {"method": "ntk_by_parts", "factor": 2.0, "gamma_0": 2.0, "gamma_1": 16.0},
         {"method": "ntk_by_parts", "factor": 2.0, "beta_0": 0.75, "beta_1": 1.25},
+        {"method": "mrrope_pro", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 32.0},
+        {"method": "dynamic_yarn", "beta_fast": 1.0},
+        {"method": "yarn_paper", "factor": 2.0, "alpha": 32.0, "beta": 1.0},
     ],
     ids=request_id,
 )
@@ -156,7 +175,58 @@ def test_ranges_the_wrong_way_round(fields: Fields) -> None:
     assert any(name in str(refusal(fields)) for name in fields if name not in ("method", "factor"))
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.rotates], ids=lambda row: row.name)
+@pytest.mark.parametrize("value", [[], [-1e-9], [6.3], [math.nan], [math.inf], "1.0", 1.0, [None], [0.5] * 5000])
+def test_bad_lists_of_frequencies(value: Any) -> None:
+    assert "inv_freq" in fields_named({"method": "custom", "inv_freq": value})
+
+
+@pytest.mark.parametrize("pairs", [1, 31, 33, 64])
+def test_a_list_of_frequencies_of_the_wrong_length(pairs: int) -> None:
+    with pytest.raises(ValueError, match=rf"^inv_freq: .*\b32 rotary pairs.*\b{pairs}$"):
+        resolve(parse({"method": "custom", "inv_freq": [0.5] * pairs}), GEOMETRY, 1000)
+
+
+def test_a_list_of_frequencies_takes_no_base() -> None:
+    assert "rope_theta" in fields_named({"method": "custom", "inv_freq": [0.5] * 32, "rope_theta": 10_000.0})
+
+
+def test_proportional_needs_whole_heads_and_a_pair_to_rotate() -> None:
+    method = parse({"method": "proportional", "partial_rotary_factor": 0.5})
+    with pytest.raises(ValueError, match=r"^method: proportional .*\b16 of 64"):
+        resolve(method, replace(GEOMETRY, rotary_dim=16), 1000)
+    resolve(parse({"method": "proportional", "partial_rotary_factor": 1 / 32}), GEOMETRY, 1000)
+    with pytest.raises(ValueError, match=r"^partial_rotary_factor: .*1/32"):
+        resolve(parse({"method": "proportional", "partial_rotary_factor": 0.03}), GEOMETRY, 1000)
+
+
+def test_clipping_more_pairs_than_there_are_or_one_softly() -> None:
+    small = replace(GEOMETRY, rotary_dim=16)
+    assert describe(parse({"method": "clipped_rope"}), GEOMETRY, 1000)["n"] == 20
+    assert describe(parse({"method": "clipped_rope"}), small, 1000)["n"] == 8
+    with pytest.raises(ValueError, match=r"^n: .*\b8 rotary pairs.*\b9$"):
+        resolve(parse({"method": "clipped_rope", "n": 9}), small, 1000)
+    with pytest.raises(ValueError, match=r"^n: .*hard"):
+        resolve(parse({"method": "clipped_rope", "n": 1}), small, 1000)
+    resolve(parse({"method": "clipped_rope", "n": 1, "hard": True}), small, 1000)
+
+
+@pytest.mark.parametrize("name", ["resonance", "clipped_rope"])
+def test_wrappers_stand_on_frequency_schedules_only(name: str) -> None:
+    for base in ({"method": "alibi"}, {"method": name}, {"method": "none"}, "yarn"):
+        assert "base" in fields_named({"method": name, "base": base})
+    assert "factor" in fields_named({"method": name, "base": {"method": "yarn", "factor": 0.5}})
+    pasted = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED}
+    named = {"method": "yarn", "factor": 4.0}
+    assert resolve(parse({"method": name, "base": pasted}), GEOMETRY, 1000).inv_freq == (
+        resolve(parse({"method": name, "base": named}), GEOMETRY, 1000).inv_freq
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if "partial_rotary_factor" in METHODS[row.name].model_fields and not row.whole_head],
+    ids=lambda row: row.name,
+)
 def test_partial_rotary_factor_must_be_the_models(row: Any) -> None:
     fields = {"method": row.name, **row.easy}
     resolve(parse({**fields, "partial_rotary_factor": 1.0}), GEOMETRY, 1000)
@@ -184,6 +254,21 @@ HARMLESS_OR_REFUSED = [
     {"method": "yarn", "factor": 2.0, "rope_theta": 1.0000000000000002},
     {"method": "linear", "factor": 4096.0, "rope_theta": 1e308},
     {"method": "dynamic", "factor": 4096.0, "original_max_position_embeddings": 1, "rope_theta": 1e308},
+    {"method": "dynamic_linear", "rope_theta": 1e15},
+    {"method": "dynamic_yarn", "beta_fast": 1e6, "beta_slow": 1e-6, "rope_theta": 1e15},
+    {"method": "dynamic_yarn", "beta_fast": 1e6, "beta_slow": 9e5, "truncate": False},
+    {"method": "yarn_paper", "factor": 4096.0, "alpha": 9.99999e5, "beta": 1e6},
+    {"method": "yarn_paper", "factor": 4096.0, "alpha": 1e-6, "beta": 2e-6, "rope_theta": 1e15},
+    {"method": "ntk_mixed", "factor": 4096.0, "b": 10.0, "rope_theta": 1e15},
+    {"method": "ntk_mixed", "factor": 1.0, "b": 1e-300},
+    {"method": "mrrope_uni", "factor": 4096.0, "beta_fast": 1e6, "beta_slow": 9e5, "truncate": False},
+    {"method": "mrrope_pro", "factor": 4096.0, "beta_fast": 2e-6, "beta_slow": 1e-6},
+    {"method": "tailspline", "factor": 4096.0, "beta_fast": 1e6, "beta_slow": 1e-6, "rope_theta": 1e15},
+    {"method": "proportional", "factor": 4096.0, "partial_rotary_factor": 1e-300},
+    {"method": "custom", "inv_freq": [5e-324] * 32, "attention_factor": 100.0},
+    {"method": "resonance", "base": {"method": "linear", "factor": 4096.0, "rope_theta": 1e15}},
+    {"method": "resonance", "base": {"method": "custom", "inv_freq": [6.284] * 31 + [5e-324]}},
+    {"method": "clipped_rope", "base": {"method": "linear", "factor": 4096.0, "rope_theta": 1e15}, "n": 32},
     {"method": "self_extend", "log_n": True, "neighbor_window": 4},
 ]
 
@@ -215,7 +300,7 @@ def test_extreme_numbers_are_refused_or_give_finite_ones(fields: Fields, trained
 
 def test_default_means_the_checkpoints_own_encoding() -> None:
     native = {"method": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED}
-    scaled = replace(GEOMETRY, native=tuple(native.items()))
+    scaled = replace(GEOMETRY, native=parse(native))
     default = parse({"method": "default"})
     assert resolve(default, scaled, 500) == resolve(parse(native), scaled, 500)
     assert resolve(default, GEOMETRY, 500).inv_freq == pytest.approx(oracles.default(10_000.0, 64), rel=5e-7)
@@ -229,10 +314,10 @@ def test_default_means_the_checkpoints_own_encoding() -> None:
 
 def test_a_native_longrope_keeps_its_lists() -> None:
     lists = {"short_factor": (1.0,) * 32, "long_factor": (2.0,) * 32}
-    native = (("rope_type", "longrope"), ("original_max_position_embeddings", TRAINED), *lists.items())
-    scaled = replace(GEOMETRY, native=native)
+    native = {"rope_type": "longrope", "original_max_position_embeddings": TRAINED, **lists}
+    scaled = replace(GEOMETRY, native=parse(native))
     default = parse({"method": "default"})
-    assert hash(scaled) == hash(replace(GEOMETRY, native=native))
+    assert hash(scaled) == hash(replace(GEOMETRY, native=parse(native)))
     short, long = resolve(default, scaled, TRAINED), resolve(default, scaled, TRAINED + 1)
     assert short.inv_freq == pytest.approx([2 * f for f in long.inv_freq])
     assert short.attention_factor == pytest.approx(oracles.longrope_attention_factor(4.0, TRAINED))
@@ -240,13 +325,13 @@ def test_a_native_longrope_keeps_its_lists() -> None:
 
 @pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
 def test_a_model_trained_without_rotation_refuses_to_rotate(fields: Fields) -> None:
-    unrotated = replace(GEOMETRY, rotates=False, native=(("method", "alibi"),))
+    unrotated = replace(GEOMETRY, family="bias", native=parse({"method": "alibi"}))
     rotates = next(row for row in ROWS if row.name == fields["method"]).rotates
     if fields == {"method": "default"}:
         native = resolve(parse({"method": "alibi"}), unrotated, 10)
         assert resolve(parse(fields), unrotated, 10) == native
     elif rotates:
-        with pytest.raises(ValueError, match="without rotary"):
+        with pytest.raises(ValueError, match=r"without rotary|rotates nothing"):
             resolve(parse(fields), unrotated, 10)
     else:
         assert not resolve(parse(fields), unrotated, 10).rotates

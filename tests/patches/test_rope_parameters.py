@@ -46,6 +46,7 @@ ROPE_PARAMETERS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": TRAINED_LENGTH,
         "partial_rotary_factor": 1.0,
     },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0, "rope_theta": 1e6},
     "longrope with a factor": {
         "rope_type": "longrope",
         "short_factor": [1.0] * 8,
@@ -105,5 +106,5 @@ def test_a_partial_rotary_object_fits_its_own_model_only(family: str, rotary_dim
 
 
 def test_a_type_we_do_not_have() -> None:
-    with pytest.raises(ValidationError, match="proportional"):
-        parse({"rope_type": "proportional", "factor": 2.0})
+    with pytest.raises(ValidationError, match="axial"):
+        parse({"rope_type": "axial", "factor": 2.0})
