@@ -1,0 +1,139 @@
+"""``POST /v1/chat/completions``, by the chat template of the model's own tokenizer."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+from jinja2 import TemplateError
+
+from service.api.admission import set_deadline
+from service.api.openai import logprobs
+from service.api.openai.choices import Piece, generated
+from service.api.openai.jobs import Job, Wanted, admitted
+from service.api.openai.names import named
+from service.api.openai.schemas import Chat, ChatChoice, ChatLogprobs, ChatMessage, ChatRequest, Usage
+from service.api.prompts import check_at_most, together
+from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
+from service.errors import bad_request
+from service.models.registry import ServedModel
+from service.settings import Settings
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_model=Chat, responses={200: {"content": {"text/event-stream": {}}}})
+async def chat(body: ChatRequest, request: Request) -> Response | Chat:
+    """Answer a conversation."""
+    body.check()
+    settings: Settings = request.app.state.settings
+    set_deadline(body.timeout_s, settings)
+    name = named(request.app.state.models, body.model, body.pe)
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
+    check_at_most(field, max_tokens or 1, settings.max_new_tokens)
+    check_at_most("top_k", body.top_k, name.target.vocab_size)
+    check_at_most("n", body.n, settings.max_prompts)
+    wanted = Wanted(
+        max_tokens,
+        body.n,
+        body.stops(),
+        param="messages",
+        add_special_tokens=False,  # the template writes them
+        cache_salt=body.cache_salt,
+    )
+    text = await run_in_threadpool(_templated, body, name.served)
+    (job,) = await admitted(request, name, [text], wanted)
+    answer = _Answer(body, job)
+    if body.stream:
+        return event_stream(answer.stream)
+    try:
+        return await unless_disconnected(request, answer.whole())
+    except ClientGone:
+        return JSONResponse(None, status_code=499)
+
+
+def _templated(body: ChatRequest, served: ServedModel) -> str:
+    """The conversation as the model was trained to read it."""
+    tokenizer = served.tokenizer
+    if not tokenizer.chat_template:
+        message = f"the tokenizer of {served.name!r} has no chat template: use /v1/completions"
+        raise bad_request(message, "model", "no_chat_template")
+    messages = [message.for_template() for message in body.messages]
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except (TemplateError, ValueError, TypeError) as error:
+        raise bad_request(f"messages: the model's chat template refuses them: {error}", "messages") from error
+
+
+class _Answer:
+    """One conversation on its way, answered ``n`` times."""
+
+    def __init__(self, body: ChatRequest, job: Job) -> None:
+        self._body, self._job = body, job
+        self._names = logprobs.TokenNames(job.named.served.tokenizer)
+        self._alternatives = (body.top_logprobs or 0) if body.logprobs else None
+        self._completion_tokens = 0
+        self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": job.named.name}
+
+    async def whole(self) -> Chat:
+        choices = await together(self._choice(index) for index in range(self._body.n))
+        return Chat(**self._frame, choices=choices, usage=self._usage())
+
+    async def _choice(self, index: int) -> ChatChoice:
+        pieces = [piece async for piece in self._pieces(index)]
+        last = pieces[-1].finish_reason
+        assert last is not None  # an engine that cannot finish raises
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(content="".join(piece.text for piece in pieces)),
+            logprobs=self._logprobs(pieces),
+            finish_reason=last,
+            pe=self._job.pe(),
+        )
+
+    async def stream(self, emit: Emit) -> None:
+        def send(choices: list[dict[str, Any]], usage: Usage | None) -> None:
+            chunk = {**self._frame, "object": "chat.completion.chunk", "choices": choices}
+            if self._body.include_usage:
+                chunk["usage"] = None if usage is None else usage.model_dump()
+            emit(chunk)
+
+        async def one_choice(index: int) -> None:
+            frame = {"index": index, "logprobs": None, "finish_reason": None}
+            send([{**frame, "delta": {"role": "assistant", "content": ""}}], None)
+            async with aclosing(self._pieces(index)) as pieces:
+                async for piece in pieces:
+                    if piece.text or piece.tokens:
+                        shown = self._logprobs([piece])
+                        parts = {"delta": {"content": piece.text}, "logprobs": shown and shown.model_dump()}
+                        send([{**frame, **parts}], None)
+                    if piece.finish_reason:
+                        send([{**frame, "delta": {}, "finish_reason": piece.finish_reason, "pe": self._job.pe()}], None)
+
+        await together(one_choice(index) for index in range(self._body.n))
+        if self._body.include_usage:
+            send([], self._usage())
+
+    async def _pieces(self, index: int) -> AsyncGenerator[Piece]:
+        async with aclosing(generated(self._job, index, self._body.sampling(index, self._alternatives))) as pieces:
+            async for piece in pieces:
+                if piece.finish_reason is not None:
+                    self._completion_tokens += piece.completion_tokens
+                yield piece
+
+    def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs | None:
+        if not self._body.logprobs:
+            return None
+        return logprobs.chat([token for piece in pieces for token in piece.tokens], self._names)
+
+    def _usage(self) -> Usage:
+        prompt = len(self._job.prompt.token_ids)
+        total = prompt + self._completion_tokens
+        return Usage(prompt_tokens=prompt, completion_tokens=self._completion_tokens, total_tokens=total)

@@ -1,0 +1,179 @@
+"""``POST /v1/completions``: OpenAI's legacy route, with prompt scoring as evaluation harnesses ask for it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+
+from service.api.admission import set_deadline
+from service.api.openai import logprobs
+from service.api.openai.choices import Piece, Token, generated, only
+from service.api.openai.jobs import Job, Wanted, admitted
+from service.api.openai.names import named
+from service.api.openai.schemas import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs, Usage
+from service.api.prompts import check_at_most, together
+from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
+from service.evaluation.scoring import TokenScores, prompt_scores
+from service.inputs import as_list
+from service.settings import Settings
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", response_model=Completion, responses={200: {"content": {"text/event-stream": {}}}})
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Complete one or several prompts; with `echo` and `logprobs`, score them."""
+    body.check()
+    settings: Settings = request.app.state.settings
+    set_deadline(body.timeout_s, settings)
+    name = named(request.app.state.models, body.model, body.pe)
+    given = as_list(body.prompt)
+    check_at_most("max_tokens", body.max_tokens, settings.max_new_tokens)
+    check_at_most("top_k", body.top_k, name.target.vocab_size)
+    check_at_most("n" if body.n > 1 else "prompt", len(given) * body.n, settings.max_prompts, "prompts times n")
+    answers = 0 if body.max_tokens == 0 or body.scores_answer else body.n
+    wanted = Wanted(
+        body.max_tokens,
+        answers,
+        body.stops(),
+        scored=body.scores_prompt,
+        echoed=body.echo,
+        cache_salt=body.cache_salt,
+    )
+    answer = _Answer(body, await admitted(request, name, given, wanted), settings.score_chunk)
+    if body.stream:
+        return event_stream(answer.stream)
+    try:
+        whole = await unless_disconnected(request, answer.whole())
+        # Scores of a long prompt are megabytes of JSON: not on the event loop.
+        return Response(await run_in_threadpool(whole.model_dump_json), media_type="application/json")
+    except ClientGone:
+        return JSONResponse(None, status_code=499)
+
+
+class _Answer:
+    """One request on its way: every prompt scored if asked for, then answered ``n`` times."""
+
+    def __init__(self, body: CompletionRequest, jobs: list[Job], score_chunk: int) -> None:
+        self._body, self._jobs, self._score_chunk = body, jobs, score_chunk
+        self._names = logprobs.TokenNames(jobs[0].named.served.tokenizer)
+        self._completion_tokens = 0
+        self._frame = {"id": f"cmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": jobs[0].named.name}
+
+    async def whole(self) -> Completion:
+        per_prompt = await together(self._choices(i) for i in range(len(self._jobs)))
+        choices = [choice for choices in per_prompt for choice in choices]
+        return Completion(**self._frame, choices=choices, usage=self._usage())
+
+    async def stream(self, emit: Emit) -> None:
+        def send(choice: CompletionChoice | None, usage: Usage | None) -> None:
+            choices = [] if choice is None else [choice]
+            left_out = {"choices": {"__all__": {"prompt_logprobs"}}}
+            chunk = Completion(**self._frame, choices=choices, usage=usage).model_dump(exclude=left_out)
+            if not self._body.include_usage:
+                del chunk["usage"]
+            emit(chunk)
+
+        async def one_prompt(position: int) -> None:
+            scores = await self._scores(self._jobs[position])
+            await together(one_choice(position, choice, scores) for choice in range(self._body.n))
+
+        async def one_choice(position: int, choice: int, scores: TokenScores | None) -> None:
+            async with aclosing(self._pieces(position, choice, scores)) as pieces:
+                async for piece in pieces:
+                    if piece.text or piece.tokens or piece.finish_reason:
+                        send(await self._rendered(position, choice, [piece]), None)
+
+        await together(one_prompt(i) for i in range(len(self._jobs)))
+        if self._body.include_usage:
+            send(None, self._usage())
+
+    async def _choices(self, position: int) -> list[CompletionChoice]:
+        scores = await self._scores(self._jobs[position])
+        return await together(self._choice(position, choice, scores) for choice in range(self._body.n))
+
+    async def _choice(self, position: int, choice: int, scores: TokenScores | None) -> CompletionChoice:
+        async with aclosing(self._pieces(position, choice, scores)) as pieces:
+            found = [piece async for piece in pieces]
+        answer = await self._rendered(position, choice, found)
+        if self._body.prompt_logprobs is not None:
+            assert scores is not None
+            ids, top = self._jobs[position].prompt.token_ids, self._body.prompt_logprobs
+            answer.prompt_logprobs = await run_in_threadpool(logprobs.prompt_logprobs, ids, scores, top, self._names)
+        return answer
+
+    async def _scores(self, job: Job) -> TokenScores | None:
+        """Scores of the prompt if asked for, and with them the one greedy token that harnesses ask for."""
+        body = self._body
+        if not body.scores_prompt:
+            return None
+        work = prompt_scores(
+            job.named.target.patch,
+            job.resolved,
+            job.prompt.token_ids,
+            self._score_chunk,
+            top=max(body.logprobs or 0, body.prompt_logprobs or 0),
+            with_next=body.scores_answer,
+        )
+        scores: TokenScores = await job.named.target.engine.run(
+            work, len(job.prompt.token_ids), lambda progress: None, ticket=job.score_ticket
+        )
+        job.named.target.engine.metrics.scored(job.named.method.method, len(job.prompt.token_ids))
+        return scores
+
+    async def _pieces(self, position: int, choice: int, scores: TokenScores | None) -> AsyncGenerator[Piece]:
+        body, job = self._body, self._jobs[position]
+        offset = 0
+        if body.echo:
+            offset = len(job.prompt.text)
+            yield Piece(job.prompt.text, await self._prompt_tokens(job, scores), None, 0)
+        if job.max_tokens == 0:
+            yield Piece("", [], "length", 0)
+            return
+        if scores is not None and scores.next_id is not None:
+            entry = logprobs.row_logprobs(scores, len(scores.logprobs) - 1, body.logprobs or 0)
+            steps = _once(only(job, scores.next_id, entry, offset))
+        else:
+            steps = generated(job, choice, body.sampling(choice, body.logprobs), offset)
+        async with aclosing(steps) as pieces:
+            async for piece in pieces:
+                if piece.finish_reason is not None:
+                    self._completion_tokens += piece.completion_tokens
+                yield piece
+
+    async def _prompt_tokens(self, job: Job, scores: TokenScores | None) -> list[Token]:
+        if scores is None or self._body.logprobs is None:
+            return []
+        prompt = job.prompt
+        return await run_in_threadpool(
+            logprobs.prompt_tokens, prompt.token_ids, prompt.starts, scores, self._body.logprobs
+        )
+
+    async def _rendered(self, position: int, choice: int, pieces: list[Piece]) -> CompletionChoice:
+        shown: LegacyLogprobs | None = None
+        if self._body.logprobs is not None:
+            tokens = [token for piece in pieces for token in piece.tokens]
+            shown = await run_in_threadpool(logprobs.legacy, tokens, self._names)
+        finish_reason = pieces[-1].finish_reason
+        return CompletionChoice(
+            index=position * self._body.n + choice,
+            text="".join(piece.text for piece in pieces),
+            logprobs=shown,
+            finish_reason=finish_reason,
+            pe=None if finish_reason is None else self._jobs[position].pe(),
+        )
+
+    def _usage(self) -> Usage:
+        prompt = sum(len(job.prompt.token_ids) for job in self._jobs)
+        total = prompt + self._completion_tokens
+        return Usage(prompt_tokens=prompt, completion_tokens=self._completion_tokens, total_tokens=total)
+
+
+async def _once(piece: Piece) -> AsyncGenerator[Piece]:
+    yield piece

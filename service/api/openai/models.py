@@ -1,0 +1,56 @@
+"""``GET /v1/models``: what a client may put into ``model``, encodings by alias included."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import psutil
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from service.api.openai.names import Named, named, presets
+from service.models.registry import ModelRegistry
+
+router = APIRouter()
+
+
+class Model(BaseModel):
+    """``root`` is the model whose weights answer; ``parent`` the one that an alias is an encoding of."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class Models(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Models:
+    """Every served model and the preset encodings of each; any other `<model>@<encoding>` works as well."""
+    registry: ModelRegistry = request.app.state.models
+    found = [entry for served in registry for entry in (named(registry, served.name), *presets(served, registry))]
+    return Models(data=[_model(entry) for entry in found])
+
+
+@router.get("/v1/models/{model_id:path}")
+async def model(model_id: str, request: Request) -> Model:
+    """One model or alias, listed or not."""
+    return _model(named(request.app.state.models, model_id))
+
+
+def _model(entry: Named) -> Model:
+    return Model(
+        id=entry.name,
+        created=int(psutil.Process().create_time()),
+        owned_by="ropeway",
+        root=entry.target.name,
+        parent=entry.served.name if entry.alias else None,
+        max_model_len=entry.target.max_length,
+    )

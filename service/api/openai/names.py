@@ -1,0 +1,80 @@
+"""Model names that carry an encoding: ``<model>@yarn:4`` for clients that cannot send ``pe``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from patches import Method, examples, parse
+from service.errors import ApiError, bad_request, validation_error
+from service.models.registry import ModelRegistry, ServedModel
+from service.shorthand import from_shorthand, to_shorthand
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the model name and ``pe`` of a request stand for.
+
+    ``served`` is the model by its own name, ``target`` the one whose weights answer: a variant of it
+    that was trained for ``method``, or the model itself. ``alias`` is whether the name chose the method.
+    """
+
+    name: str
+    served: ServedModel
+    target: ServedModel
+    method: Method
+    alias: bool
+
+
+def named(models: ModelRegistry, name: str | None, pe: Method | None = None) -> Named:
+    """Look ``name`` up, the default model where it is None; any alias that parses and fits the model is one.
+
+    Raises:
+        UnknownModel: when no model has the name, or the name before the last ``@``.
+        ApiError: 404 with the reason for an alias that is none; 400 when ``pe`` says something else than the alias.
+    """
+    base, at, text = (name or "").rpartition("@")
+    if not at or name in {served.name for served in models}:
+        served, method = models.get(name), pe or parse({"method": "default"})
+        return Named(served.name, served, models.for_method(served, method), method, alias=False)
+    served = models.get(base)
+    method = _method_of_alias(text, base)
+    target = models.for_method(served, method)
+    try:
+        target.patch.resolve(method, target.trained_length)
+    except ValueError as error:
+        raise _no_such_alias(base, text, str(error)) from error
+    if pe is not None and pe != method:
+        raise bad_request(f"pe: the model {name!r} already names an encoding, and pe is another one", "pe")
+    return Named(f"{base}@{text}", served, target, method, alias=True)
+
+
+def presets(served: ServedModel, models: ModelRegistry) -> list[Named]:
+    """Aliases worth trying on ``served``: those of the documented examples that fit it and change something."""
+    plain = served.patch.resolve(parse({"method": "default"}), served.trained_length)
+    found = []
+    for fields in examples():
+        method = parse(fields)
+        target = models.for_method(served, method)
+        try:
+            resolved = target.patch.resolve(method, target.trained_length)
+        except ValueError:
+            continue
+        if target is not served or resolved != plain:
+            found.append(Named(f"{served.name}@{to_shorthand(fields)}", served, target, method, alias=True))
+    return found
+
+
+def _method_of_alias(text: str, base: str) -> Method:
+    try:
+        return parse(from_shorthand(text))
+    except ValidationError as error:
+        raise _no_such_alias(base, text, validation_error(error.errors()).message) from error
+    except ValueError as error:
+        raise _no_such_alias(base, text, str(error)) from error
+
+
+def _no_such_alias(base: str, text: str, reason: str) -> ApiError:
+    message = f"no model {base[:128]!r} under the encoding {text[:128]!r}: {reason}"
+    return ApiError(404, message, param="model", code="model_not_found")

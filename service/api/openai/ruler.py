@@ -1,0 +1,88 @@
+"""``PUT /generate`` as RULER calls it, in the dialects of its ``vllm`` and ``sglang`` clients.
+
+NVIDIA/RULER, scripts/pred/client_wrappers.py: one prompt a request, and only ``text`` is read of the answer.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from patches import PositionEncoding
+from service.api.openai.choices import generated
+from service.api.openai.jobs import Job, Wanted, admitted
+from service.api.openai.names import named
+from service.api.openai.schemas import Body, Drawing, ModelName
+from service.api.prompts import check_at_most
+from service.api.streaming import ClientGone, unless_disconnected
+from service.inputs import Text
+from service.settings import Settings
+
+router = APIRouter()
+
+NewTokens = Annotated[int, Field(ge=1)]
+
+
+class VllmRequest(Drawing):
+    prompt: Text
+    max_tokens: NewTokens = 16
+    model: ModelName | None = None
+    pe: PositionEncoding | None = None
+
+
+class SglangSampling(Drawing):
+    max_new_tokens: NewTokens = 128
+
+
+class SglangRequest(Body):
+    text: Text
+    sampling_params: SglangSampling = SglangSampling()
+    model: ModelName | None = None
+    pe: PositionEncoding | None = None
+
+
+def _dialect(body: Any) -> str:
+    """By the field that holds the prompt; a body that is no object is refused as the first dialect."""
+    is_sglang = "text" in body if isinstance(body, dict) else isinstance(body, SglangRequest)
+    return "sglang" if is_sglang else "vllm"
+
+
+RulerRequest = Annotated[
+    Annotated[VllmRequest, Tag("vllm")] | Annotated[SglangRequest, Tag("sglang")], Discriminator(_dialect)
+]
+
+
+class RulerAnswer(BaseModel):
+    """A list in the dialect of vLLM, one text in that of SGLang."""
+
+    text: list[str] | str
+
+
+@router.put("/generate", response_model=RulerAnswer)
+async def ruler_generate(body: RulerRequest, request: Request) -> Response | RulerAnswer:
+    """Continue one prompt; the answer holds the new text only."""
+    settings: Settings = request.app.state.settings
+    name = named(request.app.state.models, body.model, body.pe)
+    drawing: Drawing
+    if isinstance(body, VllmRequest):
+        drawing, given, param, limit, max_tokens = body, body.prompt, "prompt", "max_tokens", body.max_tokens
+    else:
+        drawing, given, param = body.sampling_params, body.text, "text"
+        limit, max_tokens = "sampling_params.max_new_tokens", body.sampling_params.max_new_tokens
+    check_at_most(limit, max_tokens, settings.max_new_tokens)
+    check_at_most("top_k", drawing.top_k, name.target.vocab_size)
+    (job,) = await admitted(request, name, [given], Wanted(max_tokens, 1, drawing.stops(), param=param))
+    try:
+        text = await unless_disconnected(request, _text(job, drawing))
+    except ClientGone:
+        return JSONResponse(None, status_code=499)
+    return RulerAnswer(text=[text] if isinstance(body, VllmRequest) else text)
+
+
+async def _text(job: Job, drawing: Drawing) -> str:
+    async with aclosing(generated(job, 0, drawing.sampling(0, None))) as pieces:
+        return "".join([piece.text async for piece in pieces])

@@ -1,0 +1,260 @@
+"""Bodies of the OpenAI-compatible routes. What is accepted takes effect; what would not is refused by name.
+
+Fields that OpenAI defines and this server does not implement are declared with the one value that asks
+for nothing, so that clients which always send them work.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from patches import PositionEncoding
+from service.engine.request import SamplingParams
+from service.errors import bad_request
+from service.inputs import TextOrTokens, one_or_several
+
+Zero = Annotated[float, Field(ge=0, le=0)]
+One = Annotated[float, Field(ge=1, le=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Stops = Annotated[
+    Annotated[Stop, Tag("one")] | Annotated[list[Stop], Field(max_length=16), Tag("several")],
+    Discriminator(one_or_several),
+]
+ModelName = Annotated[str, Field(max_length=1024)]
+Alternatives = Annotated[int, Field(ge=0, le=20)]
+
+
+class Body(BaseModel):
+    """A field that is null is a field that is absent."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {key: value for key, value in fields.items() if value is not None or key not in cls.model_fields}
+
+
+class Drawing(Body):
+    """How tokens are drawn, by OpenAI's names and defaults."""
+
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = Field(1.0, description="0 is greedy.")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = Field(0, description="0 and -1 keep all tokens.")
+    seed: Annotated[int, Field(ge=0, lt=1 << 62)] | None = Field(
+        None, description="The same seed gives the same answer in any company; choice i draws with seed + i."
+    )
+    stop: Stops | None = None
+
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def sampling(self, choice: int, logprobs: int | None) -> SamplingParams:
+        """``choice`` counts the answers to one prompt; ``logprobs`` the alternatives to report per token."""
+        seed = None if self.seed is None else self.seed + choice
+        return SamplingParams(self.temperature, self.top_p, max(self.top_k, 0), seed, logprobs)
+
+
+class StreamOptions(Body):
+    include_usage: bool = Field(False, description="A last chunk without choices carries the usage of the request.")
+
+
+class GenerationBody(Drawing):
+    """What completions and chats have in common."""
+
+    model: ModelName | None = Field(
+        None, description="A served model, or `<model>@<encoding>` as in `<model>@yarn:4`; the first model when absent."
+    )
+    pe: PositionEncoding | None = Field(None, description="The positional encoding; the model's own when absent.")
+    n: Annotated[int, Field(ge=1, le=128)] = Field(1, description="Answers per prompt.")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Seconds until it is given up with 504; the server's maximum when absent."
+    )
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        None, description="Share cached prefixes only with requests of the same API key and the same salt."
+    )
+
+    user: str | None = Field(None, description="Accepted and not used.")
+    frequency_penalty: Zero | None = None
+    presence_penalty: Zero | None = None
+    repetition_penalty: One | None = None
+    min_p: Zero | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+    def check(self) -> None:
+        """Raises:
+        ApiError: for fields that exclude each other.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options: only with stream", "stream_options")
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(GenerationBody):
+    """OpenAI's legacy completions: the route that evaluation harnesses score prompts with."""
+
+    prompt: TextOrTokens = Field(
+        description="A text, token ids, or a list of either. Texts get what the tokenizer adds; token ids get nothing."
+    )
+    max_tokens: Annotated[int, Field(ge=0)] = Field(16, description="0 only with `echo` or `prompt_logprobs`.")
+    echo: bool = Field(False, description="Put the prompt before the answer, in `text` and in `logprobs`.")
+    logprobs: Alternatives | None = Field(None, description="Report each token and this many alternatives.")
+    prompt_logprobs: Alternatives | None = Field(
+        None, description="Report each prompt token and this many alternatives, with ranks. Not with `stream`."
+    )
+    suffix: Annotated[str, Field(max_length=0)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad_request("prompt_logprobs: not with stream", "prompt_logprobs")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise bad_request("max_tokens: at least 1 without echo or prompt_logprobs", "max_tokens")
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are asked for."""
+        return self.prompt_logprobs is not None or (self.echo and self.logprobs is not None)
+
+    @property
+    def scores_answer(self) -> bool:
+        """Whether scoring the prompt gives the answer as well: the one greedy token that harnesses ask for."""
+        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] = Field(description="Text, or parts of it.")
+    name: str | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """What chat templates read."""
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        fields = {"role": self.role, "content": "".join(parts)}
+        return fields if self.name is None else {**fields, "name": self.name}
+
+
+class PlainText(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+
+class ChatRequest(GenerationBody):
+    """OpenAI's chat completions, by the chat template of the model's own tokenizer."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="What the server and the context allow when absent."
+    )
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="The older name of the same.")
+    logprobs: bool = False
+    top_logprobs: Alternatives | None = Field(None, description="Alternatives per token; needs `logprobs`.")
+
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    response_format: PlainText | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs: needs logprobs", "top_logprobs")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise bad_request("max_tokens: differs from max_completion_tokens, which it means", "max_tokens")
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class LegacyLogprobs(BaseModel):
+    """One entry per token; the first token of a prompt has no prediction, hence null. -inf is -9999."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class CompletionChoice(BaseModel):
+    """``pe`` is the encoding as it took effect; in a stream it comes with the finish reason."""
+
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: FinishReason | None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    pe: dict[str, Any] | None = None
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None
+
+
+class ChatAlternative(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(ChatAlternative):
+    top_logprobs: list[ChatAlternative]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatToken]
+
+
+class ChatMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    pe: dict[str, Any]
+
+
+class Chat(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage

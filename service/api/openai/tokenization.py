@@ -1,0 +1,86 @@
+"""vLLM's tokenizer routes at the root, from which evaluation harnesses work without a tokenizer of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, Field, StrictInt
+
+from service.api.openai.names import named
+from service.api.openai.schemas import Body, ModelName
+from service.errors import bad_request
+
+router = APIRouter()
+
+
+class TokenizeRequest(Body):
+    prompt: str
+    add_special_tokens: bool = Field(True, description="What the tokenizer adds of its own accord, such as BOS.")
+    model: ModelName | None = None
+
+
+class Tokens(BaseModel):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeRequest(Body):
+    tokens: list[Annotated[StrictInt, Field(ge=0)]]
+    model: ModelName | None = None
+
+
+class Text(BaseModel):
+    prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    tokenizer_class: str
+    vocab_size: int
+    max_model_len: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    add_bos_token: bool
+    chat_template: str | None
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
+    """Token ids of a text."""
+    name = named(request.app.state.models, body.model)
+    encoded = await run_in_threadpool(
+        name.served.tokenizer, body.prompt, add_special_tokens=body.add_special_tokens, verbose=False
+    )
+    ids = encoded["input_ids"]
+    return Tokens(tokens=ids, count=len(ids), max_model_len=name.target.max_length)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
+    """Text of token ids, special tokens included."""
+    served = named(request.app.state.models, body.model).served
+    if body.tokens and max(body.tokens) >= served.vocab_size:
+        raise bad_request(f"tokens: token ids of this model are 0..{served.vocab_size - 1}", "tokens")
+    return Text(prompt=await run_in_threadpool(served.tokenizer.decode, body.tokens))
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request, model: ModelName | None = None) -> TokenizerInfo:
+    """What a client needs to know to prepare prompts by itself."""
+    name = named(request.app.state.models, model)
+    tokenizer = name.served.tokenizer
+    return TokenizerInfo(
+        tokenizer_class=type(tokenizer).__name__,
+        vocab_size=name.served.vocab_size,
+        max_model_len=name.target.max_length,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+        pad_token=tokenizer.pad_token,
+        unk_token=tokenizer.unk_token,
+        add_bos_token=name.served.adds_bos,
+        chat_template=tokenizer.chat_template,
+    )

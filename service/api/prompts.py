@@ -1,0 +1,82 @@
+"""Prompts on their way to the engine: token ids with their text, and what is checked before any work starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from patches import Method, ResolvedRecipe
+from service.api.text import TextStream
+from service.errors import bad_request, context_length_exceeded
+from service.models.registry import ServedModel
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids, and where it was asked for the text they stand for with the offset at which each token starts."""
+
+    token_ids: list[int]
+    text: str = ""
+    starts: list[int] = field(default_factory=list)
+
+
+def read_prompt(
+    item: str | list[int], tokenizer: Any, *, add_special_tokens: bool = True, with_text: bool = False
+) -> Prompt:
+    """A text is tokenized as the tokenizer does of its own accord; token ids are taken as they are, without BOS."""
+    if isinstance(item, str):
+        encoded = tokenizer(item, add_special_tokens=add_special_tokens, return_offsets_mapping=True, verbose=False)
+        ends = accumulate((end for _, end in encoded["offset_mapping"]), max)
+        return Prompt(encoded["input_ids"], item, [0, *ends][:-1])
+    if not with_text:
+        return Prompt(item)
+    stream, starts, so_far = TextStream(tokenizer), [], []
+    for token_id in item:
+        starts.append(len(stream.text))
+        so_far.append(token_id)
+        stream.push(so_far, final=len(so_far) == len(item))
+    return Prompt(item, stream.text, starts)
+
+
+def check_at_most(param: str, asked: int, most: int, what: str | None = None) -> None:
+    """Raises:
+    ApiError: when ``asked``, which is ``what``, is more than this server gives.
+    """
+    if asked > most:
+        raise bad_request(f"{param}: {what or param} may be at most {most} on this server", param)
+
+
+def check_prompt(
+    token_ids: list[int], max_new_tokens: int, method: Method, served: ServedModel, param: str = "prompt"
+) -> ResolvedRecipe:
+    """The encoding as it takes effect on this prompt, which came in the field ``param``.
+
+    Raises:
+        ApiError: when the prompt is not of this model, does not fit, or the encoding does not fit the model.
+    """
+    if not token_ids:
+        raise bad_request(f"{param}: holds no tokens", param)
+    if max(token_ids) >= served.vocab_size:
+        raise bad_request(f"{param}: token ids of this model are 0..{served.vocab_size - 1}", param)
+    length = len(token_ids) + max_new_tokens
+    if length > served.max_length:
+        raise context_length_exceeded(len(token_ids), max_new_tokens, served.max_length, param)
+    try:
+        return served.patch.resolve(method, length)
+    except ValueError as error:
+        raise bad_request(f"pe: {error}", "pe") from error
+
+
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of all ``works``, run at once; the first failure cancels the others and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,114 @@
+"""POST /v1/chat/completions over a real socket: the model's own template, streams, log-probabilities, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.openai.conftest import answer, chunks, plain_logprobs
+
+MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "The 3 ropes?"}]
+TEMPLATED = "<system>Be short.\n<user>The 3 ropes?\n<assistant>"
+PATH = "/v1/chat/completions"
+
+
+def test_a_chat_is_a_completion_of_the_templated_text(http: httpx.Client, tokenizer: Any) -> None:
+    ids = tokenizer(TEMPLATED, add_special_tokens=False)["input_ids"]
+    got = answer(http, PATH, messages=MESSAGES, temperature=0, max_tokens=12, model="tiny@ntk:2")
+    same = answer(http, prompt=ids, temperature=0, max_tokens=12, model="tiny@ntk:2")
+    (choice,) = got["choices"]
+    assert choice["message"] == {"role": "assistant", "content": same["choices"][0]["text"]}
+    assert choice["pe"] == same["choices"][0]["pe"]
+    assert (got["usage"], got["object"], got["model"]) == (same["usage"], "chat.completion", "tiny@ntk:2")
+    parts = [{"type": "text", "text": "The 3 "}, {"type": "text", "text": "ropes?"}]
+    in_parts = [MESSAGES[0], {"role": "user", "content": parts}]
+    assert answer(http, PATH, messages=in_parts, temperature=0, max_tokens=12, pe={"method": "ntk", "factor": 2})[
+        "choices"
+    ] == [choice]
+
+
+def test_log_probabilities(http: httpx.Client, tiny: Path, tokenizer: Any) -> None:
+    body: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "max_tokens": 3, "logprobs": True}
+    content = answer(http, PATH, **body, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    ids = tokenizer(TEMPLATED, add_special_tokens=False)["input_ids"]
+    for entry in content:
+        row = plain_logprobs(tiny, ids)[-1]
+        ids.append(int(row.argmax()))
+        assert entry["logprob"] == pytest.approx(float(row.max()), abs=1e-4)
+        assert [top["logprob"] for top in entry["top_logprobs"]] == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
+        assert entry["top_logprobs"][0]["logprob"] == entry["logprob"], "identical and unrounded"
+        text = tokenizer.decode(ids[-1:])
+        assert entry["bytes"] == (None if "\ufffd" in text else list(text.encode()))
+    assert [entry["top_logprobs"] for entry in answer(http, PATH, **body)["choices"][0]["logprobs"]["content"]] == [
+        []
+    ] * 3
+    assert answer(http, PATH, messages=MESSAGES, max_tokens=1)["choices"][0]["logprobs"] is None
+
+
+def test_a_stream_adds_up_to_the_answer(http: httpx.Client) -> None:
+    body: dict[str, Any] = {"messages": MESSAGES, "n": 2, "seed": 5, "max_tokens": 16, "logprobs": True}
+    whole = answer(http, PATH, **body)
+    got = chunks(http, PATH, **body, stream_options={"include_usage": True})
+    assert (got[-1]["choices"], got[-1]["usage"]) == ([], whole["usage"])
+    assert {chunk["object"] for chunk in got} == {"chat.completion.chunk"}
+    for choice in whole["choices"]:
+        mine = [c for chunk in got for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(c["delta"].get("content", "") for c in mine) == choice["message"]["content"]
+        streamed = [entry["token"] for c in mine if c["logprobs"] for entry in c["logprobs"]["content"]]
+        assert streamed == [entry["token"] for entry in choice["logprobs"]["content"]]
+        assert [c["finish_reason"] for c in mine] == [None] * (len(mine) - 1) + [choice["finish_reason"]]
+        assert mine[-1]["pe"] == choice["pe"]
+
+
+def test_without_a_limit_the_server_and_the_context_are_the_limit(http: httpx.Client) -> None:
+    text = "a b " * 1340
+    reply = answer(
+        http, PATH, messages=[{"role": "user", "content": text}], temperature=0, pe={"method": "linear", "factor": 64}
+    )
+    assert reply["choices"][0]["finish_reason"] in ("length", "stop")
+    assert reply["usage"]["total_tokens"] <= 4096
+    too_long = http.post(PATH, json={"messages": [{"role": "user", "content": text * 2}], "stream": True})
+    error = too_long.json()["error"]
+    assert (too_long.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    assert error["n_ctx"] == 4096 < error["n_prompt_tokens"]
+
+
+def test_a_model_without_a_template_says_so(client: httpx.Client) -> None:
+    reply = client.post(PATH, json={"messages": MESSAGES})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "no_chat_template")
+    assert "'tiny' has no chat template" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "says"),
+    [
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "'user'"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "no tools here"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, None, "'text'"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_completion_tokens": 1025}, "max_completion_tokens", "at most 1024"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differs"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools", "at most 0"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type", "'text'"),
+        ({"echo": True}, "echo", "not permitted"),
+    ],
+)
+def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], param: str | None, says: str) -> None:
+    reply = http.post(PATH, json={"messages": MESSAGES, **change})
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert error["param"] == param or (param is None and error["param"].startswith("messages.0.content"))
+    assert says in error["message"]
+
+
+def test_tools_and_formats_that_ask_for_nothing(http: httpx.Client) -> None:
+    nothing: dict[str, Any] = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "me"}
+    plainly = answer(http, PATH, messages=MESSAGES, temperature=0, max_completion_tokens=4)["choices"]
+    assert answer(http, PATH, messages=MESSAGES, temperature=0, max_tokens=4, **nothing)["choices"] == plainly
