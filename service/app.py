@@ -9,10 +9,15 @@ from importlib.metadata import version
 import torch
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
+from fastapi.middleware.cors import CORSMiddleware
 
-from service import errors
-from service.api import generate, health, methods, perplexity
+from service import errors, tracing
+from service.api import generate, health, methods, metrics, openai, perplexity
+from service.api.access import AccessControl, ApiKeys
+from service.api.admission import TokenRate
 from service.api.limits import BodyLimit
+from service.api.scope import RequestScope, Traffic
+from service.metrics import Metrics
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 
@@ -24,11 +29,14 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        app.state.models = ModelRegistry(settings)
+        models = app.state.models = ModelRegistry(settings, app.state.metrics)
+        app.state.metrics.watch(models)
         try:
-            yield
+            with metrics.own_port(settings, app.state.metrics), tracing.exporting(app):
+                yield
         finally:
-            await run_in_threadpool(app.state.models.close)
+            app.state.traffic.draining = True
+            await run_in_threadpool(models.close)
 
     app = FastAPI(
         title="Ropeway",
@@ -38,8 +46,29 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.results = perplexity.RecentResults()
-    app.add_middleware(BodyLimit, most_bytes=settings.max_body_bytes)
+    app.state.metrics, app.state.traffic = Metrics(), Traffic()
+    app.state.token_rate = TokenRate(settings.key_tokens_per_minute)
+    _add_layers(app, settings)
     errors.install(app)
-    for group in (generate, perplexity, methods, health):
+    tracing.install(app, settings)
+    for group in (generate, perplexity, openai, methods, health):
         app.include_router(group.router)
+    if settings.metrics_port is None:
+        app.include_router(metrics.router)
     return app
+
+
+def _add_layers(app: FastAPI, settings: Settings) -> None:
+    """From the inside out: who has no key does not get to send a body, and every answer has an id and is logged."""
+    app.add_middleware(BodyLimit, most_bytes=settings.max_body_bytes)
+    keys = ApiKeys(settings.api_keys, settings.api_keys_file)
+    app.add_middleware(AccessControl, keys=keys, most_at_a_time=settings.key_concurrency)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(RequestScope, settings=settings, metrics=app.state.metrics, traffic=app.state.traffic)

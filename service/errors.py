@@ -6,7 +6,7 @@ answered with a megabyte of echo.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -16,8 +16,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from patches import METHODS, SlotsExhausted
+from service import context
 from service.engine.admission import QueueFull, TooLarge
-from service.engine.engine import EngineFailed
+from service.engine.engine import EngineFailed, EngineStopping
+from service.engine.memory import OutOfMemory
 from service.evaluation.planning import InvalidEvaluation
 from service.inputs import TAGS
 from service.models.registry import UnknownModel
@@ -29,40 +31,82 @@ log = structlog.get_logger()
 
 
 class ApiError(Exception):
-    """A refusal with its status, the field at fault and a code that clients can match."""
+    """A refusal with its status, the field at fault and a code that clients can match.
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    ``extra`` holds further keys of the error object, for machines; ``headers`` go to the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        extra: dict[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
+        self.extra, self.headers = extra or {}, headers or {}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
+def context_length_exceeded(prompt: int, new: int, n_ctx: int, param: str = "prompt") -> ApiError:
+    """The refusal in the words that clients look for (OpenAI's and llama.cpp's), with its numbers for machines."""
+    message = (
+        f"the maximum context length is {n_ctx} tokens: the prompt has {prompt} and {new} new ones are asked for, "
+        "which exceeds the available context size"
+    )
+    numbers = {"n_prompt_tokens": prompt, "n_ctx": n_ctx}
+    return ApiError(400, message, param=param, code="context_length_exceeded", extra=numbers)
+
+
+def deadline_exceeded(seconds: float) -> ApiError:
+    return ApiError(504, f"not finished within {seconds:g} seconds", param="timeout_s", code="deadline_exceeded")
+
+
 def as_api_error(error: Exception) -> ApiError:
     """The one table from exceptions to statuses; anything unexpected is an opaque 500."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, RequestValidationError):
-        return validation_error(error.errors())
-    if isinstance(error, UnknownModel):
-        served = ", ".join(error.known)
-        return ApiError(404, f"{error}; served: {served}", param="model", code="model_not_found")
-    if isinstance(error, TooLarge):
-        message = f"this request needs {error.needed} tokens of memory and the cache holds {error.capacity}"
-        return bad_request(message, code="context_length_exceeded")
-    if isinstance(error, InvalidEvaluation):
-        return bad_request(str(error), error.param)
-    if isinstance(error, QueueFull):
-        return ApiError(429, f"the queue is full: {error}", code="queue_full")
-    if isinstance(error, SlotsExhausted):
-        return ApiError(503, f"too many different encodings at once: {error}", code="slots_exhausted")
-    if isinstance(error, EngineFailed):
-        return ApiError(503, f"the engine failed and is restarting: {error}", code="engine_failed")
-    if isinstance(error, HTTPException):
-        return ApiError(error.status_code, str(error.detail), code="http_error")
+    for kind, convert in _CONVERSIONS.items():
+        if isinstance(error, kind):
+            return convert(error)
     return ApiError(500, "internal error", code="internal_error")
+
+
+def _http_error(error: HTTPException) -> ApiError:
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    return ApiError(error.status_code, str(error.detail), code=code, headers=error.headers)
+
+
+def _out_of_memory(error: OutOfMemory) -> ApiError:
+    if error.alone:
+        return ApiError(507, f"{error}, with nothing else running: make the request smaller", code="out_of_memory")
+    return ApiError(503, f"{error}, beside others: try again", code="out_of_memory", headers={"Retry-After": "5"})
+
+
+def _unknown_model(error: UnknownModel) -> ApiError:
+    return ApiError(404, f"{error}; served: {', '.join(error.known)}", param="model", code="model_not_found")
+
+
+_CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
+    ApiError: lambda error: error,
+    RequestValidationError: lambda error: validation_error(error.errors()),
+    UnknownModel: _unknown_model,
+    TooLarge: lambda error: context_length_exceeded(error.needed, 0, error.capacity),
+    InvalidEvaluation: lambda error: bad_request(str(error), error.param),
+    QueueFull: lambda error: ApiError(429, f"the queue is full: {error}", code="queue_full"),
+    SlotsExhausted: lambda error: ApiError(
+        503, f"too many different encodings at once: {error}", code="slots_exhausted"
+    ),
+    EngineStopping: lambda error: ApiError(503, str(error), code="shutting_down"),
+    EngineFailed: lambda error: ApiError(503, f"the engine failed and is restarting: {error}", code="engine_failed"),
+    OutOfMemory: _out_of_memory,
+    HTTPException: _http_error,
+}
 
 
 def validation_error(problems: Sequence[Any]) -> ApiError:
@@ -83,27 +127,45 @@ def _field(location: Sequence[int | str]) -> str:
 
 def body_of(error: ApiError) -> dict[str, Any]:
     """The JSON body, also used inside event streams."""
-    kind = "invalid_request_error" if error.status < 500 and error.status != 429 else "server_error"
-    if error.status == 429:
-        kind = "rate_limit_error"
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, kind)
     message = error.message[: (MAX_PROBLEMS + 1) * MAX_CHARS]
-    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
+    param = None if error.param is None else error.param[:MAX_CHARS]
+    return {"error": {"message": message, "type": kind, "param": param, "code": error.code, **error.extra}}
 
 
 def response_of(error: ApiError) -> JSONResponse:
-    headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
-    return JSONResponse(body_of(error), status_code=error.status, headers=headers)
+    """The answer, with what tells a client whether to come back: openai's client sends any 5xx again."""
+    headers = {}
+    if error.status in (429, 503):
+        headers["Retry-After"] = "1"
+    elif error.status in (504, 507):
+        headers["x-should-retry"] = "false"
+    return JSONResponse(body_of(error), status_code=error.status, headers=headers | dict(error.headers))
+
+
+def report(error: Exception) -> ApiError:
+    """What to answer to ``error``. Keeps its code for the request's log line; logs what is the server's fault."""
+    api_error = as_api_error(error)
+    context.current().error_code = api_error.code or "error"
+    if api_error.status == 500:
+        log.error("request_failed", code=api_error.code, exc_info=error)
+    elif api_error.status > 500:
+        log.warning("request_failed", code=api_error.code, error=api_error.message[:MAX_CHARS])
+    return api_error
+
+
+def answer(error: Exception) -> JSONResponse:
+    """Report ``error`` and answer with it."""
+    return response_of(report(error))
 
 
 def install(app: FastAPI) -> None:
     """Answer every exception of the app with the one shape."""
 
-    async def handle(request: Request, error: Exception) -> JSONResponse:
-        answer = as_api_error(error)
-        if answer.status >= 500:
-            log.error("request_failed", path=request.url.path, code=answer.code, exc_info=error)
-        return response_of(answer)
+    async def handle(_: Request, error: Exception) -> JSONResponse:
+        return answer(error)
 
-    kinds: tuple[type[Exception], ...] = (Exception, ApiError, RequestValidationError, HTTPException)
-    for kind in (*kinds, UnknownModel, InvalidEvaluation, TooLarge, QueueFull, SlotsExhausted, EngineFailed):
+    kinds: list[type[Exception]] = [Exception, *_CONVERSIONS]
+    for kind in kinds:
         app.add_exception_handler(kind, handle)

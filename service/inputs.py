@@ -14,7 +14,7 @@ TokenIds = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1
 
 def _kind(value: Any) -> str | None:
     if isinstance(value, str):
-        return "text"
+        return "one_text"
     if isinstance(value, list):
         return "token_ids" if value and isinstance(value[0], int) else "several"
     return None
@@ -26,7 +26,7 @@ def _kind_of_item(value: Any) -> str | None:
 
 
 _One = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[TokenIds, Tag("token_ids")],
+    Annotated[Text, Tag("one_text")] | Annotated[TokenIds, Tag("token_ids")],
     Discriminator(
         _kind_of_item,
         custom_error_type="text_or_token_ids",
@@ -35,7 +35,7 @@ _One = Annotated[
 ]
 
 TextOrTokens = Annotated[
-    Annotated[Text, Tag("text")]
+    Annotated[Text, Tag("one_text")]
     | Annotated[TokenIds, Tag("token_ids")]
     | Annotated[list[_One], Field(min_length=1), Tag("several")],
     Discriminator(
@@ -54,15 +54,15 @@ def as_list(value: str | list[int] | list[str | list[int]]) -> list[str | list[i
     return [value] if isinstance(value[0], int) else list(value)
 
 
-def _one_or_several(value: Any) -> str:
+def one_or_several(value: Any) -> str:
     return "several" if isinstance(value, list) else "one"
 
 
 Encodings = Annotated[
     Annotated[PositionEncoding, Tag("one")] | Annotated[list[PositionEncoding], Field(min_length=1), Tag("several")],
-    Discriminator(_one_or_several),
+    Discriminator(one_or_several),
 ]
 """One encoding, or several to answer every prompt under each."""
 
-TAGS = frozenset({"text", "token_ids", "several", "one", "list", "range"})
+TAGS = frozenset({"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang"})
 """Words that unions in requests add to the location of a problem."""

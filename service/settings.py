@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _items(value: object) -> object:
+    return tuple(item.strip() for item in value.split(",") if item.strip()) if isinstance(value, str) else value
+
+
+def _hashes(value: object) -> object:
+    """Keys never stay in memory as they are: only their SHA-256 does."""
+    items = _items(value)
+    if not isinstance(items, list | tuple):
+        return items
+    return tuple(hashlib.sha256(str(key).encode()).hexdigest() for key in items)
+
+
+Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
+HashedKeys = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hashes)]
 
 
 class Settings(BaseSettings):
@@ -26,6 +45,8 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
+    log_format: Literal["console", "json"] = Field("console", description="Lines for people, or one JSON object each.")
+    log_prompts: bool = Field(False, description="Write prompts into the log.")
     shutdown_grace_s: float = Field(10.0, ge=0, description="Seconds that running requests may take to finish.")
 
     max_length: int | None = Field(
@@ -34,6 +55,12 @@ class Settings(BaseSettings):
     max_new_tokens: Count = Field(4096, description="Most new tokens one request may ask for.")
     max_prompts: Count = Field(64, description="Most prompts in one request.")
     max_queue: Count = Field(256, description="Most requests waiting for memory before new ones get 429.")
+    max_queue_tokens: Count = Field(1 << 20, description="Most tokens waiting for memory before new requests get 429.")
+    max_timeout_s: Seconds = Field(3600.0, description="Most seconds one request may take; `timeout_s` asks for less.")
+    send_timeout_s: Seconds = Field(60.0, description="Seconds a client may leave an answer unread before it is cut.")
+    stall_timeout_s: Seconds = Field(
+        120.0, description="Seconds in one step after which the generation thread counts as stalled and is replaced."
+    )
     max_methods: Count = Field(64, description="Most methods in one perplexity request.")
     max_lengths: Count = Field(256, description="Most lengths in one perplexity request.")
     max_documents: Count = Field(256, description="Most documents in one perplexity request.")
@@ -51,3 +78,22 @@ class Settings(BaseSettings):
     max_requests_per_batch: Count = Field(128, description="Most requests that decode together.")
     score_chunk: Count = Field(512, description="Tokens per chunk of scoring, between two generation steps.")
     prefix_sharing: bool = Field(True, description="Reuse cached prefixes of requests with the same encoding.")
+
+    api_keys: HashedKeys = Field(
+        (), description="API keys, separated by commas; hashed at once. None: no keys asked for."
+    )
+    api_keys_file: Path | None = Field(
+        None,
+        description="File with the SHA-256 of one API key a line, as `ropeway keys` prints it; read again on change.",
+    )
+    key_concurrency: int | None = Field(None, ge=1, description="Most requests of one API key at a time.")
+    key_tokens_per_minute: int | None = Field(
+        None, ge=1, description="Most tokens, prompt and new or scored, that one API key may ask for in a minute."
+    )
+    cors_origins: Items = Field((), description="Origins whose pages may call the server, separated by commas.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Serve /metrics on this port of the same address instead of the main one."
+    )
+    otel_endpoint: str | None = Field(
+        None, description="OTLP/HTTP endpoint for traces, such as http://localhost:4318; needs the extra `otel`."
+    )

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 from patches import Method, examples
+from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
+from service.api.prompts import check_prompt, together
 from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
 from service.api.text import TextStream
+from service.engine.admission import Ticket
 from service.engine.engine import Generation
 from service.engine.request import SamplingParams, TokenLogprobs
-from service.errors import ApiError, bad_request
+from service.errors import bad_request
 from service.inputs import Encodings, TextOrTokens, as_list
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
@@ -52,6 +56,12 @@ class GenerateRequest(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stream: bool = False
+    timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Seconds until it is given up with 504; the server's maximum when absent."
+    )
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        None, description="Share cached prefixes only with requests of the same API key and the same salt."
+    )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Report each token's log-probability and this many alternatives."
     )
@@ -116,6 +126,7 @@ class _Job:
     prompt_ids: list[int]
     method: Method
     served: ServedModel
+    ticket: Ticket
 
 
 @router.post("/generate", response_model=GenerateResponse)
@@ -123,15 +134,15 @@ async def generate(body: GenerateRequest, request: Request) -> Response | Genera
     """Complete one or several prompts, each under its own positional encoding."""
     models: ModelRegistry = request.app.state.models
     served = models.get(body.model)
-    jobs = _jobs(body, served, models, request.app.state.settings)
+    jobs = await _jobs(body, served, models, request)
     if body.stream:
 
         async def stream(emit: Emit) -> None:
-            await _run_all(body, jobs, emit)
+            await together(_run(body, job, emit) for job in jobs)
 
         return event_stream(stream)
     try:
-        results = await unless_disconnected(request, _run_all(body, jobs, None))
+        results = await unless_disconnected(request, together(_run(body, job, None) for job in jobs))
     except ClientGone:
         return JSONResponse(None, status_code=499)
     usage = Usage(
@@ -141,20 +152,18 @@ async def generate(body: GenerateRequest, request: Request) -> Response | Genera
     return GenerateResponse(model=served.name, results=results, usage=usage)
 
 
-async def _run_all(body: GenerateRequest, jobs: list[_Job], emit: Emit | None) -> list[Result]:
-    """All jobs at once; the first failure cancels the others."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_run(body, job, emit)) for job in jobs]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
 async def _run(body: GenerateRequest, job: _Job, emit: Emit | None) -> Result:
     text = TextStream(job.served.tokenizer, body.stops())
     sent = 0
-    steps = job.served.engine.generate(job.prompt_ids, job.method, body.sampling(), body.max_new_tokens)
+    steps = job.served.engine.generate(
+        job.prompt_ids,
+        job.method,
+        body.sampling(),
+        body.max_new_tokens,
+        ticket=job.ticket,
+        cache_salt=body.cache_salt,
+        on_prefill=None if emit is None else _progress_of(job, emit),
+    )
     async with aclosing(steps) as generations:
         async for generation in generations:
             delta = text.push(generation.token_ids, final=generation.finish_reason is not None)
@@ -196,47 +205,44 @@ def _logprobs(served: ServedModel, generation: Generation) -> list[TokenLogprob]
     return [entry(*pair) for pair in zip(generation.token_ids, generation.logprobs, strict=True)]
 
 
-def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistry, settings: Settings) -> list[_Job]:
+async def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistry, request: Request) -> list[_Job]:
     """Prompts times encodings, every one of them checked against its model before any work starts."""
+    settings: Settings = request.app.state.settings
+    set_deadline(body.timeout_s, settings)
     if body.max_new_tokens > settings.max_new_tokens:
         raise bad_request(f"max_new_tokens: at most {settings.max_new_tokens} on this server", "max_new_tokens")
     if body.top_k > served.vocab_size:
         raise bad_request(f"top_k: at most the vocabulary, {served.vocab_size}", "top_k")
-    prompts = _prompts(body, served)
+    given = as_list(body.prompt)
     methods = body.pe if isinstance(body.pe, list) else [body.pe]
-    if len(prompts) * len(methods) > settings.max_prompts:
+    if len(given) * len(methods) > settings.max_prompts:
         raise bad_request(f"prompt: prompts times encodings may be at most {settings.max_prompts}", "prompt")
-    jobs: list[_Job] = []
-    for prompt_index, prompt_ids in enumerate(prompts):
-        for method in methods:
-            target = models.for_method(served, method)
-            _check(prompt_ids, body.max_new_tokens, method, target)
-            jobs.append(_Job(len(jobs), prompt_index, prompt_ids, method, target))
-    return jobs
-
-
-def _prompts(body: GenerateRequest, served: ServedModel) -> list[list[int]]:
+    pairs = [(index, method, models.for_method(served, method)) for index in range(len(given)) for method in methods]
+    wanted = [
+        (target.engine.generations, upper_bound(given[index], target.max_length) + body.max_new_tokens)
+        for index, _, target in pairs
+    ]
+    tickets = await admit(request, wanted)
+    log_prompts(request, given)
+    prompts = await run_in_threadpool(_prompts, given, served)
+    for index, method, target in pairs:
+        check_prompt(prompts[index], body.max_new_tokens, method, target)
+    await charge(request, sum(len(prompts[index]) + body.max_new_tokens for index, _, _ in pairs))
     return [
-        served.tokenizer(item, verbose=False)["input_ids"] if isinstance(item, str) else item
-        for item in as_list(body.prompt)
+        _Job(number, index, prompts[index], method, target, ticket)
+        for number, ((index, method, target), ticket) in enumerate(zip(pairs, tickets, strict=True))
     ]
 
 
-def _check(prompt_ids: list[int], max_new_tokens: int, method: Method, served: ServedModel) -> None:
-    if not prompt_ids:
-        raise bad_request("prompt: holds no tokens", "prompt")
-    if max(prompt_ids) >= served.vocab_size:
-        raise bad_request(f"prompt: token ids of this model are 0..{served.vocab_size - 1}", "prompt")
-    length = len(prompt_ids) + max_new_tokens
-    if length > served.max_length:
-        raise ApiError(
-            400,
-            f"the prompt has {len(prompt_ids)} tokens and max_new_tokens is {max_new_tokens}: together at most "
-            f"{served.max_length} fit this server",
-            param="prompt",
-            code="context_length_exceeded",
-        )
-    try:
-        served.patch.resolve(method, length)
-    except ValueError as error:
-        raise bad_request(f"pe: {error}", "pe") from error
+def _prompts(given: list[str | list[int]], served: ServedModel) -> list[list[int]]:
+    return [served.tokenizer(item, verbose=False)["input_ids"] if isinstance(item, str) else item for item in given]
+
+
+def _progress_of(job: _Job, emit: Emit) -> Callable[[int], None]:
+    """Tells how much of a long prompt has been read, before its first token comes."""
+
+    def report(done: int) -> None:
+        total = len(job.prompt_ids)
+        emit({"index": job.index, "prompt_tokens_done": done, "prompt_tokens_total": total}, "progress")
+
+    return report

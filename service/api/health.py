@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from service.errors import ApiError, response_of
+from service.errors import ApiError, answer
 
-router = APIRouter(prefix="/health", tags=["health"])
+router = APIRouter(tags=["health"])
 
 
 class Live(BaseModel):
@@ -24,23 +24,34 @@ class Ready(BaseModel):
     models: dict[str, dict[str, int]]
 
 
-@router.get("/live")
+@router.get("/health/live")
 async def live() -> Live:
     """The event loop answers."""
     return Live(status="ok")
 
 
-@router.get("/ready", response_model=Ready)
+@router.get("/health/ready", response_model=Ready)
 async def ready(request: Request) -> JSONResponse | dict[str, Any]:
-    """Every engine's generation thread runs; 503 otherwise, and a dead one is started anew."""
-    registry = request.app.state.models
-    dead = [served for served in registry if not served.engine.is_alive]
+    """Every engine's generation thread runs and moves; 503 otherwise, and a dead or stalled one is replaced."""
+    refusal = _refusal(request)
+    if refusal is not None:
+        return answer(refusal)
+    models = request.app.state.models
+    return {"status": "ok", "models": {s.name: {**s.engine.load(), "restarts": s.engine.restarts} for s in models}}
+
+
+@router.get("/health", response_model=Live)
+@router.get("/v1/health", response_model=Live)
+async def health(request: Request) -> JSONResponse | Live:
+    """The same without figures, where llama.cpp's server has it."""
+    refusal = _refusal(request)
+    return Live(status="ok") if refusal is None else answer(refusal)
+
+
+def _refusal(request: Request) -> ApiError | None:
+    if request.app.state.traffic.draining:
+        return ApiError(503, "the server is shutting down", code="shutting_down")
+    dead = [served for served in request.app.state.models if not served.engine.is_alive]
     for served in dead:
         served.engine.revive()
-    if dead:
-        names = ", ".join(served.name for served in dead)
-        return response_of(ApiError(503, f"not serving: {names}", code="not_ready"))
-    return {
-        "status": "ok",
-        "models": {s.name: {**s.engine.load(), "restarts": s.engine.restarts} for s in registry},
-    }
+    return ApiError(503, f"not serving: {', '.join(s.name for s in dead)}", code="not_ready") if dead else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import ApiError, response_of
+from service.errors import ApiError, answer
 
 
 class BodyLimit:
@@ -20,7 +20,7 @@ class BodyLimit:
         too_large = ApiError(413, f"the body may have at most {self.most_bytes} bytes", code="body_too_large")
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.most_bytes:
-            await response_of(too_large)(scope, receive, send)
+            await answer(too_large)(scope, receive, send)
             return
         received, refused = 0, False
 
@@ -38,6 +38,6 @@ class BodyLimit:
             if not refused:
                 await send(message)
             elif message["type"] == "http.response.start":
-                await response_of(too_large)(scope, receive, send)
+                await answer(too_large)(scope, receive, send)
 
         await self.app(scope, counted, answered)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Annotated, Any
 
@@ -11,10 +10,11 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
-from patches import METHODS, describe_methods, parse
+from patches import METHODS, Recipe, describe_methods, parse
 from service.errors import ApiError, bad_request, validation_error
 from service.evaluation.frequency_plot import frequency_png
 from service.models.registry import ModelRegistry, ServedModel
+from service.shorthand import field_value, unknown_method
 
 router = APIRouter(tags=["methods"])
 
@@ -23,12 +23,22 @@ Length = Annotated[int | None, Query(ge=1, le=(1 << 24) - 1)]
 
 
 class MethodInfo(BaseModel):
-    """One method: what it does, what it costs, and the JSON schema of its parameters with defaults."""
+    """One method: what it does, what it is for, what it costs, and the JSON schema of its parameters with defaults.
+
+    ``reach`` is the length that it can serve, L0 the trained one; ``family`` is what a checkpoint counts as that
+    was trained with it.
+    """
 
     method: str
+    family: str
     summary: str
-    paper: str
+    formula: str
+    use: str
+    avoid: str
+    reach: str
     training_free: str
+    evidence: str
+    paper: str
     cost: str
     rotates_at: str
     parameters: dict[str, Any]
@@ -91,38 +101,19 @@ async def frequencies(
     length: Length = None,
 ) -> FrequencyTable:
     """Rotary frequencies before and after; the method's parameters are further query parameters."""
-    if name not in METHODS:
-        raise ApiError(404, f"unknown method {name!r}; known: {', '.join(METHODS)}", param="name", code="not_found")
-    models: ModelRegistry = request.app.state.models
-    served = models.get(model)
-    fields = {key: _value(text) for key, text in request.query_params.items() if key not in ("model", "length")}
-    length = length or served.trained_length
-    try:
-        method = parse({"method": name, **fields})
-        resolved = served.patch.resolve(method, length)
-        before = served.patch.resolve(parse({"method": "default"}), served.trained_length)
-    except ValidationError as error:
-        raise validation_error(error.errors()) from error
-    except ValueError as error:
-        raise bad_request(str(error), "name") from error
-    plain = before.inv_freq or (0.0,) * (served.patch.geometry.rotary_dim // 2)
-    after = resolved.inv_freq or (0.0,) * len(plain)
-    return FrequencyTable(
-        model=served.name,
-        trained_length=served.trained_length,
-        length=length,
-        pe=served.patch.describe(method, length),
-        pairs=[_pair(i, *both, served.trained_length) for i, both in enumerate(zip(plain, after, strict=True))],
-    )
+    return _resolved(name, request, model, length)[0]
 
 
 @router.get("/methods/{name}/frequencies.png", response_class=Response)
 async def frequencies_png(name: str, request: Request, model: str | None = None, length: Length = None) -> Response:
-    """The same as a picture: wavelengths before and after, and the stretch of each pair."""
-    table = await frequencies(name, request, model, length)
+    """The same as a picture: wavelengths before and after, and the stretch of each pair.
+
+    Where the encoding moves positions or adds a bias, these are drawn instead of the stretch.
+    """
+    table, recipe = _resolved(name, request, model, length)
     title = f"{name} on {table.model}"
     pairs = [pair.model_dump() for pair in table.pairs]
-    png = await run_in_threadpool(frequency_png, pairs, table.trained_length, title)
+    png = await run_in_threadpool(frequency_png, pairs, table.trained_length, title, recipe, table.length)
     return Response(png, media_type="image/png")
 
 
@@ -133,12 +124,36 @@ async def models(request: Request) -> ModelList:
     return ModelList(models=[_info(served, served is registry.default) for served in registry])
 
 
-def _value(text: str) -> Any:
-    """A query parameter as JSON (numbers, true, lists), or as the text it is."""
+def _resolved(name: str, request: Request, model: str | None, length: int | None) -> tuple[FrequencyTable, Recipe]:
+    """The table of frequencies, and the recipe with its numbers for the length.
+
+    Raises:
+        ApiError: 404 for an unknown method, 400 for parameters that do not fit it or the model.
+    """
+    if name not in METHODS:
+        raise ApiError(404, unknown_method(name), param="name", code="not_found")
+    models: ModelRegistry = request.app.state.models
+    served = models.get(model)
+    length = length or served.trained_length
+    given = {key: text for key, text in request.query_params.items() if key not in ("model", "length")}
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+        method = parse({"method": name, **{key: field_value(METHODS[name], key, given[key]) for key in given}})
+        resolved = served.patch.resolve(method, length)
+        before = served.patch.resolve(parse({"method": "default"}), served.trained_length)
+    except ValidationError as error:
+        raise validation_error(error.errors()) from error
+    except ValueError as error:
+        raise bad_request(str(error), "name") from error
+    plain = before.inv_freq or (0.0,) * (served.patch.geometry.rotary_dim // 2)
+    after = resolved.inv_freq or (0.0,) * len(plain)
+    table = FrequencyTable(
+        model=served.name,
+        trained_length=served.trained_length,
+        length=length,
+        pe=served.patch.describe(method, length),
+        pairs=[_pair(i, *both, served.trained_length) for i, both in enumerate(zip(plain, after, strict=True))],
+    )
+    return table, resolved.recipe
 
 
 def _pair(index: int, before: float, after: float, trained_length: int) -> Pair:

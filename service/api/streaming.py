@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-import structlog
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from service.errors import ApiError, as_api_error, body_of
+from service import context
+from service.errors import body_of, deadline_exceeded, report
 
 T = TypeVar("T")
 Emit = Callable[..., None]
@@ -19,23 +21,44 @@ Emit = Callable[..., None]
 PING_S = 5.0
 """A comment this often keeps proxies and clients from giving up on a long prefill."""
 
-log = structlog.get_logger()
-
 
 class ClientGone(Exception):
     """The client closed the connection: nobody reads an answer any more."""
 
 
-async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Result of ``work``, which is cancelled as soon as the client disconnects.
+@asynccontextmanager
+async def before_deadline() -> AsyncIterator[None]:
+    """Cancels what is inside when the current request has taken the time it may take.
 
     Raises:
-        ClientGone: when that happened.
+        ApiError: 504, when that happened.
+    """
+    current = context.current()
+    if current.timeout_s is None:
+        yield
+        return
+    left = current.started + current.timeout_s - time.monotonic()
+    limit = asyncio.timeout(left)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise deadline_exceeded(current.timeout_s) from None
+        raise
+
+
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """Result of ``work``, which is cancelled as soon as the client disconnects or the request's time is up.
+
+    Raises:
+        ClientGone: when the client has gone; ApiError 504 when the time was up.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        async with before_deadline():
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientGone
@@ -69,12 +92,10 @@ async def _events(work: Callable[[Emit], Awaitable[None]]) -> AsyncIterator[str]
 
     async def run() -> None:
         try:
-            await work(lambda data, name=None: queue.put_nowait(event(data, name)))
+            async with before_deadline():
+                await work(lambda data, name=None: queue.put_nowait(event(data, name)))
         except Exception as error:
-            answer: ApiError = as_api_error(error)
-            if answer.status >= 500:
-                log.error("stream_failed", code=answer.code, exc_info=error)
-            queue.put_nowait(event(body_of(answer)))
+            queue.put_nowait(event(body_of(report(error))))
         finally:
             queue.put_nowait(None)
 

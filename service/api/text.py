@@ -20,6 +20,11 @@ class TextStream:
         self.text = ""
         self.stopped = False
 
+    @property
+    def shown(self) -> int:
+        """Characters of ``text`` that have been given out."""
+        return self._sent
+
     def push(self, token_ids: Sequence[int], *, final: bool) -> str:
         """Take all tokens so far; returns the text that may be shown now and was not before."""
         if self.stopped:

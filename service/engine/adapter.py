@@ -1,27 +1,34 @@
 """The one adapter around transformers' continuous batching. Every reach into its insides is in this file.
 
-Written against transformers 5.23. It adds four things to the manager: slots in ``position_ids``,
-a prefix cache that never crosses encodings, sampling from each request's own noise, and long work
-interleaved between steps.
+Written against transformers 5.23. It adds to the manager: slots in ``position_ids``, a prefix cache that never
+crosses encodings or tenants, sampling from each request's own noise, long work interleaved between steps, a
+heartbeat, and steps in which running out of memory costs one request.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.continuous_api import (
+    BackgroundThreadStatus,
     ContinuousBatchingManager,
     ContinuousBatchProcessor,
 )
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.model_runner import ModelRunner
-from transformers.generation.continuous_batching.requests import RequestState
+from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
 
 from patches import Batch, Patched, encode, packed_batch
+from service.engine import THREAD_NAME
 from service.engine.interleave import Interleaved
+from service.engine.memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.request import EngineRequest
 from service.engine.sampling import sample
 
@@ -45,7 +52,9 @@ class EncodingManager(ContinuousBatchingManager):
     ) -> None:
         self.patch = patch
         self.requests: dict[str, EngineRequest] = {}
-        self.interleaved = Interleaved()
+        self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
+        self.heartbeat = time.monotonic()
+        self._abandoned = False
         config = ContinuousBatchingConfig(
             page_size=page_size,
             num_blocks=-(-cache_tokens // page_size),
@@ -61,25 +70,76 @@ class EncodingManager(ContinuousBatchingManager):
         )
         # do_sample stays off in the manager: it draws all rows from one shared generator.
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
-        super().__init__(patch.model, generation_config, config)  # type: ignore[arg-type]
+        with _configured_as_cached(patch):
+            super().__init__(patch.model, generation_config, config)  # type: ignore[arg-type]
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
         """The model already runs our attention, which the manager's list of names does not know."""
 
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
-        processor = super()._create_batch_processor()
+        with _configured_as_cached(self.patch):
+            processor = super()._create_batch_processor()
         # The manager builds these itself and takes no classes, hence the change of class after the fact.
         _adopt(processor.inputs_and_outputs, _SlottedInputs, requests=self.requests)
         _adopt(processor.model_runner, _RequestRunner, requests=self.requests, patch=self.patch)
         vocab_size = int(self.model.config.get_text_config().vocab_size)
         token_bits = (vocab_size - 1).bit_length()
-        _adopt(processor.cache, _EncodingCache, requests=self.requests, salts={}, token_bits=token_bits)
+        _adopt(processor.cache, _EncodingCache, requests=self.requests, numbers={}, holders={}, token_bits=token_bits)
         return processor
 
+    def start(self) -> None:
+        """As the base class, on a daemon thread: one that stalls for good must not keep the process alive."""
+        self.background_thread_status.clear()
+        thread = threading.Thread(target=self._run_generation_loop, name=THREAD_NAME, daemon=True)
+        self._generation_thread: Any = thread
+        thread.start()
+
+    def abandon(self, error: Exception) -> None:
+        """Give up on a thread that is dead or stalls: fail the work queued beside its requests, and let it end
+        by itself, without another step, if it ever comes back."""
+        self._abandoned = True
+        self.background_thread_status.request_stop(
+            BackgroundThreadStatus.HARD_STOP, self.distributed_helper.global_rank
+        )
+        self.interleaved.close(error)
+
     def _generation_loop_body(self, batch_processor: ContinuousBatchProcessor, bootstrapping: bool) -> bool:
+        self.heartbeat = time.monotonic()
         if self.interleaved.advance():
             self._wake_up_loop.set()  # with work left, an idle manager must not sleep
-        return super()._generation_loop_body(batch_processor, bootstrapping)
+            self.heartbeat = time.monotonic()
+        return not self._abandoned and super()._generation_loop_body(batch_processor, bootstrapping)
+
+    def _generation_step(self) -> None:
+        """One step. Running out of memory in it fails the largest request of the batch; the others repeat it."""
+        processor = self.batch_processor
+        assert processor is not None
+        inputs: _SlottedInputs = processor.inputs_and_outputs  # type: ignore[assignment]
+        while inputs.requests_in_batch and self._runs_out_of_memory():
+            give_back()
+            blamed = inputs.undo_step()
+            others = len(processor.scheduler.active_requests) > 1 or len(self.interleaved) > 0
+            error = OutOfMemory("decoding" if blamed.state.generated_tokens else "prefill", alone=not others)
+            request = self.requests.get(blamed.state.request_id)
+            if request is not None:
+                request.failure = error
+            processor._handle_request_error(error, blamed.state)
+            processor.scheduler.finish_request(blamed.state.request_id)
+            inputs.prepare_again(without=blamed)
+            self.heartbeat = time.monotonic()
+        for future in inputs.requests_in_batch:
+            request = self.requests.get(future.state.request_id)
+            if request is not None and request.on_prefill is not None and not future.has_new_token:
+                request.on_prefill(future.state.position_offset)
+
+    def _runs_out_of_memory(self) -> bool:
+        try:
+            super()._generation_step()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return True
+        return False
 
     def submit(self, request: EngineRequest) -> None:
         """Hand one request to the generation thread; its outputs go to the registered handler."""
@@ -122,6 +182,35 @@ class EncodingManager(ContinuousBatchingManager):
         return len(scheduler.active_requests), len(scheduler.waiting_requests) + self.input_queue.qsize()
 
 
+class _AsCached:
+    """A configuration read through: only what the cache is sized by differs."""
+
+    def __init__(self, config: Any, heads: int, width: int) -> None:
+        self._config = config
+        self.num_key_value_heads, self.head_dim = heads, width
+        kinds, whole = getattr(config, "layer_types", None), "full_attention"
+        self.layer_types = kinds and [whole if kind == "chunked_attention" else kind for kind in kinds]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+@contextmanager
+def _configured_as_cached(patch: Patched) -> Iterator[None]:
+    """Within it, the model's configuration tells of what is cached, which the manager sizes its cache by.
+
+    Heads and width are those that reach the attention (latent attention caches less by itself). A layer that
+    attends within chunks, which the manager does not know, keeps everything: our attention leaves out the rest.
+    """
+    config = patch.model.config
+    sizes = _AsCached(config.get_text_config(), *patch.cached)
+    vars(config)["get_text_config"] = lambda *_, **__: sizes
+    try:
+        yield
+    finally:
+        del vars(config)["get_text_config"]
+
+
 def _adopt(built: object, kind: type, **attributes: object) -> None:
     built.__class__ = kind
     vars(built).update(attributes)
@@ -132,35 +221,62 @@ class _SlottedInputs(ContinuousBatchingIOs):
 
     requests: dict[str, EngineRequest]
     batch: Batch
+    arguments: dict[str, Any]
+    tokens_in_batch: list[list[int]]
 
-    def prepare_batch_tensors(self, requests_in_batch: list[Any], *args: Any, **kwargs: Any) -> None:
+    def prepare_batch_tensors(self, requests_in_batch: list[Any], **arguments: Any) -> None:  # type: ignore[override]
         sequences = []
         for future in requests_in_batch:
             request = self.requests.get(future.state.request_id)
             slot = 0 if request is None else request.slot  # cancelled meanwhile: its result is dropped
             sequences.append((slot, future.state.position_offset, future.query_length))
-        super().prepare_batch_tensors(requests_in_batch, *args, **kwargs)
+        self.arguments = arguments
+        self.tokens_in_batch = [future.state.tokens_to_process for future in requests_in_batch]
+        super().prepare_batch_tensors(requests_in_batch, **arguments)
         self.batch = packed_batch(sequences)
         tokens = self.total_seqlen_q
         slots = torch.tensor([s for s, _, n in sequences for _ in range(n)], dtype=torch.int32, device=self.device)
         self.position_ids[:tokens] = encode(self.position_ids[:tokens], slots)
 
+    def undo_step(self) -> FutureRequestState:
+        """Put the requests of the batch back to where they were before it was prepared; returns the one to blame:
+        the most new tokens, then the longest."""
+        for future, tokens in zip(self.requests_in_batch, self.tokens_in_batch, strict=True):
+            future.state.position_offset -= future.query_length
+            pass
+        return max(self.requests_in_batch, key=lambda future: (future.query_length, future.state.position_offset))
+
+    def prepare_again(self, without: FutureRequestState) -> None:
+        """The same batch without one request; nothing if that leaves none."""
+        rest = [future for future in self.requests_in_batch if future is not without]
+        if rest:
+            arguments = self.arguments | {"num_q_tokens": sum(future.query_length for future in rest)}
+            self.prepare_batch_tensors(rest, **arguments)
+        else:
+            self.requests_in_batch, self.num_request_in_batch = [], 0
+
 
 class _EncodingCache(PagedAttentionCache):
-    """Prefix sharing keyed by tokens and encoding: keys made under one recipe are wrong under another.
+    """Prefix sharing keyed by tokens and by the request's cache key (tenant, salt, encoding): keys made under one
+    recipe are wrong under another, and one tenant must not learn what another sent.
 
-    Blocks are found by a hash over int32 token ids. The bits above the vocabulary carry a number that
-    stands for the request's cache key, so no two keys can meet. Once those bits are used up, new keys
-    go without sharing.
+    Blocks are found by a hash over int32 token ids. The bits above the vocabulary carry a number that stands for
+    the cache key, so no two keys can meet. When the numbers run out, what no live request holds is forgotten and
+    its numbers are given out again.
     """
 
     requests: dict[str, EngineRequest]
-    salts: dict[object, int]
+    numbers: dict[object, int]
+    holders: dict[str, object]
     token_bits: int
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         salted = self._salted(request_id, prompt_ids)
-        return 0 if salted is None else super().search_prefix_match(request_id, salted)
+        found = 0 if salted is None else super().search_prefix_match(request_id, salted)
+        request = self.requests.get(request_id)
+        if request is not None:
+            request.cached_tokens = found
+        return found
 
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
         if not complete_blocks:
@@ -169,19 +285,41 @@ class _EncodingCache(PagedAttentionCache):
         if salted is not None:
             super().mark_complete_blocks(_TokensOf(state, salted), complete_blocks)  # type: ignore[arg-type]
 
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        super().free_blocks(request_id, no_cache)
+        self.holders.pop(request_id, None)
+
     def _salted(self, request_id: str, tokens: list[int]) -> list[int] | None:
         request = self.requests.get(request_id)
-        if request is None:
-            return None
-        salt = self.salts.setdefault(request.cache_key, len(self.salts) + 1) << self.token_bits
-        return [token | salt for token in tokens] if salt < 1 << 31 else None
+        number = None if request is None else self._number(request)
+        return None if number is None else [token | (number << self.token_bits) for token in tokens]
+
+    def _number(self, request: EngineRequest) -> int | None:
+        """The number of the request's cache key, or None while live requests hold them all."""
+        number = self.numbers.get(request.cache_key)
+        if number is None:
+            most = (1 << (31 - self.token_bits)) - 1
+            if len(self.numbers) >= most:
+                self.evict_cached_blocks()
+                held = set(self.holders.values())
+                self.numbers = {key: number for key, number in self.numbers.items() if key in held}
+            if len(self.numbers) >= most:
+                return None
+            taken = set(self.numbers.values())
+            number = next(n for n in range(len(taken) + 1, 0, -1) if n not in taken)
+            self.numbers[request.cache_key] = number
+        self.holders[request.request_id] = request.cache_key
+        return number
 
 
 class _TokensOf:
     """A request state whose tokens read salted; what else the cache reads of it is passed on."""
 
     def __init__(self, state: RequestState, tokens: list[int]) -> None:
-        self.request_id, self.status = state.request_id, state.status
+        self.request_id = state.request_id
+        # The cache skips finished requests, whose blocks are gone in asynchronous batching. Ours still hold theirs,
+        # and a request for a single token would leave nothing to share.
+        self.status = RequestStatus.DECODING
         self.initial_tokens, self.generated_tokens = tokens, []  # type: ignore[var-annotated]
 
 
@@ -203,5 +341,19 @@ class _RequestRunner(ModelRunner):
             if future.has_new_token
         ]
         if rows:
-            tokens = sample(scores[0, : len(rows)], rows)
+            noise = [None if r is None or r.generator is None else r.generator.get_state() for r in rows]
+            drawn = [0 if r is None else len(r.logprobs) for r in rows]
+            try:
+                tokens = sample(scores[0, : len(rows)], rows)
+            except Exception:
+                _undo_draws(rows, noise, drawn)  # the step may be repeated
+                raise
             output_ids[0, : len(rows)].copy_(tokens)
+
+
+def _undo_draws(rows: list[EngineRequest | None], noise: list[torch.Tensor | None], drawn: list[int]) -> None:
+    for request, state, length in zip(rows, noise, drawn, strict=True):
+        if request is not None:
+            del request.logprobs[length:]
+            if request.generator is not None and state is not None:
+                request.generator.set_state(state)

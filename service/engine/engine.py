@@ -1,15 +1,15 @@
 """One model's engine: asyncio on one side, the generation thread on the other.
 
 A generation reserves its whole length, takes a slot, and streams tokens; leaving the stream early
-cancels it. Long work (scoring) runs on the same thread in short steps. A dead thread fails what was
-running and is started anew with a clean cache.
+cancels it. Long work (scoring) runs on the same thread in short steps. A thread that dies or stalls fails
+what was running and is replaced, with a clean cache.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,19 +17,31 @@ from typing import Any
 import structlog
 
 from patches import Method, Patched, ResolvedRecipe
+from service import context
 from service.engine.adapter import EncodingManager
-from service.engine.admission import Admission
+from service.engine.admission import Admission, Ticket
 from service.engine.interleave import Work
 from service.engine.request import EngineRequest, SamplingParams, TokenLogprobs
+from service.metrics import EngineMetrics, Metrics
 
 log = structlog.get_logger()
 
 WATCH_S = 0.5
 """How often somebody looks whether the generation thread is still there."""
 
+STOP_S = 5.0
+"""How long the generation thread may take to leave its step when it is told to stop at once."""
+
 
 class EngineFailed(RuntimeError):
-    """The generation thread died under this request; it is being restarted."""
+    """The generation thread died or stalled under this request; it is being replaced."""
+
+
+class EngineStopping(EngineFailed):
+    """The server is shutting down."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
 
 
 @dataclass(frozen=True)
@@ -42,12 +54,15 @@ class EngineLimits:
     max_batch_tokens: int = 1024
     max_requests_per_batch: int = 128
     max_queue: int = 256
+    max_queue_tokens: int | None = None
+    stall_timeout_s: float = 120.0
     prefix_sharing: bool = True
 
 
 @dataclass
 class Generation:
-    """A running generation: what it resolved to, and its tokens as they come."""
+    """A running generation: what it resolved to, and its tokens as they come. ``first_token_s`` is counted
+    from admission."""
 
     resolved: ResolvedRecipe
     token_ids: list[int]
@@ -56,19 +71,30 @@ class Generation:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    first_token_s: float | None = None
+    cached_tokens: int = 0
 
 
 class Engine:
     """Serves one patched model. Create, use and stop it from one event loop."""
 
-    def __init__(self, patch: Patched, limits: EngineLimits, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        patch: Patched,
+        limits: EngineLimits,
+        eos_token_ids: tuple[int, ...],
+        metrics: EngineMetrics | None = None,
+    ) -> None:
         self.patch, self.limits, self.eos_token_ids = patch, limits, eos_token_ids
-        self.generations = Admission(limits.cache_tokens, limits.max_queue, limits.page_size)
-        self.scores = Admission(limits.score_tokens, limits.max_queue)
+        self.metrics = metrics or EngineMetrics(Metrics(), "")
+        queue = {"max_waiting": limits.max_queue, "max_waiting_tokens": limits.max_queue_tokens}
+        self.generations = Admission(limits.cache_tokens, unit=limits.page_size, **queue)  # type: ignore[arg-type]
+        self.scores = Admission(limits.score_tokens, **queue)  # type: ignore[arg-type]
         self.restarts = 0
         self._manager = self._started()
         self._stopping = False
         self._listening: dict[asyncio.Queue[Any], EncodingManager] = {}
+        self._jobs = 0
         self._watching: asyncio.Task[None] | None = None
 
     def _started(self) -> EncodingManager:
@@ -85,8 +111,17 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the generation thread runs; work submitted now would be served."""
-        return self._manager.is_running() and not self._stopping
+        """Whether the generation thread runs and moves; work submitted now would be served."""
+        return self._ailment() is None and not self._stopping
+
+    def _ailment(self) -> str | None:
+        """What is wrong with the generation thread."""
+        if not self._manager.is_running():
+            return f"the generation thread has stopped: {self._manager.fatal_error()}"
+        silent = time.monotonic() - self._manager.heartbeat
+        if silent > self.limits.stall_timeout_s:
+            return f"the generation thread has been in one step for {silent:.1f} seconds"
+        return None
 
     def load(self) -> dict[str, int]:
         """Requests running and waiting, scoring jobs, tokens of cache in use and in total."""
@@ -101,58 +136,90 @@ class Engine:
             "slots_in_use": self.patch.slots.in_use(),
         }
 
-    async def generate(
-        self, prompt_ids: list[int], method: Method, sampling: SamplingParams, max_new_tokens: int
+    async def generate(  # noqa: PLR0913 - what a generation needs, and three options
+        self,
+        prompt_ids: list[int],
+        method: Method,
+        sampling: SamplingParams,
+        max_new_tokens: int,
+        *,
+        ticket: Ticket | None = None,
+        cache_salt: Hashable = None,
+        on_prefill: Callable[[int], object] | None = None,
     ) -> AsyncGenerator[Generation]:
         """Stream of the same ``Generation``, once per step, until ``finish_reason`` is set.
+
+        ``ticket`` is the place taken at the door; without one the request enters the queue here. Prefixes are
+        shared within the current tenant, the encoding and ``cache_salt``. ``on_prefill`` is called on the event
+        loop with the prompt tokens done, between the chunks of a long prompt.
 
         Raises:
             ValueError: when the method does not fit the model; TooLarge when the request never fits.
             QueueFull, SlotsExhausted: when there is no room now.
-            EngineFailed: when the generation thread dies.
+            OutOfMemory: when a step of this request needs more memory than there is.
+            EngineFailed: when the generation thread dies or stalls.
         """
         length = len(prompt_ids) + max_new_tokens
         created = time.perf_counter()
         resolved = self.patch.resolve(method, length)
-        async with self._admitted(resolved, length) as (slot, manager):
-            request = EngineRequest(
-                prompt_ids, slot, resolved, max_new_tokens, sampling, eos_token_ids=self.eos_token_ids
-            )
-            generation = Generation(resolved, [], [])
-            async with aclosing(self._outputs(manager, request)) as outputs:
-                async for output in outputs:
-                    self._update(generation, request, output, created)
-                    yield generation
+        generation = Generation(resolved, [], [])
+        reason = "error"
+        try:
+            async with self._admitted(resolved, length, ticket) as (slot, manager):
+                request = EngineRequest(
+                    prompt_ids,
+                    slot,
+                    (context.current().tenant, cache_salt, resolved),
+                    max_new_tokens,
+                    sampling,
+                    eos_token_ids=self.eos_token_ids,
+                    on_prefill=None if on_prefill is None else _threadsafe(on_prefill),
+                )
+                async with aclosing(self._outputs(manager, request)) as outputs:
+                    async for output in outputs:
+                        self._update(generation, request, output, created, method.method)
+                        yield generation
+            reason = generation.finish_reason or "error"
+        except (GeneratorExit, asyncio.CancelledError):
+            reason = generation.finish_reason or "abort"  # the caller may have found a stop string
+            raise
+        finally:
+            self.metrics.finished(method.method, generation, reason, time.perf_counter() - created)
 
     @asynccontextmanager
-    async def _admitted(self, resolved: ResolvedRecipe, length: int) -> AsyncIterator[tuple[int, EncodingManager]]:
-        reserved = await self.generations.acquire(length)
-        try:
+    async def _admitted(
+        self, resolved: ResolvedRecipe, length: int, ticket: Ticket | None
+    ) -> AsyncIterator[tuple[int, EncodingManager]]:
+        if ticket is None:
+            self.generations.check(length)
+            (ticket,) = self.generations.enter([length])
+        with ticket:
+            ticket.resize(length)
+            await ticket.granted.wait()
             manager = self._alive_manager()
             slot = self.patch.slots.acquire(resolved)
             try:
                 yield slot, manager
             finally:
                 self.patch.slots.release(slot)
-        finally:
-            self.generations.release(reserved)
 
     async def _outputs(self, manager: EncodingManager, request: EngineRequest) -> AsyncGenerator[Any]:
         """The manager's outputs for one request; whatever ends the iteration, nothing stays behind."""
         outputs: asyncio.Queue[Any] = asyncio.Queue()
         manager.requests[request.request_id] = request
         manager.register_result_handler(request.request_id, outputs.put_nowait)
-        self._watch(manager, outputs)
+        self._listening[outputs] = manager
+        self._watch()
         finished = False
         try:
             manager.submit(request)
             while not finished:
                 output = await outputs.get()
                 if output is None:
-                    raise EngineFailed("the generation thread has stopped") from manager.fatal_error()
+                    raise self._failure("the generation thread has stopped or stalls") from manager.fatal_error()
                 finished = output.is_finished()
                 if output.error is not None:
-                    raise EngineFailed(output.error)
+                    raise request.failure or self._failure(output.error)
                 yield output
         finally:
             self._listening.pop(outputs, None)
@@ -160,79 +227,113 @@ class Engine:
                 manager.cancel_request(request.request_id)
             manager.discard_handler(request.request_id)
 
-    def _watch(self, manager: EncodingManager, outputs: asyncio.Queue[Any]) -> None:
-        """Wake whoever waits for a thread that died without a word, by a None in their queue."""
+    def _failure(self, why: str) -> EngineFailed:
+        return EngineStopping() if self._stopping else EngineFailed(why)
+
+    def _watch(self) -> None:
+        """Look after the generation thread while anybody waits for it."""
 
         async def watch() -> None:
-            while self._listening:
-                await asyncio.sleep(WATCH_S)
-                for listener, its_manager in self._listening.items():
-                    if not its_manager.is_running():
-                        listener.put_nowait(None)
+            while self._listening or self._jobs:
+                await asyncio.sleep(min(WATCH_S, self.limits.stall_timeout_s / 4))
+                self.revive()
 
-        self._listening[outputs] = manager
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(watch())
 
-    def _update(self, generation: Generation, request: EngineRequest, output: Any, created: float) -> None:
-        now = time.perf_counter()
-        if not generation.token_ids:
+    def _update(self, generation: Generation, request: EngineRequest, output: Any, created: float, method: str) -> None:
+        now = time.perf_counter() - created
+        before = generation.queue_s + generation.prefill_s + generation.decode_s
+        if generation.first_token_s is None:
             generation.queue_s = output.lifespan[0] - created
-            generation.prefill_s = now - output.lifespan[0]
-        generation.decode_s = now - created - generation.queue_s - generation.prefill_s
+            generation.prefill_s = now - generation.queue_s
+            generation.cached_tokens = request.cached_tokens
+        generation.decode_s = now - generation.queue_s - generation.prefill_s
+        new_tokens = len(output.generated_tokens) - len(generation.token_ids)
+        self.metrics.step(method, generation, len(request.prompt_ids), now - before, new_tokens)
+        if generation.first_token_s is None:
+            generation.first_token_s = now
         generation.token_ids = output.generated_tokens
         generation.logprobs = request.logprobs[: len(output.generated_tokens)]
         if output.is_finished():
             ended = bool(generation.token_ids) and generation.token_ids[-1] in self.eos_token_ids
             generation.finish_reason = "stop" if ended else "length"
 
-    async def run(self, work: Work, tokens: int, on_progress: Callable[[Any], None]) -> Any:
+    async def run(
+        self, work: Work, tokens: int, on_progress: Callable[[Any], None], *, ticket: Ticket | None = None
+    ) -> Any:
         """Run ``work`` between generation steps and return its value. Cancelling the caller ends it.
 
         ``tokens`` is the most it holds in a cache of its own; ``on_progress`` is called on the event loop.
 
         Raises:
-            TooLarge, QueueFull: from admission; EngineFailed when the generation thread dies.
+            TooLarge, QueueFull: from admission; OutOfMemory when a step needs more memory than there is.
+            EngineFailed: when the generation thread dies or stalls.
         """
-        loop = asyncio.get_running_loop()
-        reserved = await self.scores.acquire(tokens)
-        try:
+        if ticket is None:
+            self.scores.check(tokens)
+            (ticket,) = self.scores.enter([tokens])
+        with ticket:
+            ticket.resize(tokens)
+            await ticket.granted.wait()
             manager = self._alive_manager()
-
-            def report(progress: Any) -> None:
-                loop.call_soon_threadsafe(on_progress, progress)
-
-            future = manager.interleaved.submit(work, report)
-            manager.wake()
-            return await asyncio.wrap_future(future)
-        finally:
-            self.scores.release(reserved)
+            self._jobs += 1
+            self._watch()
+            try:
+                future = manager.interleaved.submit(work, _threadsafe(on_progress))
+                manager.wake()
+                return await asyncio.wrap_future(future)
+            finally:
+                self._jobs -= 1
 
     def revive(self) -> None:
-        """Start a dead generation thread anew without waiting for a request to need it."""
-        if not self._stopping:
-            self._alive_manager()
+        """Replace a generation thread that is dead or stalls, and fail what waits for it."""
+        ailment = self._ailment()
+        if ailment is None or self._stopping:
+            return
+        self.restarts += 1
+        self.metrics.restarted()
+        log.error("engine_restart", error=ailment, restarts=self.restarts)
+        lost = self._manager
+        lost.abandon(EngineFailed(ailment))
+        self._manager = self._started()
+        self._dismiss(lost)
+
+    def _dismiss(self, manager: EncodingManager) -> None:
+        """Tell whoever listens to ``manager`` that nothing more will come, by a None in their queue."""
+        for listener, its_manager in self._listening.items():
+            if its_manager is manager:
+                listener.put_nowait(None)
 
     def _alive_manager(self) -> EncodingManager:
-        """The manager, started anew if its thread has died.
+        """The manager, replaced if its thread is dead or stalls.
 
         Raises:
-            EngineFailed: while the engine is stopping.
+            EngineStopping: while the engine is stopping.
         """
         if self._stopping:
-            raise EngineFailed("the server is shutting down")
-        if not self._manager.is_running():
-            self.restarts += 1
-            log.error("engine_restart", error=str(self._manager.fatal_error()), restarts=self.restarts)
-            self._manager.interleaved.close(EngineFailed("the generation thread has stopped"))
-            self._manager = self._started()
+            raise EngineStopping
+        self.revive()
         return self._manager
 
     def stop(self, grace_s: float) -> None:
         """Let running requests finish for ``grace_s`` seconds, then end the thread. Blocks; safe to repeat."""
         self._stopping = True
-        self._manager.interleaved.close(EngineFailed("the server is shutting down"))
+        self._manager.interleaved.close(EngineStopping())
         if self._manager.is_running():
             self._manager.stop(block=True, timeout=grace_s)
         if self._manager.is_running():
-            self._manager.stop(block=True, timeout=5.0, hard_stop=True)
+            self._manager.stop(block=True, timeout=STOP_S, hard_stop=True)
+        if self._manager.is_running():
+            log.error("engine_stuck", error="the generation thread does not end: it is left behind")
+            self._manager.abandon(EngineStopping())
+
+
+def _threadsafe(callback: Callable[[Any], object]) -> Callable[[Any], None]:
+    """``callback`` on this event loop, to be called on another thread."""
+    loop = asyncio.get_running_loop()
+
+    def call(value: Any) -> None:
+        loop.call_soon_threadsafe(callback, value)
+
+    return call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -34,7 +35,9 @@ class EngineRequest:
     """State shared between the event loop, which creates it, and the generation thread, which samples.
 
     ``slot`` is held from admission to the end. ``cache_key`` separates the prefix cache: requests
-    share blocks only where it is equal.
+    share blocks only where it is equal. ``on_prefill`` is called on the generation thread with the prompt
+    tokens done, after every chunk but the last. ``cached_tokens`` of the prompt were found in the prefix cache;
+    ``failure`` is why this request failed alone.
     """
 
     prompt_ids: list[int]
@@ -46,6 +49,9 @@ class EngineRequest:
     request_id: str = field(default_factory=lambda: f"gen-{next(_numbers)}")
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     generator: torch.Generator | None = None
+    on_prefill: Callable[[int], object] | None = None
+    cached_tokens: int = 0
+    failure: Exception | None = None
 
     def __post_init__(self) -> None:
         if self.sampling.temperature > 0:

@@ -14,7 +14,8 @@ def test_every_method_is_listed_with_its_schema(client: httpx.Client) -> None:
     listed = client.get("/methods").json()["methods"]
     assert [info["method"] for info in listed] == list(METHODS)
     for info in listed:
-        assert info["summary"]
+        for about in ("summary", "formula", "use", "avoid", "reach", "evidence", "training_free", "paper", "family"):
+            assert info[about] == getattr(METHODS[info["method"]], about)
         assert info["parameters"]["properties"]["method"]["const"] == info["method"]
         assert set(info["parameters"]["properties"]) == set(METHODS[info["method"]].model_fields)
 
@@ -46,9 +47,26 @@ def test_frequencies_before_and_after(client: httpx.Client) -> None:
 
 
 def test_frequencies_as_a_picture(client: httpx.Client) -> None:
-    picture = client.get("/methods/yarn/frequencies.png", params={"factor": 4})
-    assert picture.headers["content-type"] == "image/png"
-    assert picture.content.startswith(b"\x89PNG")
+    drawn = {"yarn": {"factor": 4}, "self_extend": {"base": "yarn:4"}, "alibi": {}, "none": {}, "streaming": {}}
+    for name, parameters in drawn.items():
+        picture = client.get(f"/methods/{name}/frequencies.png", params=parameters)
+        assert picture.headers["content-type"] == "image/png", name
+        assert picture.content.startswith(b"\x89PNG")
+
+
+def test_frequencies_of_a_schedule_underneath(client: httpx.Client) -> None:
+    plain, over = (
+        client.get(f"/methods/{name}/frequencies", params=parameters).json()
+        for name, parameters in (("yarn", {"factor": 4}), ("self_extend", {"base": "(yarn:factor=4)"}))
+    )
+    assert over["pairs"] == plain["pairs"]
+    assert over["pe"]["base"]["method"] == "yarn"
+    refused = client.get("/methods/self_extend/frequencies", params={"base": "yrn:4"})
+    assert refused.status_code == 400
+    assert "did you mean yarn?" in refused.json()["error"]["message"]
+    unknown = client.get("/methods/yrn/frequencies")
+    assert unknown.status_code == 404
+    assert "did you mean yarn?" in unknown.json()["error"]["message"]
 
 
 def test_probes(client: httpx.Client) -> None:

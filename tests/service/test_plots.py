@@ -19,10 +19,12 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
+from patches import parse
 from service.evaluation.frequency_plot import frequency_figure, frequency_png
 from service.evaluation.plot_style import apart, line_style, tick_text, value_ticks
 from service.evaluation.plots import perplexity_figure, perplexity_html, perplexity_png
 from service.evaluation.results import PerplexityResult
+from service.evaluation.samples import GEOMETRY
 from tests.service.results import result_of
 
 DOUBLING = [256, 512, 1024, 2048]
@@ -192,6 +194,35 @@ class TestFrequencies:
     )
     def test_says_when_nothing_rotates(self, factor: float | None, before: bool, note: str) -> None:
         assert note in texts(frequency_figure(self.pairs(factor, before), 256, "none"))
+
+    def test_pairs_that_do_not_rotate_leave_a_gap(self) -> None:
+        pairs = self.pairs()
+        for row in pairs[24:]:
+            row["wavelength_after"] = None
+        figure = frequency_figure(pairs, 256, "proportional")
+        upper, lower = figure.axes
+        before, after = (np.asarray(line.get_ydata()) for line in upper.get_lines()[:2])
+        assert not np.isnan(before).any()
+        assert np.isnan(after).tolist() == [False] * 24 + [True] * 8
+        assert np.isnan(lower.get_lines()[0].get_ydata()).tolist() == [False] * 24 + [True] * 8
+        assert "8 of 32 pairs do not rotate" in texts(figure)
+        assert not any("rotates nothing" in text for text in texts(figure))
+
+    @pytest.mark.parametrize(
+        ("fields", "label", "last"),
+        [
+            ({"method": "rerope", "window": 64}, "effective distance", 64),
+            ({"method": "streaming"}, "effective distance", 255),
+            ({"method": "alibi"}, "added, per head", -511.5),
+        ],
+    )
+    def test_shows_distances_and_biases_in_place_of_the_stretch(
+        self, fields: dict[str, Any], label: str, last: float
+    ) -> None:
+        recipe = parse(fields).recipe(GEOMETRY)
+        lower = frequency_figure(self.pairs(None), 256, fields["method"], recipe, 256).axes[1]
+        assert lower.get_ylabel() == label
+        assert last in [line.get_ydata()[at] for line in lower.get_lines() for at in (0, -1)]
 
     @pytest.mark.parametrize("count", [1, 2, 32])
     def test_draws_any_number_of_pairs(self, count: int) -> None:

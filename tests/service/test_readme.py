@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from patches import describe_methods
-from service.cli.listings import methods_markdown
+from service.cli.method_docs import readme_table
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -23,7 +22,7 @@ def test_the_method_table_is_the_registrys() -> None:
     """Regenerate with: ropeway methods --markdown"""
     table = re.search(r"<!-- methods:start -->\n(.*?)\n<!-- methods:end -->", README, re.S)
     assert table is not None
-    assert table[1] == methods_markdown(describe_methods())
+    assert table[1] == readme_table()
 
 
 def test_the_files_it_names_exist() -> None:
@@ -35,7 +34,7 @@ def test_the_files_it_names_exist() -> None:
         folder = ROOT / names[0] if not line.startswith(" ") else folder
         for name in names:
             assert (ROOT / name if not line.startswith(" ") else folder / name).exists(), line
-    for link in re.findall(r"\]\(([\w/.]+)\)|`([\w/]+\.(?:py|md))`", README):
+    for link in re.findall(r"\]\(([\w/.]+)(?:#\w+)?\)|`([\w/]+\.(?:py|md))`", README):
         assert (ROOT / (link[0] or link[1])).exists(), link
 
 
@@ -43,7 +42,7 @@ def test_the_files_it_names_exist() -> None:
 def test_its_commands_run(block: str, server: str, tmp_path: Path) -> None:
     if shutil.which("curl") is None and "curl" in block:
         pytest.skip("no curl on this machine")
-    script = block.replace("localhost:8000", server.removeprefix("http://"))
+    script = block.replace("localhost:8000", server.removeprefix("http://")).replace("ropeway-demo", "tiny")
     script = re.sub(r"^(ropeway (?:generate|perplexity).*)$", rf"\1 --server {server}", script, flags=re.M)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     run = subprocess.run(

@@ -69,7 +69,11 @@ def test_real_models_score_as_plain_transformers_does(
 
 @pytest.mark.parametrize(
     "request_fields",
-    [{"method": "default"}, {"method": "alibi"}, {"method": "self_extend", "neighbor_window": 16, "log_n": True}],
+    [
+        {"method": "default"},
+        {"method": "alibi"},
+        {"method": "self_extend", "neighbor_window": 16, "attention_temperature": "log_n"},
+    ],
     ids=lambda fields: fields["method"],
 )
 def test_chunks_change_nothing(checkpoints: Path, request_fields: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from patches import METHODS, parse
-from service.shorthand import from_shorthand, from_text
+from service.shorthand import from_shorthand, from_text, to_shorthand
 from tests.methods import REQUESTS, request_id
 
 
@@ -28,6 +28,10 @@ def test_says_the_same_as_the_json_object(request_fields: dict[str, Any]) -> Non
     assert from_shorthand(shorthand(request_fields)) == request_fields
     assert from_text(json.dumps(request_fields)) == request_fields
     assert from_text(shorthand(request_fields)) == request_fields
+    assert from_shorthand(to_shorthand(request_fields)) == request_fields
+
+
+TEMPERED = {"kind": "yarn", "factor": 2}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,19 @@ def test_says_the_same_as_the_json_object(request_fields: dict[str, Any]) -> Non
         ("alibi:16,use_variant=false", {"alibi_bias_max": 16, "use_variant": False}),
         ("none:1.5", {"attention_temperature": 1.5}),
         ("longrope:[1,2],long_factor=[2,4]", {"short_factor": [1, 2], "long_factor": [2, 4]}),
+        ("learned:log_n", {"attention_temperature": "log_n"}),
+        ("yarn:4,attention_temperature=log_n", {"factor": 4, "attention_temperature": "log_n"}),
+        ('yarn:4,attention_temperature={"kind":"yarn","factor":2}', {"factor": 4, "attention_temperature": TEMPERED}),
+        ("self_extend:base=yarn", {"base": {"method": "yarn"}}),
+        ("self_extend:4,base=yarn:4", {"group_size": 4, "base": {"method": "yarn", "factor": 4}}),
+        ("self_extend:base=yarn:4,group_size=4", {"base": {"method": "yarn", "factor": 4}, "group_size": 4}),
+        ('self_extend:base="yarn"', {"base": {"method": "yarn"}}),
+        ("self_extend:base=(yarn:factor=4,beta_fast=16)", {"base": {"method": "yarn", "factor": 4, "beta_fast": 16}}),
+        ("resonance:base=(custom:[1,0.5])", {"base": {"method": "custom", "inv_freq": [1, 0.5]}}),
+        ("resonance:base=null", {"base": None}),
+        ("t5_bias:relative_attention_bias=[[1,2],[3,4]]", {"relative_attention_bias": [[1, 2], [3, 4]]}),
         ("linear:four", {"factor": "four"}),
+        ("linear:(4)", {"factor": "(4)"}),
         ("linear:NaN", {"factor": "NaN"}),
         ("linear:-Infinity", {"factor": "-Infinity"}),
         ("linear:nonsense=1", {"nonsense": 1}),
@@ -59,7 +75,7 @@ def test_reads(text: str, fields: dict[str, Any]) -> None:
     ("text", "message"),
     [
         ("", "unknown method ''"),
-        ("yrn:4", "unknown method 'yrn': one of default, none, linear"),
+        ("yrn:4", "unknown method 'yrn': did you mean yarn\\? see GET /methods"),
         ("YARN:4", "unknown method 'YARN'"),
         ("default:4", "default takes no bare value"),
         ("yarn:", "yarn: '' is not key=value"),
@@ -69,6 +85,12 @@ def test_reads(text: str, fields: dict[str, Any]) -> None:
         ("yarn:4,factor=4", "yarn: 'factor' is given twice"),
         ("yarn:4,8", "yarn: 'factor' is given twice"),
         ("yarn:method=linear", "yarn: 'method' is given twice"),
+        ("self_extend:base=", "self_extend: 'base=' is not key=value"),
+        ("self_extend:base=yrn:4", "unknown method 'yrn'"),
+        ("self_extend:base=()", "unknown method ''"),
+        ("self_extend:base=(yarn:4,beta_fast=16", "unknown method '\\(yarn'"),
+        ("self_extend:base=(yarn:4,4)", "yarn: 'factor' is given twice"),
+        ("resonance:base=" * 9 + "yarn", "base: encodings stand inside each other more than 4 times"),
         ('{"method": "yarn"', "not valid JSON: .* at character 18"),
     ],
 )
@@ -77,7 +99,13 @@ def test_refuses(text: str, message: str) -> None:
         from_text(text)
 
 
-@pytest.mark.parametrize("text", ["linear:NaN", "linear:Infinity", "linear:four", "linear:0.5", "linear:4,beta=1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("linear:NaN", "linear:Infinity", "linear:four", "linear:0.5", "linear:4,beta=1"),
+        *("self_extend:base=alibi", "self_extend:base=yarn:4,beta_fast=16"),
+    ],
+)
 def test_validation_refuses_what_the_grammar_lets_through(text: str) -> None:
     with pytest.raises(ValidationError):
         parse(from_text(text))
@@ -89,10 +117,12 @@ def test_an_unknown_name_is_repeated_in_part_only() -> None:
     assert len(str(raised.value)) < 400
 
 
-@pytest.mark.parametrize("hostile", [",", "[", "[,", "],", "1,", "a=[1,2],"])
+@pytest.mark.parametrize(
+    "hostile", [",", "[", "[,", "],", "1,", "a=[1,2],", '"', '\\"', '"\\', "((", "base=(", "self_extend:base=("]
+)
 def test_long_text_takes_no_long_time(hostile: str) -> None:
     began = time.perf_counter()
-    for text in (f"yarn:{hostile * 100_000}", '{"a":' * 100_000):
+    for text in (f"yarn:{hostile * 100_000}", f"resonance:base=({hostile * 100_000}", '{"a":' * 100_000):
         with contextlib.suppress(ValueError):
             from_text(text)
     assert time.perf_counter() - began < 5  # quadratic would be minutes

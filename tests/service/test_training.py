@@ -372,7 +372,7 @@ class TestCommands:
             (["prepare"], "--corpus"),
             (["prepare", "--stdlib", "--preset", "huge"], "huge"),
             (["prepare", "--corpus", "STORIES", "--heldout", "nothing.txt"], "nothing.txt"),
-            (["train", "--model", "learned"], "learned"),
+            (["train", "--model", "unlearned"], "unlearned"),
             (["train", "--precision", "fp8"], "fp8"),
             (["train"], "prepare"),
         ],

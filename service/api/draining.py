@@ -1,0 +1,46 @@
+"""The end of service: new requests hear 503 while what runs may finish, then what is left is failed.
+
+uvicorn alone closes its sockets at the signal: clients that a load balancer still sends would see refused
+connections, and whoever is being answered at the end of the grace would see their connection cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
+
+ANSWER_S = 2.0
+"""How long the answers of failed requests may take to be sent."""
+
+log = structlog.get_logger()
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that drains ``app`` for ``grace_s`` seconds before it stops listening. A second signal
+    stops it at once."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, grace_s: float) -> None:
+        super().__init__(config)
+        self._app, self._grace_s = app, grace_s
+
+    async def main_loop(self) -> None:
+        await super().main_loop()
+        drain = asyncio.create_task(self._drain())
+        while not (drain.done() or self.force_exit):
+            await asyncio.sleep(0.05)
+        drain.cancel()
+        await asyncio.gather(drain, return_exceptions=True)
+
+    async def _drain(self) -> None:
+        traffic = self._app.state.traffic
+        traffic.draining = True
+        log.info("draining", in_flight=traffic.in_flight, grace_s=self._grace_s)
+        await traffic.ends(self._grace_s)
+        if traffic.in_flight:
+            log.warning("drain_over", failed=traffic.in_flight)
+        await run_in_threadpool(self._app.state.models.stop)
+        await traffic.ends(ANSWER_S)

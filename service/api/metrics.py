@@ -1,0 +1,39 @@
+"""``GET /metrics`` for Prometheus, here or on a port of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from prometheus_client import start_http_server
+from prometheus_client.exposition import choose_encoder
+
+from service.metrics import Metrics
+from service.settings import Settings
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request) -> Response:
+    """Counters, gauges and histograms in Prometheus' text format, or OpenMetrics where asked for."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(request.app.state.metrics.registry), headers={"Content-Type": content_type})
+
+
+@contextmanager
+def own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
+    """Serves /metrics on ``metrics_port`` meanwhile, if that is set."""
+    if settings.metrics_port is None:
+        yield
+        return
+    server, thread = start_http_server(settings.metrics_port, settings.host, metrics.registry)
+    metrics.port = server.server_port
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

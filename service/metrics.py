@@ -1,0 +1,116 @@
+"""What Prometheus reads. The names after the prefix are vLLM's, which dashboards and the Kubernetes gateway know.
+
+Every application has a registry of its own, so that several can live in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from service.engine.engine import Generation
+    from service.models.registry import ServedModel
+
+LABELS = ("model_name", "pe_method")
+
+FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+SLOW = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+
+class Metrics:
+    """All metrics of one application. ``pe_method`` takes the names of methods and nothing else."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.port: int | None = None
+        ProcessCollector(registry=self.registry)
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
+        self.cached_tokens = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.scored_tokens = self._counter("perplexity_tokens", "Tokens read by forward passes of perplexity requests.")
+        self.success = self._counter(
+            "request_success", "Sequences ended, by why: stop, length, abort, error.", (*LABELS, "finished_reason")
+        )
+        self.rejected = self._counter("requests_rejected", "Requests answered with an error, by its code.", ("reason",))
+        self.restarts = self._counter("engine_restarts", "Generation threads replaced.", ("model_name",))
+        self.first_token = self._histogram("time_to_first_token", "From admission to the first token.", SLOW)
+        self.inter_token = self._histogram("inter_token_latency", "Between two tokens of a sequence.", FAST)
+        self.e2e = self._histogram("e2e_request_latency", "From admission to the last token.", SLOW)
+        self.queue = self._histogram("request_queue_time", "Waiting for memory and for a place in a batch.", SLOW)
+        self.prefill = self._histogram("request_prefill_time", "From the first step to the first token.", SLOW)
+        self.decode = self._histogram("request_decode_time", "From the first token to the last.", SLOW)
+
+    def _counter(self, name: str, text: str, labels: Iterable[str] = LABELS) -> Counter:
+        return Counter(f"ropeway_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"ropeway_{name}_seconds", text, LABELS, registry=self.registry, buckets=buckets)
+
+    def watch(self, models: Iterable[ServedModel]) -> None:
+        """Read the load of ``models`` at every scrape."""
+        self.registry.register(_Load(models))
+
+
+class EngineMetrics:
+    """What the engine of one model reports."""
+
+    def __init__(self, metrics: Metrics, model_name: str) -> None:
+        self._all, self._model = metrics, model_name
+
+    def step(self, method: str, generation: Generation, prompt_tokens: int, gap_s: float, new_tokens: int) -> None:
+        """``new_tokens`` came ``gap_s`` seconds after what was before them: the first token, or another."""
+        labels = (self._model, method)
+        if generation.first_token_s is None:
+            self._all.prompt_tokens.labels(*labels).inc(prompt_tokens)
+            self._all.cached_tokens.labels(*labels).inc(generation.cached_tokens)
+            self._all.first_token.labels(*labels).observe(gap_s)
+        else:
+            self._all.inter_token.labels(*labels).observe(gap_s)
+        self._all.generation_tokens.labels(*labels).inc(new_tokens)
+
+    def finished(self, method: str, generation: Generation, reason: str, seconds: float) -> None:
+        labels = (self._model, method)
+        self._all.success.labels(*labels, reason).inc()
+        if reason in ("stop", "length"):
+            self._all.e2e.labels(*labels).observe(seconds)
+            self._all.queue.labels(*labels).observe(generation.queue_s)
+            self._all.prefill.labels(*labels).observe(generation.prefill_s)
+            self._all.decode.labels(*labels).observe(generation.decode_s)
+
+    def scored(self, method: str, tokens: int) -> None:
+        self._all.scored_tokens.labels(self._model, method).inc(tokens)
+
+    def restarted(self) -> None:
+        self._all.restarts.labels(self._model).inc()
+
+
+class _Load(Collector):
+    """Gauges with the meaning that the gateway inference extension expects, read when asked for."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = models
+
+    def describe(self) -> Iterator[Metric]:
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        loads = {served.name: served.engine.load() for served in self._models}
+        gauges = {
+            "num_requests_running": ("Sequences in the running batch.", lambda load: load["running"]),
+            "num_requests_waiting": ("Sequences waiting for memory or for a place.", lambda load: load["waiting"]),
+            "num_scoring_jobs": ("Perplexity requests running.", lambda load: load["scoring"]),
+            "kv_cache_usage_perc": (
+                "Share of the paged cache in use, 0 to 1.",
+                lambda load: load["cache_tokens_used"] / max(load["cache_tokens"], 1),
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"ropeway_{name}", text, labels=["model_name"])
+            for model, load in loads.items():
+                gauge.add_metric([model], value(load))  # type: ignore[no-untyped-call]
+            yield gauge

@@ -1,0 +1,361 @@
+"""API keys, tenants, ids, headers and logs: who gets in, and what one may learn of another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import pytest
+import structlog
+from fastapi import FastAPI
+from typer.testing import CliRunner
+
+from service import logs
+from service.api.access import ApiKeys, InvalidKeyFile, hash_of, read_hashes
+from service.api.perplexity import page_csp
+from service.cli import app as ropeway
+from service.cli.client import client_of
+from service.models.loading import load
+from service.settings import Settings
+from tests.service.serving import engine_of, serving
+
+ANN, BOB = {"Authorization": "Bearer ann-key"}, {"x-api-key": "bob-key"}
+GENERATE = {"prompt": [5, 6, 7], "max_new_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def guarded(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FastAPI, Path]]:
+    """Ann's key comes from the environment, Bob's from the file."""
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(f"# keys\n\n{hash_of('bob-key')}  # bob\n")
+    settings = {"api_keys": "ann-key, other-key", "api_keys_file": file, "cors_origins": "https://a.example"}
+    with serving(checkpoints, **settings) as (url, app):
+        yield url, app, file
+
+
+@pytest.fixture
+def client(guarded: tuple[str, FastAPI, Path]) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=guarded[0], timeout=60) as client:
+        yield client
+
+
+def test_every_route_but_probes_and_metrics_needs_a_key(
+    client: httpx.Client, guarded: tuple[str, FastAPI, Path]
+) -> None:
+    paths = client.get("/openapi.json", headers=ANN).json()["paths"]
+    assert {"/generate", "/perplexity", "/models", "/metrics", "/v1/health"} <= set(paths)
+    routes = [(method, path) for path, methods in paths.items() for method in methods]
+    for method, path in [*routes, ("get", "/docs"), ("get", "/openapi.json"), ("get", "/nowhere")]:
+        answer = client.request(method, re.sub(r"\{\w+\}", "x", path))
+        if re.fullmatch(r"(/v1)?/health.*|/metrics", path):
+            assert answer.status_code == 200, path
+        else:
+            assert answer.status_code == 401, path
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (ANN, 200),
+        (BOB, 200),
+        ({"x-api-key": "other-key"}, 200),
+        ({"Authorization": "bearer  ann-key"}, 200),
+        ({"Authorization": "Bearer nonsense", "x-api-key": "bob-key"}, 200),
+        ({"Authorization": "Bearer"}, 401),
+        ({"Authorization": "Basic ann-key"}, 401),
+        ({"Authorization": "Bearer ann-key2"}, 401),
+        ({"x-api-key": "ann-key, other-key"}, 401),
+        ({"Authorization": f"Bearer {hash_of('bob-key')}"}, 401),
+        ({"Authorization": "Bearer " + "k" * 4000}, 401),
+    ],
+)
+def test_keys_as_bearer_and_as_x_api_key(client: httpx.Client, headers: dict[str, str], status: int) -> None:
+    assert client.get("/models", headers=headers).status_code == status
+
+
+def test_the_file_is_read_again_when_it_changes(guarded: tuple[str, FastAPI, Path], client: httpx.Client) -> None:
+    file = guarded[2]
+    before = file.read_text()
+    new = {"x-api-key": "new-key"}
+    assert client.get("/models", headers=new).status_code == 401
+    file.write_text(hash_of("new-key") + "\n")
+    assert client.get("/models", headers=new).status_code == 200
+    assert client.get("/models", headers=BOB).status_code == 401
+    file.write_text("no hash at all")  # a broken file changes nothing
+    assert client.get("/models", headers=new).status_code == 200
+    assert client.get("/models", headers=ANN).status_code == 200
+    file.write_text(before)
+    assert client.get("/models", headers=BOB).status_code == 200
+
+
+def test_an_empty_file_lets_nobody_in(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# nobody yet\n")
+    keys = ApiKeys((), tmp_path / "keys")
+    assert keys.asked_for
+    assert keys.tenant_of(["anything", ""]) is None
+
+
+def test_a_broken_file_of_keys_stops_the_start(tmp_path: Path) -> None:
+    for text, problem in (("plain-key", "line 1"), (f"{'a' * 64}\n{'b' * 63}", "line 2")):
+        (tmp_path / "keys").write_text(text)
+        with pytest.raises(InvalidKeyFile, match=problem):
+            read_hashes(tmp_path / "keys")
+        result = CliRunner().invoke(ropeway, ["serve", "--set", f"api_keys_file={tmp_path / 'keys'}"])
+        assert result.exit_code == 1
+        assert problem in " ".join(result.stderr.split())
+    with pytest.raises(InvalidKeyFile, match="cannot be read"):
+        ApiKeys((), tmp_path / "absent")
+
+
+def test_keys_are_not_kept_as_they_are() -> None:
+    settings = Settings(_env_file=None, api_keys="ann-key")
+    assert settings.api_keys == (hashlib.sha256(b"ann-key").hexdigest(),)
+    assert "ann-key" not in repr(settings) + settings.model_dump_json()
+
+
+def test_the_command_makes_keys_that_work(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    for name in ("ann", "bob"):
+        result = CliRunner().invoke(ropeway, ["keys", name, "--file", str(file)])
+        key = result.stdout.strip()
+        assert result.exit_code == 0
+        assert key.startswith("rw-")
+        assert key not in file.read_text()
+        assert ApiKeys((), file).tenant_of([key]) == hash_of(key)[:16]
+    assert len(read_hashes(file)) == 2
+    shown = CliRunner().invoke(ropeway, ["keys"])
+    assert hash_of(shown.stdout.strip()) in shown.stderr
+
+
+def test_the_shell_sends_its_key(monkeypatch: pytest.MonkeyPatch, guarded: tuple[str, FastAPI, Path]) -> None:
+    monkeypatch.setenv("ROPEWAY_API_KEY", "ann-key")
+    with client_of(guarded[0]) as client:
+        assert client.get("/models").status_code == 200
+
+
+def test_one_key_may_have_so_many_requests_at_a_time(checkpoints: Path) -> None:
+    with serving(checkpoints, api_keys="ann-key,bob-key", key_concurrency=1) as (url, _):
+        body = {"prompt": [5, 6, 7], "max_new_tokens": 1500, "stream": True}
+        with httpx.stream("POST", f"{url}/generate", json=body, headers=ANN) as running:
+            lines = running.iter_lines()  # kept: httpx closes the connection with its iterator
+            next(lines)
+            refused = httpx.post(f"{url}/generate", json=GENERATE, headers=ANN)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
+            assert "retry-after" in refused.headers
+            assert httpx.post(f"{url}/generate", json=GENERATE, headers=BOB).status_code == 200
+        assert _eventually(lambda: httpx.post(f"{url}/generate", json=GENERATE, headers=ANN).status_code == 200)
+
+
+def _eventually(condition: Any, tries: int = 100) -> bool:
+    import time
+
+    for _ in range(tries):
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+class Computed:
+    """Prompt tokens that the model really read, per request, by looking at what each step was given."""
+
+    def __init__(self, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tokens = 0
+        manager: Any = engine_of(app)._manager
+        step = type(manager)._generation_step
+
+        def counted() -> None:
+            for future in manager.batch_processor.inputs_and_outputs.requests_in_batch:
+                if not future.state.generated_tokens:
+                    self.tokens += future.query_length
+            step(manager)
+
+        monkeypatch.setattr(manager, "_generation_step", counted)
+
+    def during(self, client: httpx.Client, headers: dict[str, str], **body: Any) -> tuple[int, list[int]]:
+        before = self.tokens
+        answer = client.post("/generate", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return self.tokens - before, answer.json()["results"][0]["token_ids"]
+
+
+def test_tenants_encodings_and_salts_never_share_a_block(
+    guarded: tuple[str, FastAPI, Path], client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = Computed(guarded[1], monkeypatch)
+    prompt = [(11 * n) % 380 + 2 for n in range(320)]
+    body: dict[str, Any] = {"prompt": prompt, "max_new_tokens": 2}
+    linear = {"pe": {"method": "linear", "factor": 2}}
+    first, tokens = computed.during(client, ANN, **body)
+    again, same = computed.during(client, ANN, **body)
+    assert (first, same) == (320, tokens)
+    assert again * 5 <= first
+    for headers, change in ((BOB, {}), (ANN, linear), (ANN, {"cache_salt": "s"}), (BOB, {"cache_salt": "s"})):
+        assert computed.during(client, headers, **body | change)[0] == 320, (headers, change)
+    for headers, change in ((BOB, {}), (ANN, linear), (ANN, {"cache_salt": "s"})):
+        assert computed.during(client, headers, **body | change)[0] == again, (headers, change)
+
+
+def test_cache_keys_that_run_out_are_forgotten_and_never_meet(
+    guarded: tuple[str, FastAPI, Path], client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = Computed(guarded[1], monkeypatch)
+    cache: Any = engine_of(guarded[1])._manager.batch_processor.cache  # type: ignore[union-attr]
+    monkeypatch.setattr(cache, "token_bits", 29)  # numbers 1 to 3
+    prompt = [(13 * n) % 380 + 2 for n in range(128)]
+    for salt in range(9):
+        body = {"prompt": prompt, "max_new_tokens": 2, "cache_salt": f"salt {salt}"}
+        assert computed.during(client, ANN, **body)[0] == 128
+        assert computed.during(client, ANN, **body)[0] <= 32
+        assert len(cache.numbers) <= 3
+    assert not cache.holders
+
+
+def test_results_belong_to_the_key_that_made_them(client: httpx.Client) -> None:
+    result = client.post("/perplexity", json={"input": [5, 6, 7] * 8, "lengths": [16]}, headers=ANN).json()
+    paths = [*result["links"].values(), f"/perplexity/{result['id']}"]
+    assert len(paths) == 4
+    for path in paths:
+        assert client.get(path, headers=ANN).status_code == 200
+        missing, never = client.get(path, headers=BOB), client.get("/perplexity/0", headers=BOB)
+        assert (missing.status_code, missing.json()) == (404, never.json())
+
+
+def test_pages_carry_headers_that_fit_them(client: httpx.Client) -> None:
+    result = client.post("/perplexity", json={"input": [5, 6, 7] * 8, "lengths": [8, 16]}, headers=ANN).json()
+    page = client.get(result["links"]["html"], headers=ANN)
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
+    scripts = re.findall(r"<script[^>]*>", page.text)
+    assert len(scripts) >= 2
+    assert not any("src=" in script for script in scripts), "nothing may be loaded"
+    assert len(re.findall(r"'sha256-[\w+/=]{44}'", policy)) == len(scripts)
+    outside_scripts = re.sub(r"<script[^>]*>.*?</script>", "", page.text, flags=re.DOTALL)
+    assert not re.search(r"<[^>]+\son\w+\s*=", outside_scripts), "the policy blocks event attributes"
+    assert page_csp(page.text.replace("Plotly.newPlot", "alert")) != policy
+    docs = client.get("/docs", headers=ANN)
+    for answer in (page, docs):
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert client.get("/models", headers=ANN).headers["x-content-type-options"] == "nosniff"
+
+
+def test_other_origins_are_let_in_by_name_only(client: httpx.Client, server: str) -> None:
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    allowed = client.options("/generate", headers={"Origin": "https://a.example", **asks})
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+    denied = client.options("/generate", headers={"Origin": "https://b.example", **asks})
+    assert "access-control-allow-origin" not in denied.headers
+    default = httpx.get(f"{server}/models", headers={"Origin": "https://a.example"})
+    assert "access-control-allow-origin" not in default.headers
+
+
+@pytest.mark.parametrize("given", ["abc-123", "a" * 128, "00-trace:span/1=@+"])
+def test_a_request_id_comes_back(client: httpx.Client, given: str) -> None:
+    for path, headers in (("/health", {}), ("/nowhere", ANN), ("/models", {}), ("/models", ANN)):
+        assert client.get(path, headers={**headers, "X-Request-Id": given}).headers["x-request-id"] == given
+    body = json.dumps(GENERATE | {"stream": True})
+    with client.stream("POST", "/generate", content=body, headers={**ANN, "X-Request-Id": given}) as answer:
+        assert answer.headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "a" * 129, "two words", 'quo"te', "new\tline"])
+def test_a_request_id_that_could_spoil_a_log_is_replaced(client: httpx.Client, given: str) -> None:
+    answer = client.get("/health", headers={"X-Request-Id": given})
+    assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["x-request-id"])
+
+
+@contextmanager
+def logging_as(form: Literal["console", "json"]) -> Iterator[None]:
+    before = structlog.get_config()
+    logs.configure("info", form)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def test_every_log_line_has_the_id_and_none_a_prompt(
+    client: httpx.Client,
+    guarded: tuple[str, FastAPI, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    secret = "my secret prompt"
+    headers = {**ANN, "X-Request-Id": "the-id"}
+
+    def broken(*_: object, **__: object) -> None:
+        raise ArithmeticError("broken")
+
+    with logging_as("json"):
+        for body in ({"prompt": secret, "max_new_tokens": 2}, {"prompt": secret, "max_new_tokens": 0}):
+            client.post("/generate", json=body, headers=headers)
+        monkeypatch.setattr(guarded[1].state.models.default.patch, "resolve", broken)
+        failed = client.post("/generate", json={"prompt": secret, "max_new_tokens": 2}, headers=headers)
+        assert client.get("/models", headers=headers).status_code == 200  # by then the lines before are written
+    assert (failed.status_code, failed.json()["error"]["message"]) == (500, "internal error")
+    assert failed.headers["x-request-id"] == "the-id"
+    text = capsys.readouterr().err
+    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert [line["request_id"] for line in found] == ["the-id"] * len(found)
+    assert [(line["status"], line["code"]) for line in found if line["event"] == "request"][:3] == [
+        (200, None),
+        (400, "invalid_request"),
+        (500, "internal_error"),
+    ]
+    assert "ArithmeticError: broken" in next(line for line in found if line["event"] == "request_failed")["exception"]
+    assert "secret" not in text
+    assert "ann-key" not in text
+
+
+def test_console_lines_show_no_local_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(prompt: str) -> None:
+        raise ArithmeticError("broken")
+
+    words = ("my", "secret", "prompt")
+    try:
+        fails(" ".join(words))
+    except ArithmeticError as error:
+        with logging_as("console"):
+            structlog.get_logger().error("request_failed", exc_info=error)
+    text = capsys.readouterr().err
+    assert "ArithmeticError" in text
+    assert "my secret prompt" not in text
+
+
+def test_prompts_are_logged_where_asked_for(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(checkpoints, log_prompts=True) as (url, _), logging_as("json"):
+        httpx.post(f"{url}/generate", json={"prompt": "spoken aloud", "max_new_tokens": 1})
+    found = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert [line["prompts"] for line in found if line["event"] == "prompts"] == [["spoken aloud"]]
+
+
+def test_checkpoints_are_safetensors_without_code_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    for name in ("AutoTokenizer", "AutoModelForCausalLM"):
+        loader = type("Loader", (), {"from_pretrained": staticmethod(lambda *_, **kwargs: _kept(given, kwargs))})
+        monkeypatch.setattr(f"service.models.loading.{name}", loader)
+    with pytest.raises(RuntimeError, match="seen enough"):
+        load("m", "folder", Settings(_env_file=None))
+    tokenizer, model = given
+    assert model["use_safetensors"] is True
+    assert not tokenizer.get("trust_remote_code")
+    assert not model.get("trust_remote_code")
+
+
+def _kept(given: list[dict[str, Any]], kwargs: dict[str, Any]) -> None:
+    given.append(kwargs)
+    if len(given) == 2:
+        raise RuntimeError("seen enough")

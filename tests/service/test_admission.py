@@ -1,0 +1,204 @@
+"""Admission: checked and counted at once, bounded by requests and tokens, true sizes in place of bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.api.admission import upper_bound
+from service.engine.admission import Admission, QueueFull, Ticket, TooLarge
+from tests.service.conftest import tiny_tokenizer
+from tests.service.serving import engine_of, serving
+
+
+async def test_first_come_and_a_waiter_may_leave() -> None:
+    admission = Admission(capacity=10, max_waiting=3, unit=2)
+    (held,) = admission.enter([9])
+    (first,), (second,), (third,) = (admission.enter([n]) for n in (10, 2, 2))
+    assert (held.granted.is_set(), admission.reserved, admission.waiting) == (True, 10, 3)
+    first.leave()
+    first.leave()
+    assert not second.granted.is_set()
+    held.leave()
+    assert second.granted.is_set()
+    assert third.granted.is_set()
+    second.leave()
+    third.leave()
+    assert (admission.reserved, admission.waiting) == (0, 0)
+
+
+async def test_the_queue_is_bounded_by_requests_and_not_by_their_sequences() -> None:
+    admission = Admission(capacity=4, max_waiting=2)
+    admission.enter([4])
+    admission.enter([1] * 64)
+    admission.enter([1])
+    with pytest.raises(QueueFull, match="2 requests"):
+        admission.enter([1])
+    assert admission.waiting == 65
+
+
+async def test_the_queue_is_bounded_by_tokens() -> None:
+    admission = Admission(capacity=8, max_waiting=100, max_waiting_tokens=10)
+    admission.enter([8])
+    (large,) = admission.enter([8])
+    admission.enter([2])
+    with pytest.raises(QueueFull, match="10 tokens"):
+        admission.enter([1])
+    large.leave()
+    admission.enter([8])
+    assert admission.waiting_tokens == 10
+
+
+async def test_who_finds_the_queue_empty_may_wait_however_large() -> None:
+    admission = Admission(capacity=8, max_waiting=1, max_waiting_tokens=4)
+    admission.enter([8])
+    (ticket,) = admission.enter([8])
+    assert not ticket.granted.is_set()
+
+
+async def test_true_sizes_replace_bounds() -> None:
+    admission = Admission(capacity=10, max_waiting=5)
+    (one,) = admission.enter([1000])
+    (two,) = admission.enter([5])
+    assert (admission.reserved, two.granted.is_set()) == (10, False)
+    one.resize(4)
+    assert (admission.reserved, two.granted.is_set()) == (9, True)
+    one.resize(6)  # the bound was none: it waits at the head of the queue for what is missing
+    assert not one.granted.is_set()
+    (three,) = admission.enter([1])
+    assert not three.granted.is_set()
+    two.leave()
+    assert one.granted.is_set()
+    assert three.granted.is_set()
+    with pytest.raises(TooLarge):
+        one.resize(11)
+    for ticket in (one, three):
+        ticket.leave()
+    assert admission.reserved == 0
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("enter"), st.lists(st.integers(1, 30), min_size=1, max_size=3)),
+            st.tuples(st.just("leave"), st.integers(0, 50)),
+            st.tuples(st.just("resize"), st.tuples(st.integers(0, 50), st.integers(1, 12))),
+        ),
+        max_size=40,
+    )
+)
+def test_never_more_than_there_is_and_nobody_is_forgotten(steps: list[tuple[str, Any]]) -> None:
+    async def run() -> None:
+        admission = Admission(capacity=12, max_waiting=3, unit=2, max_waiting_tokens=40)
+        tickets: list[Ticket] = []
+        for name, value in steps:
+            if name == "enter":
+                try:
+                    tickets += admission.enter(value)
+                except QueueFull:
+                    assert admission.waiting
+            elif tickets and name == "leave":
+                tickets.pop(value % len(tickets)).leave()
+            elif tickets:
+                at, size = value
+                tickets[at % len(tickets)].resize(size)
+            assert admission.reserved == sum(ticket.needed for ticket in tickets if ticket.granted.is_set()) <= 12
+            assert admission.waiting == sum(not ticket.granted.is_set() for ticket in tickets)
+        while tickets:
+            granted = [ticket for ticket in tickets if ticket.granted.is_set()]
+            assert granted, "somebody waits and nobody holds anything"
+            granted[0].leave()
+            tickets.remove(granted[0])
+        assert (admission.reserved, admission.waiting) == (0, 0)
+
+    asyncio.run(run())
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_the_bound_holds_for_byte_level_tokenizers(text: str) -> None:
+    tokenizer = tiny_tokenizer_once()
+    assert upper_bound(text, 10_000) >= len(tokenizer(text)["input_ids"])
+
+
+@cache
+def tiny_tokenizer_once() -> Any:
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def narrow(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
+    """Room for one long request, and for one waiting."""
+    with serving(checkpoints, max_queue=1, cache_tokens=512, score_tokens=512) as server:
+        yield server
+
+
+def test_twelve_requests_at_a_queue_of_one_are_all_answered(narrow: tuple[str, FastAPI]) -> None:
+    url, app = narrow
+    body = {"prompt": [5, 6, 7], "max_new_tokens": 400}
+
+    def send(_: int) -> httpx.Response:
+        return httpx.post(f"{url}/generate", json=body, timeout=120)
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(send, range(12)))
+    served = [answer for answer in answers if answer.status_code == 200]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(served) + len(refused) == 12
+    assert len(served) >= 2
+    assert len(refused) >= 1
+    assert len({tuple(answer.json()["results"][0]["token_ids"]) for answer in served}) == 1
+    for answer in refused:
+        assert answer.json()["error"]["code"] == "queue_full"
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        assert int(answer.headers["retry-after"]) >= 1
+    engine = engine_of(app)
+    assert (engine.generations.reserved, engine.generations.waiting) == (0, 0)
+
+
+def test_a_refused_request_was_not_tokenized(narrow: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch) -> None:
+    url, app = narrow
+    served = app.state.models.default
+    tokenized: list[object] = []
+    monkeypatch.setattr(served, "tokenizer", lambda text, **_: tokenized.append(text))
+    held = [ticket for _ in range(2) for ticket in served.engine.generations.enter([512])]
+    scored = [ticket for _ in range(2) for ticket in served.engine.scores.enter([512])]
+    try:
+        for route, body in (("/generate", {"prompt": "some text"}), ("/perplexity", {"input": "some text"})):
+            assert httpx.post(f"{url}{route}", json=body).status_code == 429
+        assert tokenized == []
+    finally:
+        for ticket in held + scored:
+            ticket.leave()
+
+
+def test_what_can_never_fit_is_refused_at_once_with_the_numbers(narrow: tuple[str, FastAPI]) -> None:
+    url, _ = narrow
+    for stream in (False, True):
+        answer = httpx.post(f"{url}/generate", json={"prompt": [5] * 500, "max_new_tokens": 100, "stream": stream})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (500, 512)
+        assert "maximum context length is 512 tokens" in error["message"]
+        assert "exceeds the available context size" in error["message"]
+
+
+def test_a_minute_holds_so_many_tokens(checkpoints: Path) -> None:
+    with serving(checkpoints, key_tokens_per_minute=100) as (url, _):
+        body = {"prompt": [5] * 20, "max_new_tokens": 20}
+        assert [httpx.post(f"{url}/generate", json=body).status_code for _ in range(2)] == [200, 200]
+        answer = httpx.post(f"{url}/generate", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "token_rate_exceeded")
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        never = httpx.post(f"{url}/generate", json=body | {"max_new_tokens": 100})
+        assert (never.status_code, never.json()["error"]["code"]) == (400, "token_rate_exceeded")
+        assert httpx.post(f"{url}/perplexity", json={"input": [5] * 90, "lengths": [80]}).status_code == 429

@@ -1,0 +1,148 @@
+"""docs/methods.md and its pictures are what the registry says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from patches import METHODS
+from service.cli.method_docs import PICTURES, TEMPERATURES, methods_page, temperatures_figure, write_docs
+from service.evaluation.method_plot import method_figure, svg
+from service.evaluation.samples import HEADS, STANDING_IN, TRAINED, plain, sample, samples
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
+FILES = {path.stem: path for path in (DOCS / PICTURES).iterdir()}
+
+
+def drawing(text: str) -> str:
+    """A picture without what another processor may round, or another zlib pack, differently."""
+    unpacked = re.sub(r'"data:image/png;base64,[^"]*"', "", text)
+    return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.0f}", unpacked)
+
+
+def figure(name: str) -> Figure:
+    return temperatures_figure() if name == TEMPERATURES else method_figure(sample(name), name)
+
+
+def test_the_page_is_the_registrys() -> None:
+    """Regenerate with: ropeway methods --docs docs"""
+    assert methods_page() == PAGE
+
+
+def test_every_method_has_its_section_and_its_picture() -> None:
+    assert sorted(re.findall(r"^### `(\w+)`$", PAGE, re.M)) == sorted(METHODS)
+    assert set(FILES) == {*METHODS, TEMPERATURES}
+    assert sorted(re.findall(rf"\]\({PICTURES}/([\w-]+)\.svg\)", PAGE)) == sorted(FILES)
+    assert sum(path.stat().st_size for path in FILES.values()) < 1_600_000
+
+
+def test_links_lead_somewhere() -> None:
+    headings = re.findall(r"^#+ (.*)$", PAGE, re.M)
+    anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    assert len(anchors) == len(set(anchors))
+    links = set(re.findall(r"\]\(#([^)]*)\)", PAGE))
+    assert len(links) > 20
+    assert links <= set(anchors)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_pictures_are_the_registrys(name: str) -> None:
+    """Regenerate with: ropeway methods --docs docs"""
+    kept = FILES[name].read_text(encoding="utf-8")
+    assert ElementTree.fromstring(kept).tag.endswith("svg")
+    if f"Matplotlib v{matplotlib.__version__}" not in kept:
+        pytest.skip("drawn with another version of matplotlib")
+    assert drawing(svg(figure(name))) == drawing(kept)
+
+
+@pytest.mark.parametrize("name", ["yarn", "streaming"])
+def test_the_same_picture_is_the_same_text(name: str) -> None:
+    assert svg(figure(name)) == svg(figure(name))
+
+
+def test_writes_the_page_and_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.cli.method_docs.pictures", lambda: iter([("yarn", "<svg/>")]))
+    written = write_docs(tmp_path / "new")
+    assert [path.relative_to(tmp_path / "new").as_posix() for path in written] == ["methods.md", "methods/yarn.svg"]
+    assert written[0].read_text(encoding="utf-8") == PAGE
+    assert written[1].read_text(encoding="utf-8") == "<svg/>"
+
+
+def test_groups_are_told_from_the_parts() -> None:
+    expected = {
+        "yarn": "frequency schedule",
+        "clipped_rope": "frequency schedule",
+        "self_extend": "position map",
+        "dual_chunk": "position map",
+        "streaming": "mask",
+        "lm_infinite": "mask",
+        "alibi": "bias",
+        "t5_bias": "bias",
+        "shaw": "relative vectors",
+        "learned": "absolute",
+        "sinusoidal_interpolation": "absolute",
+        "drope": "none",
+    }
+    assert {name: sample(name).group for name in expected} == expected
+
+
+def test_what_is_drawn_differs_from_plain_rope() -> None:
+    same = [drawn.name for drawn in samples() if drawn.resolved == plain()]
+    assert same == ["default"]
+    still = [drawn.name for drawn in samples() if drawn.resolved.recipe == sample("none").resolved.recipe]
+    assert still == ["none", "learned", "sinusoidal"]  # the latter two add what the model itself adds
+
+
+def test_values_stand_in_only_where_there_is_no_default() -> None:
+    assert sample("self_extend").fields == {"method": "self_extend"}
+    assert sample("llama3").fields == {"method": "llama3"}
+    assert sample("yarn").fields == {"method": "yarn", "factor": 4.0}
+    assert sample("proportional").fields == {"method": "proportional", "partial_rotary_factor": 0.25}
+    used = {key for drawn in samples() for key in drawn.fields}
+    assert used == {"method", *STANDING_IN}
+
+
+class TestFigures:
+    """What is in the panels, read back from matplotlib."""
+
+    def test_position_maps(self) -> None:
+        matrix, _, line = figure("rerope").axes  # the second is the colour bar
+        shown = torch.tensor(matrix.get_images()[0].get_array().filled(torch.nan))
+        assert shown.shape == (256, 256)
+        assert shown[-1, 0] == TRAINED // 4
+        assert shown[0, -1].isnan()
+        effective = line.get_lines()[1]
+        assert max(effective.get_ydata()) == TRAINED // 4
+        assert list(effective.get_ydata())[-1] == 0
+
+    def test_masks(self) -> None:
+        matrix, _, line = figure("lm_infinite").axes  # the second is the colour bar
+        shown = torch.tensor(matrix.get_images()[0].get_array().filled(torch.nan))
+        assert shown[-1, 128].isnan()
+        assert shown[-1, 0] == TRAINED
+        assert any(value != value for value in line.get_lines()[1].get_ydata())
+
+    def test_biases(self) -> None:
+        (axes,) = figure("alibi").axes
+        heads = axes.get_lines()[:HEADS]
+        assert [list(head.get_ydata())[-1] for head in heads] == [-1023 / 2**k for k in range(1, HEADS + 1)]
+
+    def test_absolute_positions(self) -> None:
+        (axes,) = figure("learned_interpolation").axes
+        (read,) = (line for line in axes.get_lines() if len(line.get_xdata()) == 4 * TRAINED)
+        assert list(read.get_ydata())[-1] == (4 * TRAINED - 1) / 4
+
+    def test_temperatures(self) -> None:
+        (axes,) = figure("drope").axes
+        assert axes.get_lines()[0].get_ydata()[0] == pytest.approx(1 + 0.41 * 1.3862944)
+        every = {line.get_label(): line.get_ydata() for line in temperatures_figure().axes[0].get_lines()}
+        assert every["constant multiplier 1.5"][-1] == 1.5
+        assert every["log_n"][-1] == pytest.approx(1.25)
+        assert every["yarn factor 4"][-1] == pytest.approx((0.1 * 1.3862944 + 1) ** 2)
