@@ -25,7 +25,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from patches.absolute import AbsoluteEmbedding, embeddings
-from patches.architectures import architecture_of
+from patches.architectures import Architecture, architecture_of
 from patches.attention import fused
 from patches.attention.layer import Layer
 from patches.batch import Batch, packed_lengths, padded_batch, padded_keys
@@ -34,7 +34,7 @@ from patches.geometry import RotaryModule, UnsupportedModel, geometry_of, rotary
 from patches.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.method import Method
 from patches.probe import TOKENS, Probe, Role, TableFormat, format_of, formatted, layout_of
-from patches.recipe import Recipe, ResolvedRecipe, RopeGeometry
+from patches.recipe import AttentionTemperature, Recipe, ResolvedRecipe, RopeGeometry
 from patches.registry import describe, parse, resolve
 from patches.slots import SlotTable, decode
 
@@ -73,6 +73,7 @@ class Patched:
         self.probe: Probe | None = None
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._chunks = _chunked_layers(text_config(model))
+        self._temperatures: dict[int, AttentionTemperature] = {}
         self._positions = torch.zeros(1, 1, dtype=torch.long)
         self._padding: torch.Tensor | None = None
         self._batch: Batch | None = None
@@ -153,7 +154,8 @@ class Patched:
         index: int = module.layer_idx  # type: ignore[assignment]
         if self.geometry.latent:
             scaling = self.geometry.head_dim**-0.5  # what a scaling adds to it is in the recipe's temperature
-        layer = Layer(scaling, self._own_mask(index, sliding_window), softcap, s_aux, module)
+        own = self._own_mask(index, sliding_window)
+        layer = Layer(scaling, own, softcap, s_aux, module, self._temperatures.get(index))
         packed = _packed.get()
         if packed is not None:
             batch, paged = packed
@@ -244,6 +246,16 @@ class Patched:
         """Position embeddings [rows, tokens, width] of the tokens of this forward, each by the recipe of its slot."""
         assert self.embedding is not None
         return embeddings(self.embedding, self._positions, self.slots)
+
+    def take_over_temperatures(self, architecture: Architecture, undo: ExitStack) -> None:
+        """Switch off the temperatures that layers compute by counting tokens, and apply them by positions."""
+        for module in self.model.modules():
+            own = architecture.temperature(module)
+            if own is not None:
+                switch, temperature = own
+                undo.callback(setattr, module, switch, getattr(module, switch))
+                setattr(module, switch, False)
+                self._temperatures[module.layer_idx] = temperature  # type: ignore[index]
 
     def evict(self, cache: Any, slot: int) -> None:
         """Free what no later query of the sequence in ``cache`` can reach under ``slot``; most encodings reach all."""
@@ -361,6 +373,8 @@ def _put_attention(patch: Patched, undo: ExitStack) -> None:
     for interface, function in ((AttentionInterface, patch.attention), (AttentionMaskInterface, mask)):
         interface.register(patch.attention_name, function)
         undo.callback(interface._global_mapping.pop, patch.attention_name, None)
+    if architecture is not None:
+        patch.take_over_temperatures(architecture, undo)
     if architecture is None or architecture.forward is None:
         undo.callback(model.set_attn_implementation, original)
         model.set_attn_implementation(patch.attention_name)

@@ -295,7 +295,6 @@ class ResolvedRecipe:
             and len(recipe.bands) == 1
             and recipe.bands[0].predicate == CAUSAL
             and recipe.score_bias is None
-            and recipe.attention_temperature is None
             and recipe.relative is None
         )
 

@@ -323,9 +323,7 @@ def shaw(q: np.ndarray, vectors: np.ndarray, distance: int) -> float:
     return math.fsum(float(q[i]) * float(row[i]) for i in range(len(q)))
 
 
-def transformer_xl(
-    q: np.ndarray, k: np.ndarray, u: np.ndarray, v: np.ndarray, w: np.ndarray, distance: int
-) -> float:
+def transformer_xl(q: np.ndarray, k: np.ndarray, u: np.ndarray, v: np.ndarray, w: np.ndarray, distance: int) -> float:
     """Transformer-XL (arXiv:1901.02860), section 3.3, terms b, c and d; ``w`` [head_dim][width]."""
     width = w.shape[1]
     waves = [math.sin(distance / 10_000 ** (2 * i / width)) for i in range(width // 2)]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from patches.absolute import AbsoluteEmbedding
+from patches.recipe import AttentionTemperature
 
 
 class Seams(Protocol):
@@ -49,13 +50,18 @@ def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
     return states.view(*states.shape[:2], -1, head_dim).transpose(1, 2)
 
 
+def no_temperature(module: nn.Module) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Architecture:
     """``forward(seams, module, ...)`` replaces that of every module of the classes ``attention``, which do
     not dispatch their attention by name. ``facts`` are fields of the geometry that the configuration does
     not hold under standard names; ``rotates`` whether a checkpoint has rotary embeddings at all.
     ``positions(model)`` is what it adds to its tokens, where it adds absolute positions. ``in_weights(model)``
-    are facts that only the weights know.
+    are facts that only the weights know. ``temperature(module)`` names the attribute that switches a layer's own
+    temperature, which would count tokens instead of positions, and gives the one to use while it is off.
     """
 
     attention: tuple[str, ...] = ()
@@ -64,3 +70,4 @@ class Architecture:
     rotates: Callable[[Any], bool] = always
     positions: Callable[[nn.Module], AbsoluteEmbedding | None] | None = None
     in_weights: Callable[[Any], dict[str, Any]] = nothing_to_add
+    temperature: Callable[[nn.Module], tuple[str, AttentionTemperature] | None] = no_temperature

@@ -9,6 +9,7 @@ from patches.architectures.bloom import BLOOM
 from patches.architectures.falcon import FALCON
 from patches.architectures.gpt2 import GPT2
 from patches.architectures.gptj import GPTJ
+from patches.architectures.llama4 import LLAMA4
 from patches.architectures.mpt import MPT
 from patches.architectures.opt import OPT
 from patches.architectures.ropeway_demo import ROPEWAY_DEMO
@@ -19,6 +20,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "falcon": FALCON,
     "gpt2": GPT2,
     "gptj": GPTJ,
+    "llama4_text": LLAMA4,
     "mpt": MPT,
     "opt": OPT,
     "ropeway_demo": ROPEWAY_DEMO,

@@ -268,13 +268,14 @@ class _Segment:
 
     def _tempered(self, query: torch.Tensor) -> tuple[float, torch.Tensor]:
         """Factor on scores, and the queries multiplied by what depends on their positions."""
-        temperature = self.resolved.recipe.attention_temperature
-        if temperature is None:
-            return self.layer.scaling, query
-        if isinstance(temperature, ConstantTemperature):
-            return self.layer.scaling * temperature.multiplier, query
-        q_idx = torch.arange(self.q_start, self.q_stop, device=query.device)
-        return self.layer.scaling, (query * temperature(q_idx)[:, None]).to(query.dtype)
+        scaling = self.layer.scaling
+        for temperature in (self.layer.temperature, self.resolved.recipe.attention_temperature):
+            if isinstance(temperature, ConstantTemperature):
+                scaling *= temperature.multiplier
+            elif temperature is not None:
+                q_idx = torch.arange(self.q_start, self.q_stop, device=query.device)
+                query = (query * temperature(q_idx)[:, None]).to(query.dtype)
+        return scaling, query
 
     def _causal_mask(self) -> torch.Tensor:
         return CAUSAL(*self._indices(self.q_start, self.query.shape[2], slice(None)))

@@ -27,7 +27,7 @@ def sdpa_with_lse(
         return out[..., : value.shape[-1]], lse
     if query.requires_grad or key.requires_grad or value.requires_grad:
         return eager_with_lse(query, key, value, bias, scaling)  # the kernels' log-sum-exp has no gradient
-    if query.device.type == "cpu" and query.dtype == torch.float32:
+    if query.device.type == "cpu" and query.dtype == key.dtype == value.dtype == torch.float32:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, False, attn_mask=bias, scale=scaling
         )

@@ -39,8 +39,9 @@ def attend(
         assert layer.attention is not None
         scores = scores + resolved.recipe.relative(layer.attention, query, key, (pairs[0] - pairs[1]).clamp_min(0))
     scores = scores * layer.scaling
-    if resolved.recipe.attention_temperature is not None:
-        scores = scores * resolved.recipe.attention_temperature(q_idx)[:, None]
+    for temperature in (layer.temperature, resolved.recipe.attention_temperature):
+        if temperature is not None:
+            scores = scores * temperature(q_idx)[:, None]
     if layer.softcap is not None:
         scores = torch.tanh(scores / layer.softcap) * layer.softcap
         scores = scores.masked_fill(~_any_band(resolved, pairs, layer), float("-inf"))

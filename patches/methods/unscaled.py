@@ -47,5 +47,6 @@ class NoPositions(Method):
     family: ClassVar[Family] = "none"
 
     method: Literal["none"] = "none"
+
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         return Recipe(schedule=None)

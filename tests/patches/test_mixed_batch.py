@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from patches import encode, packed_batch, patched
-from tests.methods import Fields, rows
-from tests.models import TRAINED_LENGTH, tiny_model, tiny_tokens
+from patches import METHODS, Patched, ResolvedRecipe, encode, packed_batch, parse, patched
+from service.models import architecture
+from tests.methods import OTHER_ROWS, RELATIVE_ROWS, Fields, rows
+from tests.models import TRAINED_LENGTH, VOCAB_SIZE, randomise, tiny_model, tiny_tokens
 from tests.patches.forward import left_padded, logits_of, relative, slot_of
 
 TOLERANCE = 2e-5
@@ -68,6 +71,147 @@ def test_eight_encodings_in_one_batch(family: str, start: int) -> None:
         assert relative(mixed[row], alone[row]) < TOLERANCE, requests[row]
         assert relative(shuffled[order.index(row)], alone[row]) < TOLERANCE, requests[row]
     assert relative(mixed[5], swapped) > 0.01, "a row with another row's encoding must show"
+
+
+# Sixteen at once
+
+KINDS = ("none", "streaming", "lm_infinite", "self_extend", "alibi", "dynamic", "rerope", "kerple_log")
+"""What fills a batch up: between them every kind of method."""
+SIXTEEN = [90, 33, 1, 64, 12, 100, 47, 5, 65, 70, 2, 99, 81, 30, 63, 17]
+BATCHES = 3
+
+
+def sixteen(pairs: int, batch: int, whole_head: bool) -> list[Fields]:
+    """Every ``BATCHES``-th method of the table from ``batch`` on, and other kinds up to 16; easy and hard in turn.
+
+    Some get a temperature as well. Between them the batches hold every method.
+    """
+    table = [row for row in rows(pairs, TRAINED_LENGTH) if whole_head or not row.whole_head]
+    chosen = table[batch::BATCHES]
+    chosen += [row for name in KINDS for row in table if row.name == name and row not in chosen]
+    requests = [row.requests[(batch + index) % 2] for index, row in enumerate(chosen[:16])]
+    for fields in requests[2::5]:
+        if fields["method"] != "drope":  # its factor is a temperature
+            fields.setdefault("attention_temperature", "log_n")
+    return requests
+
+
+def kinds(recipes: list[ResolvedRecipe]) -> set[str]:
+    """What the recipes of a batch have between them."""
+    found = set()
+    for resolved in recipes:
+        recipe = resolved.recipe
+        found.add(resolved.rotates_at)
+        found |= {"bias"} if recipe.score_bias is not None else set()
+        found |= {"temperature"} if recipe.attention_temperature is not None else set()
+        found |= {"window"} if recipe.kept is not None else set()
+        found |= {"by length"} if resolved.length is not None else set()
+    return found
+
+
+@torch.no_grad()
+def packed_logits(
+    model: PreTrainedModel, patch: Patched, tokens: list[torch.Tensor], slots: list[int]
+) -> list[torch.Tensor]:
+    """Logits [length, vocabulary] of every sequence of one packed row."""
+    lengths = [len(row) for row in tokens]
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    positions = [encode(torch.arange(length), slot) for length, slot in zip(lengths, slots, strict=True)]
+    batch = packed_batch([(slot, 0, length) for slot, length in zip(slots, lengths, strict=True)])
+    with patch.packed(batch, {"cu_seq_lens_k": ends}):
+        output = model(torch.cat(tokens)[None], position_ids=torch.cat(positions)[None], use_cache=False)
+    return list(output.logits[0].split(lengths))
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "cohere"])
+def test_sixteen_methods_in_one_batch(family: str, batch: int) -> None:
+    """Whole, partial and interleaved rotary; padded and packed."""
+    model = model_of(family)
+    tokens = [tiny_tokens(1, length, seed=row)[0] for row, length in enumerate(SIXTEEN)]
+    with patched(model) as patch:
+        geometry = patch.geometry
+        requests = sixteen(geometry.rotary_dim // 2, batch, geometry.rotary_dim == geometry.head_dim)
+        assert len({fields["method"] for fields in requests}) == 16
+        slots = [slot_of(patch, fields, len(row)) for fields, row in zip(requests, tokens, strict=True)]
+        every = {"never", "cache_write", "cache_read", "bias", "temperature", "window", "by length"}
+        assert kinds([patch.slots[slot] for slot in slots]) == every
+        alone = [logits_of(model, row[None], slot)[0] for row, slot in zip(tokens, slots, strict=True)]
+        padded, packed = batched(model, tokens, slots), packed_logits(model, patch, tokens, slots)
+    for row in range(16):
+        assert relative(padded[row], alone[row]) < TOLERANCE, requests[row]
+        assert relative(packed[row], alone[row]) < TOLERANCE, requests[row]
+
+
+def test_the_batches_of_sixteen_hold_every_method() -> None:
+    batches = [sixteen(8, batch, True) for batch in range(BATCHES)]
+    assert {fields["method"] for batch in batches for fields in batch} == {row.name for row in rows(8)}
+
+
+OTHERS = {"gpt2": "learned", "opt": "learned", "xglm": "sinusoidal", "bloom": "bias", "mpt": "bias", "t5": "bias"}
+"""Models that were trained without rotation, and what they count as."""
+
+REASONS: dict[str, str] = {
+    "rotary": r"without rotary embeddings|rotates nothing|rotates 0 of|has 0 rotary pairs",
+    "learned": "for models trained with learned positions",
+    "sinusoidal": "for models trained with sinusoidal positions",
+    "relative": "weights that a model learns with it",
+}
+"""Why a method of a family is refused by models of another."""
+
+
+def other_model(name: str) -> PreTrainedModel:
+    if name != "t5":
+        return tiny_model(name, attn_implementation="sdpa" if name in ("gpt2", "opt") else "eager")[1]
+    architecture.register()
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config = architecture.RopewayDemoConfig(
+        position_family="t5",
+        vocab_size=VOCAB_SIZE,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        max_position_embeddings=TRAINED_LENGTH,
+        **sizes,
+    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    randomise(model, 0)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_families_refuse_what_they_cannot_carry_and_mix_the_rest(name: str) -> None:
+    model, length = other_model(name), TRAINED_LENGTH
+    table = [*rows(8, TRAINED_LENGTH), *OTHER_ROWS, *RELATIVE_ROWS]
+    with patched(model) as patch:
+        assert patch.geometry.family == OTHERS[name]
+        taken, refused = [], dict[str, str]()
+        for row in table:
+            for fields in row.requests:
+                method = parse(fields)
+                try:
+                    patch.resolve(method, length)
+                    taken.append(fields)
+                except ValueError as error:
+                    refused[row.name] = str(error)
+        families = {row.name: "rotary" if row.rotates else METHODS[row.name].family for row in table}
+        own = {row.name for row in table if families[row.name] in ("bias", "none", OTHERS[name])}
+        assert {fields["method"] for fields in taken} == own | {"default"}
+        for refusal, reason in refused.items():
+            assert re.search(REASONS[families[refusal]], reason), (refusal, reason)
+        asked = spread(taken, 16)
+        tokens = [tiny_tokens(1, min(n, length), seed=n)[0] for n in SIXTEEN]
+        slots = [slot_of(patch, fields, len(row)) for fields, row in zip(asked, tokens, strict=True)]
+        alone = [logits_of(model, row[None], slot)[0] for row, slot in zip(tokens, slots, strict=True)]
+        padded, packed = batched(model, tokens, slots), packed_logits(model, patch, tokens, slots)
+    assert len(set(slots)) > 12
+    for row in range(16):
+        assert relative(padded[row], alone[row]) < TOLERANCE, asked[row]
+        assert relative(packed[row], alone[row]) < TOLERANCE, asked[row]
+
+
+def spread(requests: list[Fields], count: int) -> list[Fields]:
+    """``count`` of ``requests``, from first to last."""
+    return [requests[index * len(requests) // count] for index in range(count)]
 
 
 def test_equal_rows_of_one_encoding_share_a_segment_and_stay_apart() -> None:
@@ -157,15 +301,10 @@ def test_generate_carries_the_slots_of_a_batch() -> None:
 def test_sequences_packed_into_one_row(family: str) -> None:
     """As a paged engine feeds them: end to end, each from its own position 0 and with its own encoding."""
     model, tokens = model_of(family), prompts()
-    ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
     with patched(model) as patch:
         slots = [slot_of(patch, fields, len(row)) for fields, row in zip(eight(8, 2), tokens, strict=True)]
-        positions = [encode(torch.arange(len(row)), slot) for row, slot in zip(tokens, slots, strict=True)]
-        packed = packed_batch([(slot, 0, length) for slot, length in zip(slots, LENGTHS, strict=True)])
-        row_of_all, row_of_positions = torch.cat(tokens)[None], torch.cat(positions)[None]
-        with patch.packed(packed, {"cu_seq_lens_k": ends}):
-            output = model(row_of_all, position_ids=row_of_positions, use_cache=False)
-        for row, slot, logits in zip(tokens, slots, output.logits[0].split(LENGTHS), strict=True):
+        packed = packed_logits(model, patch, tokens, slots)
+        for row, slot, logits in zip(tokens, slots, packed, strict=True):
             assert relative(logits, logits_of(model, row[None], slot)[0]) < TOLERANCE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import httpx
 import pytest
@@ -47,7 +48,13 @@ def test_frequencies_before_and_after(client: httpx.Client) -> None:
 
 
 def test_frequencies_as_a_picture(client: httpx.Client) -> None:
-    drawn = {"yarn": {"factor": 4}, "self_extend": {"base": "yarn:4"}, "alibi": {}, "none": {}, "streaming": {}}
+    drawn: dict[str, dict[str, Any]] = {
+        "yarn": {"factor": 4},
+        "self_extend": {"base": "yarn:4"},
+        "alibi": {},
+        "none": {},
+        "streaming": {},
+    }
     for name, parameters in drawn.items():
         picture = client.get(f"/methods/{name}/frequencies.png", params=parameters)
         assert picture.headers["content-type"] == "image/png", name

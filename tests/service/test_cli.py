@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from service.cli import app, client
 from service.cli.options import lengths
+from service.client import Ropeway
 from service.evaluation.documents import language_reference
 from service.evaluation.results import PerplexityResult
 from tests.service.results import result_of
@@ -51,8 +52,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[httpx.Reque
             requests.append(request)
             return answer(request)
 
-        def client_of(url: str, *, trust_env: bool = False) -> httpx.Client:
-            return httpx.Client(base_url=url, transport=httpx.MockTransport(handle))
+        def client_of(url: str, *, trust_env: bool = False) -> Ropeway:
+            return Ropeway(url, transport=httpx.MockTransport(handle))
 
         monkeypatch.setattr(client, "client_of", client_of)
         return requests
@@ -66,7 +67,11 @@ def events(*items: tuple[str, Any]) -> httpx.Response:
         (f"event: {name}\n" if name else "") + f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
         for name, data in items
     ]
-    return httpx.Response(200, content="".join([": ping\n\n", *blocks, "data: [DONE]\n\n"]).encode())
+    return streamed("".join([": ping\n\n", *blocks, "data: [DONE]\n\n"]).encode())
+
+
+def streamed(content: bytes) -> httpx.Response:
+    return httpx.Response(200, headers={"Content-Type": "text/event-stream; charset=utf-8"}, content=content)
 
 
 def end_of(index: int, method: str) -> tuple[str, dict[str, Any]]:
@@ -79,8 +84,8 @@ def end_of(index: int, method: str) -> tuple[str, dict[str, Any]]:
         "frequency_hash": f"hash-of-{method}",
     }
     usage, timings = {"prompt_tokens": 3, "completion_tokens": 5}, {"queue_s": 0, "prefill_s": 0.1, "decode_s": 0.5}
-    end = {"index": index, "model": "tiny", "finish_reason": "length", "usage": usage, "timings": timings, "pe": pe}
-    return "", end
+    asked = {"index": index, "prompt_index": 0, "model": "tiny", "pe": pe}
+    return "", {**asked, "finish_reason": "length", "logprobs": None, "usage": usage, "timings": timings}
 
 
 def text(index: int, delta: str) -> tuple[str, dict[str, Any]]:
@@ -123,7 +128,8 @@ class TestGenerate:
         assert json.loads(requests[0].content)["prompt"] == "two\nlines"
 
     def test_json_is_the_servers_answer(self, fake: Callable[[Answer], list[httpx.Request]]) -> None:
-        answer = {"model": "tiny", "results": [{"text": "ü"}]}
+        end = end_of(0, "default")[1]
+        answer = {"model": "tiny", "results": [{**end, "text": "ü", "token_ids": [1]}], "usage": end["usage"]}
         requests = fake(lambda _: httpx.Response(200, json=answer))
         result = ropeway("generate", "Once", "--json", "--model", "tiny", "--server", "host:1")
         assert json.loads(result.stdout) == answer
@@ -141,8 +147,8 @@ class TestFailures:
         ("answer", "message"),
         [
             (httpx.Response(400, json=REFUSAL), "error: pe.factor: must be at least 1"),
-            (httpx.Response(200, content=IN_STREAM), "error: pe.factor: must be at least 1"),
-            (httpx.Response(200, content=b'data: {"index": 0, "text": "a"}\n\n'), "error: the server ended the answer"),
+            (streamed(IN_STREAM), "error: pe.factor: must be at least 1"),
+            (streamed(b'data: {"index": 0, "text": "a", "token_ids": [1]}\n\n'), "error: the server ended the answer"),
             (httpx.Response(502, text="<html>bad gateway"), "answered 502 Bad Gateway"),
             (httpx.Response(404, json={"detail": "Not Found"}), "answered 404 Not Found"),
         ],
@@ -165,7 +171,7 @@ class TestFailures:
     def test_nothing_listens(self) -> None:
         result = ropeway("generate", "Once", "--server", "127.0.0.1:9")
         assert result.exit_code == 1
-        assert "error: no answer from 127.0.0.1:9" in result.stderr
+        assert "error: no answer from http://127.0.0.1:9" in result.stderr
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -275,6 +281,9 @@ class TestListings:
             printed = ropeway("methods", name).stdout
             assert method.paper.split(",")[0] in printed
             assert all(field[:12] in printed for field in method.model_fields if field != "method")
+            words = " ".join(printed.split())
+            for told in (method.formula, method.use, method.avoid, method.reach, method.evidence):
+                assert told in words, (name, told)
 
     def test_as_json(self) -> None:
         (yarn,) = [info for info in json.loads(ropeway("methods", "--json").stdout) if info["method"] == "yarn"]

@@ -20,8 +20,8 @@ FEWER = 60
 """Per route that takes a body: many for the two that everything else is made of."""
 
 CHEAP: dict[str, dict[str, Any]] = {
-    "/generate": {"prompt": [5, 6, 7], "max_new_tokens": 2},
-    "/perplexity": {"input": [5, 6, 7] * 4, "lengths": [8]},
+    "/generate": {"prompt": [5, 6, 7], "max_new_tokens": 2, "timeout_s": 60},
+    "/perplexity": {"input": [5, 6, 7] * 4, "lengths": [8], "timeout_s": 60},
     "/v1/completions": {"prompt": [5, 6, 7], "max_tokens": 2, "n": 1},
     "/v1/chat/completions": {"max_tokens": 2, "n": 1},
     "/tokenize": {},

@@ -222,7 +222,7 @@ class TestFrequencies:
         recipe = parse(fields).recipe(GEOMETRY)
         lower = frequency_figure(self.pairs(None), 256, fields["method"], recipe, 256).axes[1]
         assert lower.get_ylabel() == label
-        assert last in [line.get_ydata()[at] for line in lower.get_lines() for at in (0, -1)]
+        assert last in [np.asarray(line.get_ydata())[at] for line in lower.get_lines() for at in (0, -1)]
 
     @pytest.mark.parametrize("count", [1, 2, 32])
     def test_draws_any_number_of_pairs(self, count: int) -> None:

@@ -1,0 +1,44 @@
+"""Every rotary architecture: encodings mixed in one padded batch, decoded from a cache, equal each alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from patches import encode, patched
+from tests import architectures
+from tests.methods import Fields
+from tests.models import EAGER_ONLY, FAMILIES, tiny_model, tiny_tokens
+from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
+
+TOLERANCE = 3e-5
+LENGTHS = [70, 33, 51, 64, 12]
+REQUESTS: list[Fields] = [
+    {"method": "default"},
+    {"method": "yarn", "factor": 4.0, "attention_temperature": "log_n"},
+    {"method": "alibi"},
+    {"method": "self_extend", "group_size": 4, "neighbor_window": 8},
+    {"method": "streaming", "sink_tokens": 2, "window": 9},
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_rows_from_a_cache(family: str) -> None:
+    model = tiny_model(family, attn_implementation="eager" if family in EAGER_ONLY else "sdpa")[1]
+    tokens = [tiny_tokens(1, length, seed=length)[0] for length in LENGTHS]
+    ids, mask, positions = left_padded(tokens)
+    with patched(model) as patch:
+        slots = [slot_of(patch, fields, len(row)) for fields, row in zip(REQUESTS, tokens, strict=True)]
+        alone = [logits_of(model, row[None], slot)[0] for row, slot in zip(tokens, slots, strict=True)]
+        encoded = encode(positions, torch.tensor(slots)[:, None])
+        cache = DynamicCache(config=model.config)
+        mixed = chunked_logits(model, ids, mask, encoded, cache=cache, chunks=[40, 17, 11, 1, 1])
+        swapped = logits_of(model, tokens[1][None], slots[3])[0]
+    for row, expected in enumerate(alone):
+        assert relative(mixed[row, mask[row].bool()], expected) < TOLERANCE, REQUESTS[row]
+    assert relative(swapped, alone[1]) > 0.01, "a row with another row's encoding must show"
+
+
+def test_the_table_of_the_docs_is_what_was_measured() -> None:
+    assert architectures.FILE.read_text(encoding="utf-8") == architectures.document(), "python -m tests.architectures"

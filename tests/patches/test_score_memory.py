@@ -1,0 +1,124 @@
+"""No tensor of all scores: what a long prefill allocates, recorded operation by operation.
+
+Kernels keep their own blocks to themselves; what torch creates outside of them is seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.typical import typical
+from patches import METHODS, patched
+from patches.attention import fused
+from service.models import architecture
+from tests.methods import Fields
+from tests.models import tiny_model, tiny_tokens
+from tests.patches.forward import logits_of, slot_of
+
+LENGTH, TRAINED = 4096, 256
+MODELS = {"rotary": "llama", "bias": "llama", "none": "llama", "learned": "gpt2", "sinusoidal": "xglm"}
+"""Family of a method -> the model that takes it; relative ones need the one that learned theirs."""
+
+
+class Largest(TorchDispatchMode):
+    """Elements and name of the largest tensor that an operation returned. Views of what was there do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements, self.operation = 0, ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                held = tensor.untyped_storage().nbytes() // tensor.itemsize  # an expanded tensor holds less
+                if min(held, tensor.numel()) > self.elements:
+                    self.elements, self.operation = min(held, tensor.numel()), str(func)
+        return result
+
+
+def model_for(name: str, heads: int) -> PreTrainedModel:
+    """One layer of 16-dimensional heads."""
+    family = METHODS[name].family
+    sizes: dict[str, Any] = {"hidden_size": 16 * heads, "num_attention_heads": heads, "num_hidden_layers": 1}
+    if family == "relative":
+        return relative_model(name, {**sizes, "head_dim": 16, "num_key_value_heads": heads})
+    if family in ("learned", "sinusoidal"):
+        other = {"gpt2": {}, "xglm": {"d_model": 16 * heads, "num_layers": 1, "attention_heads": heads}}
+        model = MODELS[family]
+        attention = "sdpa" if model == "gpt2" else "eager"
+        longer = {"max_position_embeddings": LENGTH, **sizes, **other[model]}
+        return tiny_model(model, attn_implementation=attention, **longer)[1]
+    sizes |= {"num_key_value_heads": heads, "max_position_embeddings": TRAINED}
+    return tiny_model("llama", attn_implementation="sdpa", **sizes)[1]
+
+
+def relative_model(name: str, sizes: dict[str, Any]) -> PreTrainedModel:
+    architecture.register()
+    config = architecture.RopewayDemoConfig(
+        position_family=name, vocab_size=128, intermediate_size=32, max_position_embeddings=TRAINED, **sizes
+    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model.eval()
+
+
+def largest(model: PreTrainedModel, fields: Fields) -> Largest:
+    """Of one prefill of ``LENGTH`` tokens."""
+    tokens = tiny_tokens(1, LENGTH)
+    with patched(model) as patch:
+        slot = slot_of(patch, fields, LENGTH)
+        with Largest() as seen:
+            logits_of(model, tokens, slot)
+    return seen
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_prefill_never_holds_all_scores(name: str) -> None:
+    model = model_for(name, heads=1)
+    with patched(model) as patch:
+        fields = typical(patch.geometry)[name]
+    seen = largest(model, fields)
+    assert LENGTH <= seen.elements <= fused.QUERY_BLOCK * LENGTH, seen.operation
+
+
+@pytest.mark.parametrize("name", ["alibi", "kerple_log", "sandwich", "t5_bias", "shaw"])
+def test_a_bias_per_head_is_bounded_per_head(name: str) -> None:
+    heads, model = 4, model_for(name, heads=4)
+    with patched(model) as patch:
+        fields = typical(patch.geometry)[name]
+    seen = largest(model, fields)
+    assert fused.QUERY_BLOCK * LENGTH < seen.elements <= heads * fused.QUERY_BLOCK * LENGTH, seen.operation
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_layers_without_a_fused_kernel_are_bounded_too(family: str) -> None:
+    """Their scores are in the open, one block at a time; a sink is one more column."""
+    sizes = {"num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16, "num_hidden_layers": 2}
+    model = tiny_model(family, **sizes)[1]
+    for fields in ({"method": "default"}, {"method": "self_extend", "group_size": 64, "neighbor_window": 16}):
+        seen = largest(model, fields)
+        assert seen.elements <= fused.QUERY_BLOCK * (LENGTH + 1), seen.operation
+
+
+def test_the_recorder_sees_a_score_matrix() -> None:
+    """The unpatched eager attention, and blocks as long as the input: both must be noticed."""
+    model = tiny_model("llama", num_attention_heads=1, num_key_value_heads=1, num_hidden_layers=1)[1]
+    with Largest() as seen, torch.no_grad():
+        model(tiny_tokens(1, 2048))
+    assert seen.elements >= 2048 * 2048
+
+
+def test_without_blocks_the_bound_would_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = fused.QUERY_BLOCK
+    monkeypatch.setattr(fused, "QUERY_BLOCK", LENGTH)
+    model = model_for("alibi", heads=1)
+    assert largest(model, {"method": "alibi"}).elements == LENGTH * LENGTH > block * LENGTH
