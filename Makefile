@@ -7,6 +7,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV ?= .venv
 PIP_FLAGS ?=
 ARGS ?=
+FAMILY ?=
+PRESET ?= small
+CORPUS ?=
 HADOLINT ?= hadolint
 
 BIN := $(VENV)/bin
@@ -15,6 +18,8 @@ RUN := $(VENV)/.installed-run
 TEST := $(VENV)/.installed-test
 DEV := $(VENV)/.installed-dev
 PINS := pyproject.toml constraints.txt
+TRAIN_FAMILY = all $(foreach family,$(FAMILY),--model $(family)) --preset $(PRESET) \
+	$(if $(CORPUS),--corpus $(CORPUS),--stdlib) --run-dir runs/$(PRESET) --output models/$(PRESET)
 INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
 
 .DEFAULT_GOAL := help
@@ -22,7 +27,8 @@ INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo "Variables: PYTHON, VENV, PIP_FLAGS (to pip), ARGS (to demo, serve, test, train-demo, bench)"
+	@echo "Variables: PYTHON, VENV, PIP_FLAGS (to pip), ARGS (to demo, serve, test, train-demo, bench),"
+	@echo "  FAMILY, PRESET, CORPUS (to train-demo: names, size, folder of texts; the result is in models/PRESET)"
 
 setup: $(DEV) ## Create .venv with everything a contributor needs
 
@@ -45,8 +51,8 @@ fmt: $(DEV) ## Format and apply safe lint fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-train-demo: $(RUN) ## Train the demo models again; options in ARGS
-	$(BIN)/python -m service.models.training $(ARGS)
+train-demo: $(RUN) ## Train the demo models again (options in ARGS), or others: FAMILY, PRESET, CORPUS
+	$(BIN)/python -m service.models.training $(if $(FAMILY),$(TRAIN_FAMILY)) $(ARGS)
 
 bench: $(RUN) ## Run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -10,7 +10,16 @@ import typer
 
 from benchmarks.timing import write
 
-NAMES = ("scoring_equality", "scoring_memory", "curve_speed", "generate_speed", "patched_overhead")
+NAMES = (
+    "scoring_equality",
+    "scoring_memory",
+    "curve_speed",
+    "generate_speed",
+    "patched_overhead",
+    "method_cost",
+    "method_table",
+    "dynamic_consistency",
+)
 """``gpu_suite`` is a command of its own: ``python -m benchmarks.gpu_suite``."""
 
 RESULTS = Path(__file__).parent / "RESULTS.md"

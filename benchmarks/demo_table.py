@@ -14,6 +14,7 @@ import typer
 from service.cli.client import client_of
 from service.cli.perplexity import print_table, save_plot, sweep
 from service.cli.server import local_server
+from service.client import Ropeway
 from service.evaluation.results import PerplexityResult
 from service.evaluation.tables import perplexity_markdown
 from service.models.loading import DEMO
@@ -48,6 +49,29 @@ DRAWN = (0, 1, 2, 3, 5, 9, 13)
 LENGTHS = [256 << step for step in range(6)]
 
 
+def documents_in(texts: Path, characters: int) -> dict[str, str]:
+    """Name and first characters of every text in the folder."""
+    documents = {path.stem: path.read_text(encoding="utf-8")[:characters] for path in sorted(texts.glob("*.txt"))}
+    if not documents:
+        raise typer.BadParameter(f"no .txt file in {texts}")
+    return documents
+
+
+def measure(
+    client: Ropeway, documents: dict[str, str], methods: list[dict[str, Any]], lengths: list[int]
+) -> PerplexityResult:
+    """Perplexity over consecutive whole windows of every length.
+
+    Raises:
+        RopewayError: when a method does not apply to the model at one of the lengths.
+    """
+    body = {"input": list(documents.values()), "methods": methods, "lengths": lengths, "protocol": "disjoint"}
+    result = sweep(client, body)
+    for document, name in zip(result.documents, documents, strict=True):
+        document.name = name
+    return result
+
+
 def main(
     texts: Annotated[Path, typer.Option(help="Folder of .txt files that no model here was trained on.")],
     characters: Annotated[int, typer.Option(help="Characters of every text.")] = 60_000,
@@ -55,14 +79,9 @@ def main(
     / "curve.png",
 ) -> None:
     """Measure, print, and write the cards and the picture."""
-    documents = {path.stem: path.read_text(encoding="utf-8")[:characters] for path in sorted(texts.glob("*.txt"))}
-    if not documents:
-        raise typer.BadParameter(f"no .txt file in {texts}")
-    body = {"input": list(documents.values()), "methods": METHODS, "lengths": LENGTHS, "protocol": "disjoint"}
+    documents = documents_in(texts, characters)
     with local_server(Settings(_env_file=None)) as url, client_of(url) as client:
-        result = sweep(client, body)
-    for document, name in zip(result.documents, documents, strict=True):
-        document.name = name
+        result = measure(client, documents, METHODS, LENGTHS)
     print_table(result)
     for folder in sorted(DEMO.iterdir()):
         insert_table(folder / "README.md", perplexity_markdown(result))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 """Trained models and texts that are no part of the project; benchmarks run without them too."""
@@ -55,10 +55,10 @@ def llama(**changes: Any) -> LlamaConfig:
     return LlamaConfig(**(fields | changes))
 
 
-def random_model(config: LlamaConfig, seed: int = 0) -> LlamaForCausalLM:
+def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """Float32 weights with columns of unit length on average: attention far from uniform, logits far from ties."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
     for weight in model.parameters():
         if weight.ndim == 2:
             weight.normal_(std=weight.shape[-1] ** -0.5)

@@ -79,11 +79,11 @@ def plain_perplexity(model: PreTrainedModel, encoding: dict[str, Any], token_ids
     return math.exp(F.cross_entropy(logits.double(), ids[0, 1:]).item())
 
 
-def text() -> str:
+def text(characters: int = CHARACTERS) -> str:
     """Children's stories, which both models were trained on, or the language reference in the interpreter."""
     stories = SHARED / "corpora" / "tinystories.txt"
     whole = stories.read_text(encoding="utf-8") if stories.is_file() else language_reference()
-    return whole[:CHARACTERS]
+    return whole[:characters]
 
 
 def finish(work: Any) -> Any:

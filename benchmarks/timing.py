@@ -5,6 +5,7 @@ A figure is the median of each round's ratio. Nothing here passes or fails: a be
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
@@ -76,13 +77,18 @@ def _synchronize() -> None:
 
 @dataclass
 class Report:
-    """One benchmark's table. ``notes`` are lines below it: what was absent, what a figure means."""
+    """One benchmark's table. ``notes`` are lines below it: what was absent, what a figure means.
+
+    ``pictures`` (PNG by name) and ``numbers`` (what JSON can hold) are written beside the results file.
+    """
 
     name: str
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    pictures: dict[str, bytes] = field(default_factory=dict)
+    numbers: dict[str, Any] | None = None
 
     def add(self, *cells: Any) -> None:
         self.rows.append(tuple(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
@@ -103,15 +109,22 @@ class Report:
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
         if self.notes:
             lines += ["", *(f"- {note}" for note in self.notes)]
+        for name in self.pictures:
+            lines += ["", f"![{name}]({name}.png)"]
         return "\n".join(lines) + "\n"
 
 
 def write(report: Report, path: Path) -> None:
-    """Replace the report's section in ``path``, or add it at the end."""
+    """Replace the report's section in ``path``, or add it at the end; pictures and numbers go beside it."""
     head, *sections = path.read_text(encoding="utf-8").split("\n## ")
     kept = {section.partition("\n")[0].strip(): "## " + section.strip() + "\n" for section in sections}
     kept[report.name] = report.markdown()
     path.write_text("\n".join([head.strip() + "\n", *kept.values()]), encoding="utf-8")
+    for name, picture in report.pictures.items():
+        (path.parent / f"{name}.png").write_bytes(picture)
+    if report.numbers is not None:
+        recorded = {"machine": machine(), "notes": report.notes, **report.numbers}
+        (path.parent / f"{report.name}.json").write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
 
 
 def machine() -> str:

@@ -1,19 +1,25 @@
 """Encodings in one word: ``yarn:4``, ``yarn:factor=4,beta_fast=16``, or the JSON object itself.
 
 The grammar is ``method[:item,item...]`` with items ``key=value``. One item may be a bare value: it
-sets the method's first required field, or its first own field where none is required. Values are
-JSON where they parse as JSON and text otherwise. Nothing here checks values: ``patches.parse`` does.
+sets the method's first required field, or its first own field where none is required, or its only
+one. Values are JSON where they parse as JSON and text otherwise. Where a field takes an encoding, its
+value may be a short form, in parentheses if it has commas: ``self_extend:base=(yarn:4,beta_fast=16)``.
+Nothing here checks values: ``patches.parse`` does.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from patches import METHODS, Method
 
-LIST_OR_COMMA = re.compile(r"(\[[^\[\]]*\]|,)")
+MARK = re.compile(r'["\\\[\](){},]')
+NESTED = 4
+"""Encodings may stand inside each other so many times, which is more than any of them takes."""
 
 
 def from_text(text: str) -> dict[str, Any]:
@@ -37,45 +43,116 @@ def from_shorthand(text: str) -> dict[str, Any]:
     """Request fields from the short form, not validated.
 
     Raises:
-        ValueError: for an unknown method, a key given twice, or a bare value that has no place.
+        ValueError: for an unknown method, a key given twice, a bare value that has no place, or too deep nesting.
     """
+    return _fields(text, NESTED)
+
+
+def unknown_method(name: str) -> str:
+    """What to say about a name that no method has."""
+    close = difflib.get_close_matches(name[:64], METHODS)
+    guess = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"unknown method {name[:64]!r}: {guess}see GET /methods or `ropeway methods`"
+
+
+def field_value(method: type[Method], key: str, text: str, depth: int = NESTED) -> Any:
+    """The value of one field: JSON, or text, which is the short form of an encoding where the field takes one.
+
+    Raises:
+        ValueError: as ``from_shorthand``, for a field that takes an encoding.
+    """
+    value = _value(text)
+    if not isinstance(value, str) or not _takes_an_encoding(method, key):
+        return value
+    if depth == 0:
+        raise ValueError(f"{key}: encodings stand inside each other more than {NESTED} times")
+    return _fields(value[1:-1] if value.startswith("(") and value.endswith(")") else value, depth - 1)
+
+
+def to_shorthand(fields: Mapping[str, Any]) -> str:
+    """Request fields in the short form that gives them back: ``yarn:4``, ``yarn:factor=4,beta_fast=16``."""
+    name = str(fields["method"])
+    method = METHODS[name]
+    written = {key: _written(method, key, value) for key, value in fields.items() if key != "method"}
+    if not written:
+        return name
+    first = next(iter(written.values()))
+    if list(written) == _fields_of_a_bare_value(method)[:1] and "=" not in first:
+        return f"{name}:{first}"
+    return f"{name}:" + ",".join(f"{key}={value}" for key, value in written.items())
+
+
+def _fields(text: str, depth: int) -> dict[str, Any]:
     name, colon, rest = text.strip().partition(":")
     method = METHODS.get(name)
     if method is None:
-        raise ValueError(f"unknown method {name[:64]!r}: one of {', '.join(METHODS)}")
+        raise ValueError(unknown_method(name))
     fields: dict[str, Any] = {"method": name}
     if not colon:
         return fields
     for item in _items(rest):
         key, equals, value = item.partition("=")
         if not equals:
-            key, value = _field_of_bare_value(name, method), item
+            bare = _fields_of_a_bare_value(method)
+            if not bare:
+                raise ValueError(f"{name} takes no bare value: write key=value")
+            key, value = bare[0], item
         key, value = key.strip(), value.strip()
         if not key or not value:
             raise ValueError(f"{name}: {item[:64]!r} is not key=value")
         if key in fields:
             raise ValueError(f"{name}: {key[:64]!r} is given twice")
-        fields[key] = _value(value)
+        fields[key] = field_value(method, key, value, depth)
     return fields
 
 
 def _items(text: str) -> list[str]:
-    """Split at the commas outside lists, in linear time whatever the text."""
-    items: list[list[str]] = [[]]
-    for piece in LIST_OR_COMMA.split(text):
-        if piece == ",":
-            items.append([])
-        else:
-            items[-1].append(piece)
-    return ["".join(pieces) for pieces in items]
+    """Split at the commas outside brackets and JSON strings, in linear time whatever the text."""
+    items, begin, depth, quoted, escaped = [], 0, 0, False, -1
+    for mark in MARK.finditer(text):
+        at, char = mark.start(), mark[0]
+        if at == escaped:
+            continue
+        if quoted:
+            escaped = at + 1 if char == "\\" else escaped
+            quoted = char != '"'
+        elif char == '"':
+            quoted = True
+        elif char in "[({":
+            depth += 1
+        elif char in "])}":
+            depth = max(0, depth - 1)
+        elif char == "," and depth == 0:
+            items.append(text[begin:at])
+            begin = at + 1
+    return [*items, text[begin:]]
 
 
-def _field_of_bare_value(name: str, method: type[Method]) -> str:
-    required = [key for key, field in method.model_fields.items() if field.is_required()]
-    own = [key for key in method.__annotations__ if key in method.model_fields and key != "method"]
-    if not required and not own:
-        raise ValueError(f"{name} takes no bare value: write key=value")
-    return [*required, *own][0]
+def _takes_an_encoding(method: type[Method], key: str) -> bool:
+    field = method.model_fields.get(key)
+    return field is not None and _names_a_method(field.annotation)
+
+
+def _names_a_method(annotation: Any) -> bool:
+    inside = get_args(annotation)
+    return any(map(_names_a_method, inside)) or (isinstance(annotation, type) and issubclass(annotation, Method))
+
+
+def _written(method: type[Method], key: str, value: Any) -> str:
+    """A value such that ``from_shorthand`` gives it back."""
+    if isinstance(value, Mapping) and "method" in value and _takes_an_encoding(method, key):
+        inner = to_shorthand(value)
+        return f"({inner})" if MARK.search(inner) else inner
+    plain = isinstance(value, str) and value == value.strip() != "" and not MARK.search(value)
+    return value if plain and _value(value) == value else json.dumps(value)
+
+
+def _fields_of_a_bare_value(method: type[Method]) -> list[str]:
+    """The method's required fields, its own ones, or its only one: a bare value means the first of them."""
+    fields = {key: field for key, field in method.model_fields.items() if key != "method"}
+    required = [key for key, field in fields.items() if field.is_required()]
+    own = [key for key in method.__annotations__ if key in fields]
+    return [*required, *own] or (list(fields) if len(fields) == 1 else [])
 
 
 def _value(text: str) -> Any:

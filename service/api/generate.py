@@ -15,6 +15,16 @@ from pydantic.config import JsonDict
 
 from patches import Method, examples
 from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
+from service.api.answers import (
+    Alternative,
+    GenerateResponse,
+    PrefillProgress,
+    Result,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from service.api.prompts import check_prompt, together
 from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
 from service.api.text import TextStream
@@ -56,7 +66,7 @@ class GenerateRequest(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stream: bool = False
-    timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+    timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
         None, description="Seconds until it is given up with 504; the server's maximum when absent."
     )
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
@@ -71,50 +81,6 @@ class GenerateRequest(BaseModel):
 
     def sampling(self) -> SamplingParams:
         return SamplingParams(self.temperature, self.top_p, self.top_k, self.seed, self.logprobs)
-
-
-class Alternative(BaseModel):
-    token_id: int
-    token: str
-    logprob: float
-
-
-class TokenLogprob(Alternative):
-    top: list[Alternative]
-
-
-class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class Timings(BaseModel):
-    """Seconds waiting, until the first token, and for the rest."""
-
-    queue_s: float
-    prefill_s: float
-    decode_s: float
-
-
-class Result(BaseModel):
-    """One prompt under one encoding. ``pe`` is the encoding as it took effect."""
-
-    index: int
-    prompt_index: int
-    model: str
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    logprobs: list[TokenLogprob] | None
-    usage: Usage
-    timings: Timings
-    pe: dict[str, Any]
-
-
-class GenerateResponse(BaseModel):
-    model: str
-    results: list[Result]
-    usage: Usage
 
 
 @dataclass(frozen=True)
@@ -168,14 +134,15 @@ async def _run(body: GenerateRequest, job: _Job, emit: Emit | None) -> Result:
         async for generation in generations:
             delta = text.push(generation.token_ids, final=generation.finish_reason is not None)
             if emit is not None:
-                emit({"index": job.index, "text": delta, "token_ids": generation.token_ids[sent:]})
+                new = generation.token_ids[sent:]
+                emit(TextDelta(index=job.index, text=delta, token_ids=new).model_dump_json())
                 sent = len(generation.token_ids)
             if text.stopped:
                 generation.finish_reason = "stop"
                 break
     result = _result(job, generation, text, body)
     if emit is not None:
-        emit(result.model_dump(exclude={"text", "token_ids"}))
+        emit(result.model_dump_json(exclude={"text", "token_ids"}))
     return result
 
 
@@ -242,7 +209,7 @@ def _progress_of(job: _Job, emit: Emit) -> Callable[[int], None]:
     """Tells how much of a long prompt has been read, before its first token comes."""
 
     def report(done: int) -> None:
-        total = len(job.prompt_ids)
-        emit({"index": job.index, "prompt_tokens_done": done, "prompt_tokens_total": total}, "progress")
+        read = PrefillProgress(index=job.index, prompt_tokens_done=done, prompt_tokens_total=len(job.prompt_ids))
+        emit(read.model_dump_json(), "progress")
 
     return report

@@ -6,22 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 
+from service.api.answers import Live, Ready
 from service.errors import ApiError, answer
 
 router = APIRouter(tags=["health"])
-
-
-class Live(BaseModel):
-    status: str
-
-
-class Ready(BaseModel):
-    """Per model: requests running and waiting, scoring jobs, cache in use, engine restarts."""
-
-    status: str
-    models: dict[str, dict[str, int]]
 
 
 @router.get("/health/live")

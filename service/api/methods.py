@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
 from patches import METHODS, Recipe, describe_methods, parse
+from service.api.answers import MethodInfo, MethodList, ModelInfo, ModelList
 from service.errors import ApiError, bad_request, validation_error
 from service.evaluation.frequency_plot import frequency_png
 from service.models.registry import ModelRegistry, ServedModel
@@ -20,32 +21,6 @@ router = APIRouter(tags=["methods"])
 
 
 Length = Annotated[int | None, Query(ge=1, le=(1 << 24) - 1)]
-
-
-class MethodInfo(BaseModel):
-    """One method: what it does, what it is for, what it costs, and the JSON schema of its parameters with defaults.
-
-    ``reach`` is the length that it can serve, L0 the trained one; ``family`` is what a checkpoint counts as that
-    was trained with it.
-    """
-
-    method: str
-    family: str
-    summary: str
-    formula: str
-    use: str
-    avoid: str
-    reach: str
-    training_free: str
-    evidence: str
-    paper: str
-    cost: str
-    rotates_at: str
-    parameters: dict[str, Any]
-
-
-class MethodList(BaseModel):
-    methods: list[MethodInfo]
 
 
 class Pair(BaseModel):
@@ -65,26 +40,6 @@ class FrequencyTable(BaseModel):
     length: int
     pe: dict[str, Any]
     pairs: list[Pair]
-
-
-class ModelInfo(BaseModel):
-    """A served model and its limits, in tokens. ``variants`` maps a kind of training to a served model."""
-
-    id: str
-    default: bool
-    architecture: str
-    parameters: int
-    vocab_size: int
-    trained_length: int
-    max_length: int
-    pe: dict[str, Any]
-    variants: dict[str, str]
-    device: str
-    dtype: str
-
-
-class ModelList(BaseModel):
-    models: list[ModelInfo]
 
 
 @router.get("/methods")

@@ -1,4 +1,4 @@
-"""The shell: ``ropeway serve | generate | perplexity | methods | models | demo``."""
+"""The shell: ``ropeway serve | generate | perplexity | methods | models | keys | demo``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import typer
 
 from service.cli.demo import demo
 from service.cli.generate import generate
+from service.cli.keys import keys
 from service.cli.listings import methods, models
 from service.cli.perplexity import perplexity
 from service.cli.serve import serve
@@ -18,5 +19,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, generate, perplexity, methods, models, demo):
+for command in (serve, generate, perplexity, methods, models, keys, demo):
     app.command()(command)

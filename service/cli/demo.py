@@ -10,19 +10,19 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.text import Text
 
-from service.cli.client import Refused, ask, client_of
+from service.cli.client import client_of
 from service.cli.generate import panels, resolved_line
 from service.cli.options import encodings
 from service.cli.perplexity import print_table, save_plot, sweep
 from service.cli.terminal import fail, printable, status, stdout
+from service.client import Result, Ropeway, RopewayError
 
 START_S = 180
 STOP_S = 30
@@ -53,13 +53,13 @@ def demo(
         with _server(model, port, output / "server.log") as client:
             _answers(client)
             _curve(client, output)
-    except (DemoFailed, Refused, httpx.HTTPError, OSError) as error:
+    except (DemoFailed, RopewayError, OSError) as error:
         fail(f"{error or type(error).__name__} (the server's log: {output / 'server.log'})")
     stdout.print(f"server stopped cleanly; {time.perf_counter() - began:.0f} s in all")
 
 
 @contextmanager
-def _server(model: str, port: int, log: Path) -> Iterator[httpx.Client]:
+def _server(model: str, port: int, log: Path) -> Iterator[Ropeway]:
     """``ropeway serve`` as a process of its own, ready; stopped by SIGTERM, by force if it must be."""
     port = port or _free_port()
     url = f"http://127.0.0.1:{port}"
@@ -84,17 +84,15 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], client: httpx.Client) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], client: Ropeway) -> None:
     began = time.monotonic()
     with status("loading the models"):
         while time.monotonic() - began < START_S:
             if process.poll() is not None:
                 raise DemoFailed(f"the server ended with exit code {process.returncode} while starting")
-            try:
-                if client.get("/health/ready").is_success:
-                    return
-            except httpx.TransportError:
-                pass  # not listening yet
+            with suppress(RopewayError):  # not listening yet, or not ready
+                client.health()
+                return
             time.sleep(0.1)
     raise DemoFailed(f"the server was not ready within {START_S} s")
 
@@ -114,36 +112,34 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         raise DemoFailed(f"the server ended with exit code {code} after SIGTERM")
 
 
-def _answers(client: httpx.Client) -> None:
+def _answers(client: Ropeway) -> None:
     """Four requests at once, each with its own encoding, on a prompt longer than the trained length."""
     from service.evaluation.documents import BUILT_IN
 
     text = next(iter(BUILT_IN.values()))()
     prompt = text[: text.rindex(" the ", 0, PROMPT_CHARS) + len(" the")]  # in the middle of a sentence
 
-    def request(fields: dict[str, Any]) -> dict[str, Any]:
-        body = {"prompt": prompt, "pe": fields, "max_new_tokens": NEW_TOKENS}
-        result: dict[str, Any] = ask(client, "POST", "/generate", body)["results"][0]
-        return result
+    def request(fields: dict[str, Any]) -> Result:
+        return client.generate(prompt, pe=fields, max_new_tokens=NEW_TOKENS).results[0]
 
     names = ENCODINGS["generate"]
     methods = encodings(names) or []
     with status(f"POST /generate, {len(methods)} requests at once"), ThreadPoolExecutor(len(methods)) as pool:
         results = list(pool.map(request, methods))
-    trained = ask(client, "GET", "/models")["models"][0]["trained_length"]
+    trained = client.models()[0].trained_length
     stdout.rule(Text(f"POST /generate: one prompt, {len(methods)} encodings, one batch"))
-    tokens = results[0]["usage"]["prompt_tokens"]
+    tokens = results[0].usage.prompt_tokens
     stdout.print(Text(f"prompt: {tokens} tokens, trained length {trained}; it ends with", style="dim"))
     stdout.print(Text(f"...{printable(prompt[-160:])}"))
     answers = zip(names, results, strict=True)
-    stdout.print(panels([(name, result["text"], resolved_line(result)) for name, result in answers]))
+    stdout.print(panels([(name, result.text, resolved_line(result)) for name, result in answers]))
 
 
-def _curve(client: httpx.Client, output: Path) -> None:
+def _curve(client: Ropeway, output: Path) -> None:
     """One sweep from the trained length to eight times it, shown and saved."""
     from service.evaluation.tables import perplexity_csv
 
-    trained = ask(client, "GET", "/models")["models"][0]["trained_length"]
+    trained = client.models()[0].trained_length
     names = ENCODINGS["perplexity"]
     body = {"methods": encodings(names), "lengths": [trained << step for step in range(4)]}
     stdout.rule(Text(f"POST /perplexity: {len(names)} encodings, {trained} to {trained << 3} tokens"))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Group
 from rich.live import Live
@@ -14,9 +12,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.client import ask, connected, stream
+from service.cli.client import connected
 from service.cli.options import Encodings, ModelName, Server, encodings
 from service.cli.terminal import printable, stderr, stdout
+from service.client import ResultEnd, Ropeway, TextDelta
 
 PANEL_WIDTH = 38
 
@@ -36,7 +35,7 @@ def generate(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Continue PROMPT. Several --pe answer it under each encoding, side by side."""
     methods = encodings(pe, check=server is None)
-    body: dict[str, Any] = {
+    request: dict[str, Any] = {
         "prompt": sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt,
         "pe": methods,
         "model": model if server else None,
@@ -47,41 +46,40 @@ def generate(  # noqa: PLR0913 - one argument per option
         "seed": seed,
         "stop": stop or None,
     }
-    body = {name: value for name, value in body.items() if value is not None}
     with connected(server, model) as client:
         if as_json:
-            typer.echo(json.dumps(ask(client, "POST", "/generate", body), ensure_ascii=False, indent=2))
+            typer.echo(client.generate(**request).model_dump_json(indent=2))
         elif len(methods or []) > 1:
-            _side_by_side(client, body, pe or [])
+            _side_by_side(client, request, pe or [])
         else:
-            _one(client, body)
+            _one(client, request)
 
 
-def _one(client: httpx.Client, body: dict[str, Any]) -> None:
+def _one(client: Ropeway, request: dict[str, Any]) -> None:
     """Text to stdout as it comes, how it was made to stderr."""
     shown = printable if stdout.is_terminal else str
-    for _, event in stream(client, "/generate", body):
-        if "text" in event:
-            sys.stdout.write(shown(event["text"]))
+    for event in client.stream(**request):
+        if isinstance(event, TextDelta):
+            sys.stdout.write(shown(event.text))
             sys.stdout.flush()
-        else:
+        elif isinstance(event, ResultEnd):
             sys.stdout.write("\n")
             sys.stdout.flush()
             stderr.print(Text(resolved_line(event), style="dim"))
 
 
-def _side_by_side(client: httpx.Client, body: dict[str, Any], titles: list[str]) -> None:
+def _side_by_side(client: Ropeway, request: dict[str, Any], titles: list[str]) -> None:
     texts, ends = [""] * len(titles), [""] * len(titles)
 
     def columns() -> Table:
         return panels([(title, text, end) for title, text, end in zip(titles, texts, ends, strict=True)])
 
     with Live(get_renderable=columns, console=stdout, transient=True, vertical_overflow="ellipsis"):
-        for _, event in stream(client, "/generate", body):
-            if "text" in event:
-                texts[event["index"]] += event["text"]
-            else:
-                ends[event["index"]] = resolved_line(event)
+        for event in client.stream(**request):
+            if isinstance(event, TextDelta):
+                texts[event.index] += event.text
+            elif isinstance(event, ResultEnd):
+                ends[event.index] = resolved_line(event)
     stdout.print(columns())
 
 
@@ -104,16 +102,16 @@ def panels(answers: list[tuple[str, str, str]]) -> Table:
     return grid
 
 
-def resolved_line(result: dict[str, Any]) -> str:
+def resolved_line(result: ResultEnd) -> str:
     """What took effect and how fast, in one line, from a result or a stream's last event of it."""
-    pe, usage, timings = result["pe"], result["usage"], result["timings"]
-    facts = [f"{pe['method']} on {result['model']}", f"keys rotated: {pe['rotates_at'].replace('_', ' ')}"]
+    pe, usage = result.pe, result.usage
+    facts = [f"{pe['method']} on {result.model}", f"keys rotated: {pe['rotates_at'].replace('_', ' ')}"]
     if pe["effective_rope_theta"]:
         facts.append(f"theta {pe['effective_rope_theta']:,.0f}")
     if pe["attention_factor"] != 1:
         facts.append(f"attention factor {pe['attention_factor']:.4g}")
     facts.append(f"hash {pe['frequency_hash']}")
-    facts.append(f"{usage['prompt_tokens']} + {usage['completion_tokens']} tokens, {result['finish_reason']}")
-    if timings["decode_s"] > 0 and usage["completion_tokens"] > 1:
-        facts.append(f"{(usage['completion_tokens'] - 1) / timings['decode_s']:.0f} tokens/s")
+    facts.append(f"{usage.prompt_tokens} + {usage.completion_tokens} tokens, {result.finish_reason}")
+    if result.timings.decode_s > 0 and usage.completion_tokens > 1:
+        facts.append(f"{(usage.completion_tokens - 1) / result.timings.decode_s:.0f} tokens/s")
     return " · ".join(facts)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import httpx
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from service.cli.client import Refused, connected, stream
+from service.cli.client import connected
 from service.cli.options import Encodings, ModelName, Server, encodings, lengths
 from service.cli.terminal import fail, printable, stderr, stdout
-
-if TYPE_CHECKING:
-    from service.evaluation.results import PerplexityResult
+from service.client import PerplexityResult, Ropeway
+from service.client import Progress as Scored
 
 Files = Annotated[
     list[str] | None,
@@ -60,7 +58,7 @@ def perplexity(  # noqa: PLR0913 - one argument per option
     for path in plots or []:
         check_plot(path)
     names, texts = _documents(files or [])
-    body = {
+    request = {
         "input": texts,
         "methods": encodings(pe, check=server is None),
         "lengths": lengths(lengths_),
@@ -71,7 +69,7 @@ def perplexity(  # noqa: PLR0913 - one argument per option
         "model": model if server else None,
     }
     with connected(server, model) as client:
-        result = sweep(client, {name: value for name, value in body.items() if value is not None})
+        result = sweep(client, request)
     for document, name in zip(result.documents, names, strict=False):
         document.name = name
     _print(result, as_json, as_csv)
@@ -80,27 +78,24 @@ def perplexity(  # noqa: PLR0913 - one argument per option
         stderr.print(f"saved {path}", markup=False, soft_wrap=True)
 
 
-def sweep(client: httpx.Client, body: dict[str, Any]) -> PerplexityResult:
+def sweep(client: Ropeway, request: dict[str, Any]) -> PerplexityResult:
     """Run one ``POST /perplexity`` with a progress bar.
 
     Raises:
-        Refused: when the server answers with an error.
+        RopewayError: when the server answers with an error.
     """
-    from service.evaluation.results import PerplexityResult
-
     columns = (
         *(SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()),
         *(TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()),
     )
     with Progress(*columns, console=stderr, transient=True) as progress:
         task = progress.add_task("waiting", total=None)
-        for name, data in stream(client, "/perplexity", body):
-            if name == "progress":
-                done, total = data["tokens_done"], data["tokens_total"]
-                progress.update(task, completed=done, total=total, description=data["label"])
-            elif name == "result":
-                return PerplexityResult.model_validate(data)
-    raise Refused("the server sent no result")
+
+        def show(scored: Scored) -> None:
+            done, total = scored.tokens_done, scored.tokens_total
+            progress.update(task, completed=done, total=total, description=scored.label)
+
+        return client.perplexity(**request, on_progress=show)
 
 
 def print_table(result: PerplexityResult) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 import traceback
 from typing import Annotated
 
 import typer
 
-from service.cli.server import StartFailed, StartWatch, configure_logging, settings_with
+from service.cli.server import StartFailed, StartWatch, settings_with
 from service.cli.terminal import fail
+from service.engine import THREAD_NAME
 from service.settings import Settings
 
 
@@ -32,8 +35,16 @@ def serve(
         fail(str(error))
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn raises the signal again once it has shut down: a stop that was asked for is a success.
-        signal.signal(number, lambda *_: sys.exit(0))
+        signal.signal(number, lambda *_: _end())
     _run(settings)
+
+
+def _end() -> None:
+    """Exit with 0. Python would wait at its end for a thread that hangs in a step, or crash on it."""
+    if any(thread.name == THREAD_NAME for thread in threading.enumerate()):
+        sys.stderr.flush()
+        os._exit(0)
+    sys.exit(0)
 
 
 def _assignments(items: list[str]) -> dict[str, str]:
@@ -51,24 +62,34 @@ def _run(settings: Settings) -> None:
     import uvicorn
 
     from patches import UnsupportedModel
+    from service import logs
+    from service.api.access import InvalidKeyFile
+    from service.api.draining import DrainingServer
     from service.app import create_app
     from service.models.loading import ModelLoadError
+    from service.tracing import TracingUnavailable
 
-    configure_logging(settings.log_level)
-    app = StartWatch(create_app(settings))
+    try:
+        app = create_app(settings)
+    except (InvalidKeyFile, TracingUnavailable) as error:
+        fail(str(error))
+    logs.configure(settings.log_level, settings.log_format, libraries=True)
+    watch = StartWatch(app)
     config = uvicorn.Config(
-        app,
+        watch,
         host=settings.host,
         port=settings.port,
+        log_config=None,
         log_level=settings.log_level,
+        access_log=False,  # the service logs every request itself, with its id
         lifespan="on",
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
+        timeout_graceful_shutdown=1,  # after the drain nothing is left to wait for but clients that do not read
     )
     try:
-        uvicorn.Server(config).run()
+        DrainingServer(config, app, settings.shutdown_grace_s).run()
     except SystemExit:
-        if app.error is None:  # stopped by a signal, or the port is taken, which uvicorn has said
+        if watch.error is None:  # stopped by a signal, or the port is taken, which uvicorn has said
             raise
-        if not isinstance(app.error, ModelLoadError | UnsupportedModel):
-            traceback.print_exception(app.error)
-        fail(str(app.error))
+        if not isinstance(watch.error, ModelLoadError | UnsupportedModel):
+            traceback.print_exception(watch.error)
+        fail(str(watch.error))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from service import logs
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def local_server(settings: Settings) -> Iterator[str]:
 
     from service.app import create_app
 
-    configure_logging("error")
+    logs.configure("error")
     # transformers' manager warns when it is stopped before its first request: no news in a shell command.
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     app = StartWatch(create_app(settings))
@@ -96,14 +96,3 @@ def local_server(settings: Settings) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
-
-
-def configure_logging(level: str) -> None:
-    """The service's own log on stderr, from ``level`` up."""
-    import structlog
-
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        # Looked up at every line: whoever replaces the stream must not leave a closed one behind.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
-    )

@@ -243,7 +243,7 @@ class _SlottedInputs(ContinuousBatchingIOs):
         the most new tokens, then the longest."""
         for future, tokens in zip(self.requests_in_batch, self.tokens_in_batch, strict=True):
             future.state.position_offset -= future.query_length
-            pass
+            future.state.tokens_to_process = tokens
         return max(self.requests_in_batch, key=lambda future: (future.query_length, future.state.position_offset))
 
     def prepare_again(self, without: FutureRequestState) -> None:

@@ -71,6 +71,9 @@ class PerplexityRequest(BaseModel):
         "auto", description="BOS at the start of every window; `auto` does what the tokenizer does."
     )
     stream: bool = Field(False, description="Server-sent events: progress, then the result.")
+    timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
+        None, description="Seconds until it is given up with 504; the server's maximum when absent."
+    )
 
     @model_validator(mode="after")
     def _parameters_of_the_protocol(self) -> Self:

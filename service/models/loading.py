@@ -10,6 +10,8 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from patches import Patched
+from service.models import architecture
 from service.settings import Settings
 
 DEMO = Path(__file__).parent / "demo"
@@ -37,6 +39,7 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
         ModelLoadError: when the checkpoint is absent or of a kind that cannot be loaded.
     """
     device = torch.device(device_of(settings))
+    architecture.register()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=settings.revision)
         model = AutoModelForCausalLM.from_pretrained(
@@ -68,21 +71,20 @@ def dtype_of(settings: Settings, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.dtype]
 
 
-def cache_bytes_per_token(model: PreTrainedModel) -> int:
-    """Bytes that keys and values of one token take over all layers."""
-    config = model.config.get_text_config()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return int(2 * config.num_hidden_layers * kv_heads * head_dim * model.dtype.itemsize)
+def cache_bytes_per_token(patch: Patched) -> int:
+    """Bytes that keys and values of one token take over all layers, as they reach the attention."""
+    heads, width = patch.cached
+    config = patch.model.config.get_text_config()
+    return int(2 * config.num_hidden_layers * heads * width * patch.model.dtype.itemsize)
 
 
-def cache_tokens(model: PreTrainedModel, settings: Settings) -> int:
+def cache_tokens(patch: Patched, settings: Settings) -> int:
     """Tokens of paged cache: as configured, else 70 % of the accelerator's free memory or a fixed CPU share.
 
     Raises:
         ModelLoadError: when what is configured exceeds free memory.
     """
-    per_token = cache_bytes_per_token(model)
+    model, per_token = patch.model, cache_bytes_per_token(patch)
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
     else:

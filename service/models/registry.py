@@ -10,6 +10,7 @@ from typing import Any
 
 from patches import Method, Patched, patched
 from service.engine.engine import Engine, EngineLimits
+from service.metrics import EngineMetrics, Metrics
 from service.models.loading import Checkpoint, cache_tokens, load, sources
 from service.settings import Settings
 
@@ -61,7 +62,8 @@ class ServedModel:
 class ModelRegistry:
     """Loads, patches and starts every configured model; ``close`` undoes all of it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+        self._metrics = metrics or Metrics()
         self._stack = ExitStack()
         self._models: dict[str, ServedModel] = {}
         self._grace_s = settings.shutdown_grace_s
@@ -74,17 +76,19 @@ class ModelRegistry:
 
     def _add(self, checkpoint: Checkpoint, settings: Settings) -> None:
         model = checkpoint.model
+        patch = self._stack.enter_context(patched(model))
         limits = EngineLimits(
-            cache_tokens=cache_tokens(model, settings),
+            cache_tokens=cache_tokens(patch, settings),
             score_tokens=settings.score_tokens,
             page_size=settings.page_size,
             max_batch_tokens=settings.max_batch_tokens,
             max_requests_per_batch=min(settings.max_requests_per_batch, settings.max_batch_tokens),
             max_queue=settings.max_queue,
+            max_queue_tokens=settings.max_queue_tokens,
+            stall_timeout_s=settings.stall_timeout_s,
             prefix_sharing=settings.prefix_sharing,
         )
-        patch = self._stack.enter_context(patched(model))
-        engine = Engine(patch, limits, _eos_token_ids(model))
+        engine = Engine(patch, limits, _eos_token_ids(model), EngineMetrics(self._metrics, checkpoint.name))
         self._stack.callback(engine.stop, self._grace_s)
         longest = settings.max_length or limits.cache_tokens
         self._models[checkpoint.name] = ServedModel(
@@ -116,6 +120,11 @@ class ModelRegistry:
         wanted = method.variant is not None and getattr(method, "use_variant", True)
         name = model.variants.get(method.variant or "") if wanted else None
         return self._models.get(name, model) if name else model
+
+    def stop(self) -> None:
+        """End the generation threads now and fail what they were doing. Blocks for a step; safe to repeat."""
+        for served in self:
+            served.engine.stop(grace_s=0.0)
 
     def close(self) -> None:
         """Stop the engines and restore the models."""

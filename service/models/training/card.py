@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from service.models.training.corpus import DocumentRecord
-from service.models.training.shape import KINDS, ROTARY, VARIANTS, Preset, served_name
+from service.models.training.shape import KINDS, PRESETS, SHIPPED, Preset, encoding_of, served_name
 from service.models.training.train import LogEntry
 
 TABLE_START, TABLE_END = "<!-- table:start -->", "<!-- table:end -->"
@@ -34,7 +34,7 @@ LIMITS = """## Limits
   corpus carries the language and the prejudices of its time.
 - Effects of context extension are real here, their sizes are not those of large models: attention over
   {context} tokens of a model this small uses little more than the last sentences.
-- One seed, one run; of the hyper-parameters only two learning rates were compared. Differences of a few
+- One seed, one run; {search}. Differences of a few
   per cent between the models are within what another seed may give.
 - Weights are stored in float16; the losses above were measured before rounding.
 """
@@ -88,7 +88,10 @@ def write_card(facts: Facts, path: Path) -> None:
     """Write the card to ``path``; a table that an earlier card holds is kept."""
     table = _table_in(path.read_text(encoding="utf-8")) if path.exists() else "Not measured yet."
     sections = [_about(facts), _data(facts), _training(facts), _evaluation(facts), _length_section(table)]
-    limits = LIMITS.format(context=facts.preset.context)
+    search = "of the hyper-parameters only two learning rates were compared"
+    if not _ships(facts):
+        search = "no hyper-parameter was searched for this model"
+    limits = LIMITS.format(context=facts.preset.context, search=search)
     path.write_text(HEADER + "\n" + "\n".join([*sections, limits]), encoding="utf-8")
 
 
@@ -115,19 +118,24 @@ def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
+def _ships(facts: Facts) -> bool:
+    return facts.kind in KINDS and facts.preset == PRESETS[SHIPPED]
+
+
 def _about(facts: Facts) -> str:
-    preset = facts.preset
-    if facts.kind == ROTARY:
-        encoding = "rotary position embedding (theta 10000)"
-    else:
-        encoding = f"`{VARIANTS[facts.kind]}` instead of rotary position embedding, by Ropeway's own patch"
+    preset, encoding = facts.preset, encoding_of(facts.kind)
     twins = ", ".join(f"`{served_name(kind)}`" for kind in KINDS if kind != facts.kind)
+    origin = f"""It ships inside Ropeway as a
+demo model. Its twin {twins} has the same shape, data, tokenizer, initial weights, data order, steps and
+seed; only the positional encoding differs."""
+    if not _ships(facts):
+        origin = f"""It was made by
+`make train-demo FAMILY={facts.kind}`. With the same options every other family has the same shape, data, tokenizer,
+initial weights, data order and seed; only the positional encoding differs."""
     return f"""# {served_name(facts.kind)}
 
 A Llama-shaped language model of {facts.parameters / 1e6:.2f}M parameters with {encoding}, trained from scratch at a
-context of **{preset.context} tokens**, so that extending the context shows on a laptop. It ships inside Ropeway as a
-demo model. Its twin {twins} has the same shape, data, tokenizer, initial weights, data order, steps and
-seed; only the positional encoding differs.
+context of **{preset.context} tokens**, so that extending the context shows on a laptop. {origin}
 
 Shape: {preset.layers} layers, hidden size {preset.hidden_size}, {preset.heads} heads of {preset.head_dim} dimensions,
 {preset.kv_heads} key-value heads, feed-forward {preset.intermediate_size}, tied embeddings, byte-level BPE of
@@ -172,11 +180,18 @@ cosine to a tenth, gradients clipped at 1.0; {facts.steps:,} steps of
 {facts.seconds / 60:.0f} minutes at {speed:,.0f} tokens/s on
 {facts.hardware}; {facts.threads} thread(s).
 
-To repeat it: `make train-demo ARGS="all --corpus DIR --tokens {facts.tokens}"`.
+To repeat it: `{_command(facts)}`.
 
 Losses in nats per token.
 
 {curve}"""
+
+
+def _command(facts: Facts) -> str:
+    if _ships(facts):
+        return f'make train-demo ARGS="all --corpus DIR --tokens {facts.tokens}"'
+    preset = next((name for name, preset in PRESETS.items() if preset == facts.preset), "NAME")
+    return f'make train-demo FAMILY={facts.kind} PRESET={preset} CORPUS=DIR ARGS="--tokens {facts.tokens}"'
 
 
 def _evaluation(facts: Facts) -> str:

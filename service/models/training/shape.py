@@ -1,19 +1,23 @@
 """The demo models' shape, their configurations and the folder they are stored in.
 
-One RoPE model, and a variant for every encoding that is trained for: equal in shape, data and seed,
-different only in what ``config.position_encoding`` says.
+One RoPE model, a variant for every encoding that is trained for, and on request one of every other family: equal in
+shape, data and seed, different only in their positions.
 """
 
 from __future__ import annotations
 
+import copy
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from patches import METHODS
+from service.models import architecture
+from service.models.architecture import RopewayDemoConfig, RopewayDemoForCausalLM
 
 Model = LlamaForCausalLM
 BASE = "ropeway-demo"
@@ -21,6 +25,14 @@ ROTARY = "rope"
 VARIANTS = {method.variant: name for name, method in METHODS.items() if method.variant is not None}
 """Kind of training -> the encoding method that it is trained with."""
 KINDS = (ROTARY, *VARIANTS)
+"""The models that ship."""
+REPARAMETERIZED: dict[str, dict[str, Any]] = {
+    "nope": {"position_encoding": {"method": "none"}},
+    "rope_theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+}
+"""Families that take no more than another configuration of a Llama."""
+FAMILIES = (*KINDS, *REPARAMETERIZED, *architecture.FAMILIES)
+"""All that can be trained."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +55,15 @@ class Preset:
 PRESETS = {
     "cpu": Preset(192, 4, 4, 2, 64, 448, 2048, 256, batch=8, learning_rate=1.5e-3, tokens=12_000_000),
     "gpu": Preset(256, 6, 4, 2, 64, 704, 2048, 256, batch=256, learning_rate=3e-3, tokens=400_000_000),
+    "small": Preset(128, 3, 4, 2, 32, 320, 2048, 256, batch=8, learning_rate=2e-3, tokens=4_000_000),
     "tiny": Preset(32, 2, 2, 1, 16, 64, 320, 32, batch=8, learning_rate=5e-3, tokens=5_000),
 }
-"""``tiny`` is for tests; ``gpu`` has more than twice the parameters of ``cpu``."""
+"""``tiny`` is for tests; ``small`` trains in about ten minutes on one thread, to compare families; ``gpu`` has more
+than twice the parameters of ``cpu``."""
+
+
+SHIPPED = "cpu"
+"""The preset of the models that ship."""
 
 
 def served_name(kind: str) -> str:
@@ -53,8 +71,9 @@ def served_name(kind: str) -> str:
 
 
 def model_config(kind: str, preset: Preset, vocab_size: int, bos_token_id: int, eos_token_id: int) -> LlamaConfig:
-    """Configuration of the model of ``kind``; the RoPE model names its variants, each variant its encoding."""
-    config = LlamaConfig(
+    """Configuration of the model of ``kind``; the RoPE model names its variants, the others what they have instead."""
+    own: dict[str, Any] = {"position_family": kind} if kind in architecture.FAMILIES else {}
+    config = (RopewayDemoConfig if own else LlamaConfig)(
         vocab_size=vocab_size,
         hidden_size=preset.hidden_size,
         num_hidden_layers=preset.layers,
@@ -69,18 +88,35 @@ def model_config(kind: str, preset: Preset, vocab_size: int, bos_token_id: int, 
         bos_token_id=bos_token_id,
         eos_token_id=eos_token_id,
         pad_token_id=eos_token_id,
+        **own,
     )
     if kind == ROTARY:
         config.position_encoding_variants = {variant: served_name(variant) for variant in VARIANTS}
-    else:
+    elif kind in VARIANTS:
         config.position_encoding = {"method": VARIANTS[kind]}
+    for name, value in REPARAMETERIZED.get(kind, {}).items():
+        setattr(config, name, value)
     return config
 
 
+def encoding_of(kind: str) -> str:
+    """What ``kind`` has for positions, in words for its card."""
+    if kind in architecture.FAMILIES:
+        return architecture.FAMILIES[kind]
+    rope: dict[str, Any] = {"rope_theta": 10_000.0} | REPARAMETERIZED.get(kind, {}).get("rope_parameters", {})
+    instead = REPARAMETERIZED.get(kind, {}).get("position_encoding", {}).get("method", VARIANTS.get(kind))
+    if instead is None:
+        return f"rotary position embedding (theta {rope['rope_theta']:.0f})"
+    return f"`{instead}` instead of rotary position embedding, by Ropeway's own patch"
+
+
 def new_model(config: LlamaConfig, seed: int, device: torch.device) -> Model:
-    """Freshly initialized weights; the same seed gives every kind the same ones."""
+    """Freshly initialized weights; the same seed gives every kind the same ones, whatever it has besides."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(copy.deepcopy(config))  # it notes there which attention it runs
+    if isinstance(config, RopewayDemoConfig):
+        shared, model = model.state_dict(), RopewayDemoForCausalLM(config)
+        model.load_state_dict(shared, strict=False)
     torch.nn.Module.to(model, device)
     return model
 
@@ -88,7 +124,7 @@ def new_model(config: LlamaConfig, seed: int, device: torch.device) -> Model:
 def save_folder(model: Model, tokenizer_folder: Path, folder: Path) -> None:
     """Write weights in float16, configurations and tokenizer as one Hugging Face folder."""
     config = model.config
-    half = LlamaForCausalLM(LlamaConfig.from_dict(config.to_dict()))
+    half = type(model)(type(config).from_dict(config.to_dict()))
     half.load_state_dict(model.state_dict())
     half.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id

@@ -1,0 +1,40 @@
+"""A Ropeway server from Python: ``Ropeway`` and ``AsyncRopeway``, with typed answers, retries and one exception.
+
+Importing this loads no model library. An encoding in the short form (``"yarn:4"``) is read with the tables of
+``patches``, which load torch the first time; an encoding as a dict needs nothing.
+"""
+
+from __future__ import annotations
+
+from service.api.answers import (
+    GenerateResponse,
+    MethodInfo,
+    ModelInfo,
+    PrefillProgress,
+    Ready,
+    Result,
+    ResultEnd,
+    TextDelta,
+)
+from service.client.asynchronous import AsyncRopeway
+from service.client.errors import RopewayError
+from service.client.events import StreamEvent
+from service.client.synchronous import Ropeway
+from service.evaluation.results import PerplexityResult, Progress
+
+__all__ = [
+    "AsyncRopeway",
+    "GenerateResponse",
+    "MethodInfo",
+    "ModelInfo",
+    "PerplexityResult",
+    "PrefillProgress",
+    "Progress",
+    "Ready",
+    "Result",
+    "ResultEnd",
+    "Ropeway",
+    "RopewayError",
+    "StreamEvent",
+    "TextDelta",
+]

@@ -1,0 +1,96 @@
+"""Everything that can go wrong between a client and its server, as one exception."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+from httpx_sse import SSEError
+
+SENT_AGAIN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
+"""Connections that failed before an answer came. A read that timed out is not among them: the work may go on."""
+
+
+class RopewayError(Exception):
+    """A refusal or a failure. ``status`` is None where no answer came or it failed after it had begun.
+
+    ``code`` and ``param`` are the server's (``connection_error``, ``timeout``, ``incomplete_answer`` and
+    ``invalid_answer`` are the client's own), ``retry_after`` the seconds after which the server would be asked again,
+    ``request_id`` what the server's log knows the request by. ``transient`` says whether asking again makes sense.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        transient: bool = False,
+    ) -> None:
+        super().__init__(message if param is None or param in message else f"{param}: {message}")
+        headers = headers or {}
+        self.status, self.code, self.param, self.message = status, code, param, message
+        self.retry_after = _seconds(headers.get("retry-after"))
+        self.request_id = headers.get("x-request-id")
+        self.transient = {"true": True, "false": False}.get(headers.get("x-should-retry", ""), transient)
+
+
+def refusal(response: httpx.Response) -> RopewayError:
+    """The error in a response that has been read."""
+    status = response.status_code
+    given: dict[str, Any] = {"status": status, "headers": response.headers, "transient": status in (429, 503)}
+    try:
+        return _error(response.json()["error"], **given)
+    except (ValueError, KeyError, TypeError):
+        message = f"{response.request.url} answered {status} {response.reason_phrase}"
+        return RopewayError(message, **given)
+
+
+def in_stream(error: Any, response: httpx.Response) -> RopewayError:
+    """The error that an event carries."""
+    try:
+        return _error(error, headers=response.headers)
+    except (KeyError, TypeError):
+        return RopewayError("the server ended the answer with an error", headers=response.headers)
+
+
+def incomplete(response: httpx.Response | None = None) -> RopewayError:
+    message = "the server ended the answer before it was complete"
+    return RopewayError(message, code="incomplete_answer", headers=None if response is None else response.headers)
+
+
+@contextmanager
+def translated(server: httpx.URL | str) -> Iterator[None]:
+    """Raises what httpx raises inside as a ``RopewayError``."""
+    try:
+        yield
+    except SSEError as error:
+        raise RopewayError(f"no event stream from {server}: {error}", code="invalid_answer") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        code = "timeout" if isinstance(error, httpx.TimeoutException) else "connection_error"
+        message = f"no answer from {server}: {error or type(error).__name__}"
+        raise RopewayError(message, code=code, transient=isinstance(error, SENT_AGAIN)) from error
+
+
+def _error(fields: dict[str, Any], **given: Any) -> RopewayError:
+    return RopewayError(str(fields["message"]), code=fields.get("code"), param=fields.get("param"), **given)
+
+
+def _seconds(text: str | None) -> float | None:
+    """``Retry-After`` in seconds, from a number or a date; None for anything else."""
+    if not text:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return None
