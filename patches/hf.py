@@ -187,9 +187,8 @@ class Patched:
         first = batch.segments[0]
         recipe = self._recipe(first.slot, index)
         whole = len(batch.segments) == 1 and first.query == slice(0, query.shape[2])
-        if whole and held < first.q_stop and recipe.recipe.kept is not None and layer.own is CAUSAL:
-            # Keys that no query reaches any more have left the cache; the first ones stayed.
-            head = recipe.recipe.kept[0]
+        head = _head(recipe, layer, held, first.q_stop)
+        if whole and head is not None:
             attended = fused.attend(query, key, value, recipe, batch, layer, q_start=first.q_start, head=head)
             return attended.transpose(1, 2).contiguous()
         columns = padded_keys(batch, held)
@@ -224,10 +223,11 @@ class Patched:
         """Sequences one after another in a single row; the layer's cache says where each one's keys end."""
         new, held = batch.shared(("lengths", key_edges.data_ptr()), lambda: packed_lengths(batch, key_edges))
         parts = zip(batch.segments, query.split(new, 2), key.split(held, 2), value.split(held, 2), strict=True)
-        attended = [
-            fused.attend(q, k, v, self._recipe(segment.slot, index), batch, layer, q_start=segment.q_start)
-            for segment, q, k, v in parts
-        ]
+        attended = []
+        for segment, q, k, v in parts:
+            recipe = self._recipe(segment.slot, index)
+            head = _head(recipe, layer, k.shape[2], segment.q_stop) or 0
+            attended.append(fused.attend(q, k, v, recipe, batch, layer, q_start=segment.q_start, head=head))
         return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
     @contextmanager
@@ -257,11 +257,16 @@ class Patched:
                 setattr(module, switch, False)
                 self._temperatures[module.layer_idx] = temperature  # type: ignore[index]
 
+    def kept(self, resolved: ResolvedRecipe) -> tuple[int, int] | None:
+        """(first, last) keys that any later query can reach under ``resolved``; None: caches keep every key."""
+        # A layer that attends to everything, or that counts the cache's tokens, would miss what is dropped.
+        alike = set(self.roles.values()) <= {"slots"} and not self._chunks
+        return resolved.recipe.kept if alike else None
+
     def evict(self, cache: Any, slot: int) -> None:
         """Free what no later query of the sequence in ``cache`` can reach under ``slot``; most encodings reach all."""
-        kept = self.slots[slot].recipe.kept
-        # A layer that attends to everything, or that counts the cache's tokens, would miss what is dropped.
-        if kept is not None and set(self.roles.values()) <= {"slots"}:
+        kept = self.kept(self.slots[slot])
+        if kept is not None:
             evict(cache.layers, *kept)
 
     # The hook
@@ -292,6 +297,13 @@ class Patched:
             mask = self._padding if padding_mask is None else padding_mask
             self._batch = padded_batch(rows, self._positions, None if mask is None or bool(mask.all()) else mask)
         return self._batch
+
+
+def _head(resolved: ResolvedRecipe, layer: Layer, held: int, q_stop: int) -> int | None:
+    """How many first keys stayed where keys behind them, which no query reaches, have left the cache; None: all are
+    there, or the layer keeps a window of its own."""
+    kept = resolved.recipe.kept if held < q_stop and layer.own is CAUSAL else None
+    return None if kept is None else kept[0]
 
 
 def _chunked_layers(config: Any) -> dict[int, int]:

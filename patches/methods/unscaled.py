@@ -14,7 +14,10 @@ from patches.schedule import UnscaledSchedule
 
 class Default(FrequencyMethod):
     summary: ClassVar[str] = "The encoding the checkpoint was trained with (plain RoPE unless it ships a scaling)."
-    use: ClassVar[str] = "The baseline: what the checkpoint does on its own."
+    use: ClassVar[str] = (
+        "The baseline: what the checkpoint does on its own. With rope_theta, plain RoPE at another base "
+        "(Code Llama: 1e6)."
+    )
     avoid: ClassVar[str] = "Reading past the trained length."
     reach: ClassVar[str] = "L0"
     evidence: ClassVar[str] = "Llama-2-7B, PG19: 7.87 at 4k, over 100 at 8k (arXiv:2402.17463, table 1)."

@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from patches import RopeGeometry, geometry_of, parse, resolve
 from tests import oracles
+from tests.methods import Fields
 from tests.models import ROPE_THETA, TRAINED_LENGTH, tiny_config, tiny_model
 
 LONGEST = 4 * TRAINED_LENGTH
@@ -92,6 +93,41 @@ def test_default_is_the_checkpoints_own_scaling(name: str, length: int) -> None:
     inv_freq, factor = transformers_answer(config, length)
     assert resolved.inv_freq == pytest.approx(inv_freq, rel=3e-7, abs=0)
     assert resolved.attention_factor == pytest.approx(factor, rel=1e-9)
+
+
+NATIVE: dict[str, Fields] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED_LENGTH},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": TRAINED_LENGTH,
+    },
+}
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("name", ["yarn", "linear", "ntk"])
+def test_a_factor_is_relative_to_the_length_before_any_scaling(native: str, name: str) -> None:
+    """A checkpoint that ships four times its trained length: a request's schedule replaces that, on the same length."""
+    shipped = geometry_of(tiny_model("llama", NATIVE[native], max_position_embeddings=4 * TRAINED_LENGTH)[1])
+    plain = geometry_of(tiny_model("llama", max_position_embeddings=TRAINED_LENGTH)[1])
+    request = parse({"method": name, "factor": 8.0})
+    assert shipped.original_max_position_embeddings == plain.original_max_position_embeddings == TRAINED_LENGTH
+    assert resolve(request, shipped, 100) == resolve(request, plain, 100)
+    assert resolve(parse({"method": "default"}), shipped, 100) != resolve(parse({"method": "default"}), plain, 100)
+
+
+def test_a_position_map_stands_on_the_checkpoints_own_schedule() -> None:
+    shipped = geometry_of(tiny_model("llama", NATIVE["llama3"], max_position_embeddings=4 * TRAINED_LENGTH)[1])
+    own, plain = parse({"method": "self_extend"}), parse({"method": "self_extend", "base": {"method": "default"}})
+    native = resolve(parse({"method": "default"}), shipped, 100)
+    assert resolve(own, shipped, 100).inv_freq == native.inv_freq
+    assert resolve(plain, shipped, 100).inv_freq == native.inv_freq, "default means the checkpoint's own here too"
+    unscaled = {"method": "default", "rope_theta": ROPE_THETA}
+    assert resolve(parse({"method": "self_extend", "base": unscaled}), shipped, 100).inv_freq != native.inv_freq
 
 
 @pytest.mark.parametrize(("family", "rotary_dim"), [("gpt_neox", 4), ("stablelm", 8)])
