@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -72,6 +73,7 @@ class Patched:
         self.slots = self._slot_table()
         self.probe: Probe | None = None
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._layers = int(text_config(model).num_hidden_layers)
         self._chunks = _chunked_layers(text_config(model))
         self._temperatures: dict[int, AttentionTemperature] = {}
         self._positions = torch.zeros(1, 1, dtype=torch.long)
@@ -83,8 +85,12 @@ class Patched:
         return resolve(method, self.geometry, length)
 
     def describe(self, method: Method, length: int) -> dict[str, Any]:
-        """The echo of ``method`` for this model and a reserved length of ``length`` tokens."""
-        return describe(method, self.geometry, length)
+        """The echo of ``method`` for this model and a reserved length of ``length`` tokens.
+
+        ``layers`` counts those under it, those with a rotary type of their own and those that never rotate.
+        """
+        layers: dict[str, int] = dict(Counter(self.roles.values())) or {"slots": self._layers}
+        return describe(method, self.geometry, length) | {"layers": layers}
 
     def _slot_table(self) -> SlotTable:
         native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
@@ -332,7 +338,9 @@ def _measure(patch: Patched) -> None:
     Raises:
         UnsupportedModel: when it rotates in a way that the seams cannot carry.
     """
-    tokens = torch.zeros(1, TOKENS, dtype=torch.long, device=patch.model.device)
+    # Several tokens: the embedding of a padding token is zero in many models, and zero does not turn.
+    vocab_size = int(text_config(patch.model).vocab_size)
+    tokens = torch.linspace(1, vocab_size - 1, TOKENS, device=patch.model.device).long()[None]
     pairs = patch.geometry.rotary_dim // 2
 
     def run(chosen: torch.Tensor, others: torch.Tensor) -> dict[int, torch.Tensor]:

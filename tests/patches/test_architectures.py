@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from patches import encode, patched
+from patches import encode, parse, patched
 from tests import architectures
 from tests.methods import Fields
 from tests.models import EAGER_ONLY, FAMILIES, tiny_model, tiny_tokens
@@ -38,6 +38,20 @@ def test_mixed_rows_from_a_cache(family: str) -> None:
     for row, expected in enumerate(alone):
         assert relative(mixed[row, mask[row].bool()], expected) < TOLERANCE, REQUESTS[row]
     assert relative(swapped, alone[1]) > 0.01, "a row with another row's encoding must show"
+
+
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [
+        ("llama", {"slots": 2}),
+        ("gemma3", {"own": 2, "slots": 2}),
+        ("llama4", {"slots": 3, "never": 1}),
+        ("gpt2", {"slots": 2}),
+    ],
+)
+def test_the_echo_says_which_layers_an_encoding_reaches(family: str, layers: dict[str, int]) -> None:
+    with patched(tiny_model(family)[1]) as patch:
+        assert patch.describe(parse({"method": "default"}), 32)["layers"] == layers
 
 
 def test_the_table_of_the_docs_is_what_was_measured() -> None:

@@ -47,8 +47,10 @@ def models() -> dict[str, PreTrainedModel]:
     return made
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "dynamic") for name in MODELS), ("grouped_heads", "static"), ("sliding_window", "static")],
+)
 @pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
 def test_a_cache_gives_what_one_pass_gives(
     fields: Fields, kind: str, name: str, models: dict[str, PreTrainedModel]

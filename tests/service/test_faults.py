@@ -273,8 +273,9 @@ async def test_a_failed_step_keeps_no_memory(checkpoints: Path) -> None:
             await finish(engine, [2, 3, 4] * 40, 6)
         del processor.model_runner._sample
         assert held[0]() is None
-        assert not processor.cache.holders
-        assert not processor.scheduler.active_requests
+        async with asyncio.timeout(10):  # the thread tells of the failure before it has tidied up
+            while processor.cache.holders or processor.scheduler.active_requests:
+                await asyncio.sleep(0.01)
         assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
 
 

@@ -17,7 +17,7 @@ from tests.service.conftest import TEXT
 
 ENCODINGS = [
     {"method": "default"},
-    {"method": "none", "attention_temperature": 1.2},
+    {"method": "none", "attention_temperature": {"kind": "constant", "multiplier": 1.2, "rotated_only": False}},
     {"method": "linear", "factor": 4},
     {"method": "ntk", "factor": 4},
     {"method": "dynamic", "factor": 2},

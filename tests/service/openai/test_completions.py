@@ -261,11 +261,9 @@ def test_a_client_that_leaves_ends_its_scoring(http: httpx.Client) -> None:
     assert (load["scoring"], load["waiting"], load["slots_in_use"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    "body", [{"max_tokens": 1000}, {"prompt": [[7] * 4000] * 8, **SCORING}], ids=["text", "scores"]
-)
+@pytest.mark.parametrize("body", [{"max_tokens": 50}, SCORING], ids=["text", "scores"])
 def test_a_deadline_ends_the_work(http: httpx.Client, body: dict[str, Any]) -> None:
-    reply = http.post("/v1/completions", json={"prompt": [7], "timeout_s": 0.1, **body})
+    reply = http.post("/v1/completions", json={"prompt": [[7] * 4000] * 8, "timeout_s": 0.1, **body})
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert reply.headers["x-should-retry"] == "false"
 

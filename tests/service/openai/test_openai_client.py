@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,15 @@ class Sent:
 
     def __init__(self) -> None:
         self.requests: list[httpx2.Request] = []
+        self._at: dict[int, Callable[[], None]] = {}
+
+    def at(self, count: int, then: Callable[[], None]) -> None:
+        """Call ``then`` when request number ``count`` is about to be sent."""
+        self._at[count] = then
 
     def __call__(self, request: httpx2.Request) -> None:
         self.requests.append(request)
+        self._at.pop(len(self.requests), lambda: None)()
 
 
 @pytest.fixture(scope="module")
@@ -186,13 +192,13 @@ def test_a_full_queue_is_retried_until_there_is_room(small_url: str) -> None:
         assert caught.value.code == "queue_full"
         assert int(caught.value.response.headers["retry-after"]) >= 1
         assert len(sent.requests) == 1
-        timer = threading.Timer(0.3, release.set)
-        timer.start()
+        # Room comes only after a second refusal, however slow the machine is.
+        sent.at(3, release.set)
         got = client.with_options(max_retries=5).completions.create(model="tiny", prompt=[5], max_tokens=2, seed=1)
         assert got.usage is not None
         assert got.usage.completion_tokens in (1, 2)
         assert len(sent.requests) >= 3, "it was refused at least once more, and came back"
-        for thread in (*threads, timer):
+        for thread in threads:
             thread.join()
 
 
