@@ -15,6 +15,7 @@ from service import errors, tracing
 from service.api import generate, health, methods, metrics, openai, perplexity
 from service.api.access import AccessControl, ApiKeys
 from service.api.admission import TokenRate
+from service.api.answers import failures
 from service.api.limits import BodyLimit
 from service.api.scope import RequestScope, Traffic
 from service.metrics import Metrics
@@ -51,10 +52,11 @@ def create_app(settings: Settings) -> FastAPI:
     _add_layers(app, settings)
     errors.install(app)
     tracing.install(app, settings)
-    for group in (generate, perplexity, openai, methods, health):
-        app.include_router(group.router)
+    for group in (generate, perplexity, openai, methods):
+        app.include_router(group.router, responses=failures())
+    app.include_router(health.router, responses=failures([503]))
     if settings.metrics_port is None:
-        app.include_router(metrics.router)
+        app.include_router(metrics.router, responses=failures([]))
     return app
 
 

@@ -52,6 +52,11 @@ def compose() -> dict[str, Any]:
     return document
 
 
+def ours() -> dict[str, dict[str, Any]]:
+    """The compose services that run the image of this repository."""
+    return {name: service for name, service in compose()["services"].items() if "build" in service}
+
+
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run at the repository root, free of the variables that a ``make`` around the tests exports."""
     exported = re.compile(r"MAKE|MFLAGS$|(PYTHON|VENV|PIP_FLAGS|ARGS|HADOLINT)$")
@@ -224,13 +229,13 @@ def ready_server(request: pytest.FixtureRequest) -> Iterator[int]:
 class TestHealthcheck:
     def commands(self) -> list[list[str]]:
         image = next(rest for keyword, rest in instructions() if keyword == "HEALTHCHECK")
-        services = [service["healthcheck"]["test"] for service in compose()["services"].values()]
+        services = [service["healthcheck"]["test"] for service in ours().values()]
         assert {test[0] for test in services} == {"CMD"}
         return [json.loads(image.split("CMD", 1)[1]), *(test[1:] for test in services)]
 
     def test_image_and_compose_ask_the_same(self) -> None:
         first, *others = self.commands()
-        assert others == [first] * len(compose()["services"])
+        assert others == [first] * len(ours())
 
     @pytest.mark.parametrize(("ready_server", "healthy"), [(200, True), (503, False)], indirect=["ready_server"])
     def test_tells_ready_from_not_ready_behind_a_proxy(self, ready_server: int, healthy: bool) -> None:
@@ -273,18 +278,17 @@ class TestCompose:
 
     @pytest.mark.parametrize("name", ["ropeway", "ropeway-cpu"])
     def test_every_path_written_to_is_mounted(self, name: str) -> None:
-        (volume,) = compose()["volumes"]
-        mounts = compose()["services"][name]["volumes"]
-        assert f"{volume}:/cache" in mounts
+        assert "hub-cache" in compose()["volumes"]
+        assert "hub-cache:/cache" in compose()["services"][name]["volumes"]
         environment = next(rest for keyword, rest in instructions() if keyword == "ENV" and "HF_HOME" in rest)
         paths = [value for value in shlex.split(environment.replace("=", " ")) if value.startswith("/")]
         assert paths
         assert [path for path in paths if not path.startswith(("/cache", "/tmp"))] == []
 
     def test_every_ropeway_variable_is_a_setting(self) -> None:
-        names = {name for service in compose()["services"].values() for name in service["environment"]}
-        ours = {name.removeprefix("ROPEWAY_").lower() for name in names if name.startswith("ROPEWAY_")}
-        assert ours - Settings.model_fields.keys() == set()
+        names = {name for service in ours().values() for name in service["environment"]}
+        settings = {name.removeprefix("ROPEWAY_").lower() for name in names if name.startswith("ROPEWAY_")}
+        assert settings - Settings.model_fields.keys() == set()
 
 
 class TestSettingsExample:

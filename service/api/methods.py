@@ -59,7 +59,7 @@ async def frequencies(
     return _resolved(name, request, model, length)[0]
 
 
-@router.get("/methods/{name}/frequencies.png", response_class=Response)
+@router.get("/methods/{name}/frequencies.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
 async def frequencies_png(name: str, request: Request, model: str | None = None, length: Length = None) -> Response:
     """The same as a picture: wavelengths before and after, and the stretch of each pair.
 

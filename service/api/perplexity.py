@@ -148,20 +148,26 @@ async def recent(result_id: str, request: Request) -> PerplexityResult:
     return results.get(result_id)
 
 
-@router.get("/perplexity/{result_id}/table.csv", response_class=Response)
+@router.get(
+    "/perplexity/{result_id}/table.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}}
+)
 async def table(result_id: str, request: Request) -> Response:
     """One row per method and length."""
     return Response(perplexity_csv(request.app.state.results.get(result_id)), media_type="text/csv")
 
 
-@router.get("/perplexity/{result_id}/plot.png", response_class=Response)
+@router.get(
+    "/perplexity/{result_id}/plot.png", response_class=Response, responses={200: {"content": {"image/png": {}}}}
+)
 async def plot_png(result_id: str, request: Request) -> Response:
     """Perplexity against length as a picture."""
     png = await run_in_threadpool(perplexity_png, request.app.state.results.get(result_id))
     return Response(png, media_type="image/png")
 
 
-@router.get("/perplexity/{result_id}/plot.html", response_class=Response)
+@router.get(
+    "/perplexity/{result_id}/plot.html", response_class=Response, responses={200: {"content": {"text/html": {}}}}
+)
 async def plot_html(result_id: str, request: Request) -> Response:
     """Perplexity against length as an interactive page without outside resources."""
     html = await run_in_threadpool(perplexity_html, request.app.state.results.get(result_id))

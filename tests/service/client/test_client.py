@@ -145,7 +145,8 @@ class TestStream:
 
 def break_after(tokens: int, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Lets every generation fail after so many tokens; the list has one entry for each that has begun."""
-    whole, starts = Engine.generate, []
+    whole = Engine.generate
+    starts: list[None] = []
 
     async def breaks(self: Engine, *args: Any, **kwargs: Any) -> AsyncIterator[Generation]:
         starts.append(None)
@@ -160,12 +161,11 @@ def break_after(tokens: int, monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 class TestPerplexity:
-    REQUEST: dict[str, Any] = {"methods": ["default", {"method": "ntk", "factor": 2}], "lengths": [32, 64]}
-
     def test_gives_the_routes_numbers_and_its_progress(self, ropeway: Ropeway, client: httpx.Client) -> None:
         progress: list[Progress] = []
-        result = ropeway.perplexity(TEXT[:900], **self.REQUEST, on_progress=progress.append)
-        body = {"input": TEXT[:900], **self.REQUEST, "methods": [{"method": "default"}, self.REQUEST["methods"][1]]}
+        ntk = {"method": "ntk", "factor": 2}
+        result = ropeway.perplexity(TEXT[:900], methods=["default", ntk], lengths=[32, 64], on_progress=progress.append)
+        body = {"input": TEXT[:900], "methods": [{"method": "default"}, ntk], "lengths": [32, 64]}
         raw = client.post("/perplexity", json=body).json()
         numbers = [[at_length.perplexity for at_length in method.lengths] for method in result.methods]
         assert numbers == [[at_length["perplexity"] for at_length in method["lengths"]] for method in raw["methods"]]

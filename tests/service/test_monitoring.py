@@ -1,0 +1,132 @@
+"""What Prometheus is told to read and Grafana to show, against the metrics of the live server."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+import service
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = Path(service.__file__).parent / "monitoring"
+DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana/dashboards/ropeway.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+VARIABLES = DASHBOARD["templating"]["list"]
+QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+ADDED_BY_PROMETHEUS = {"job", "instance"}
+
+
+@pytest.fixture(scope="module")
+def metrics(server: str) -> dict[str, set[str]]:
+    """Names that can be queried, with the labels of those that have samples."""
+    body = {"prompt": [5, 6, 7], "pe": {"method": "yarn", "factor": 2}, "max_new_tokens": 4}
+    httpx.post(f"{server}/generate", json=body).raise_for_status()
+    httpx.post(f"{server}/perplexity", json={"input": [5, 6, 7] * 20, "lengths": [32]}, timeout=60).raise_for_status()
+    httpx.get(f"{server}/nowhere")
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{server}/metrics").text):
+        found |= {family.name + ending: set() for ending in ENDINGS.get(family.type, ())}
+        for sample in family.samples:
+            found[sample.name] = set(sample.labels)
+    return found
+
+
+def names(query: str) -> set[str]:
+    return set(re.findall(r"\b(?:ropeway|process)_\w+", query))
+
+
+def labels(query: str) -> set[str]:
+    """Labels that a query selects or groups by."""
+    grouped = [name.strip() for group in re.findall(r"\bby \(([^)]*)\)", query) for name in group.split(",")]
+    return {*grouped, *re.findall(r'(\w+)(?:=~|!~|!=|=)"', query)}
+
+
+def test_the_reading_itself() -> None:
+    query = 'sum by (le, a) (rate(ropeway_x_bucket{b=~"$m",c="d"}[$__rate_interval]))'
+    assert (names(query), labels(query)) == ({"ropeway_x_bucket"}, {"le", "a", "b", "c"})
+
+
+@pytest.mark.parametrize("query", [*QUERIES, *(variable["definition"] for variable in VARIABLES)])
+def test_what_a_panel_asks_for_exists(query: str, metrics: dict[str, set[str]]) -> None:
+    asked = names(query)
+    assert asked
+    assert asked <= metrics.keys()
+    known = set().union(*(metrics[name] for name in asked))
+    if known:  # a counter of what has never happened has no samples
+        assert labels(query) - ADDED_BY_PROMETHEUS <= known
+    for left, right in ("()", "{}", "[]"):
+        assert query.count(left) == query.count(right)
+
+
+def test_every_metric_of_ours_has_a_panel(metrics: dict[str, set[str]]) -> None:
+    shown = set().union(*map(names, QUERIES))
+    ours = {name for name in metrics if name.startswith("ropeway_")}
+    ending = re.compile(r"_(bucket|sum|count|created|total)$")
+    assert {ending.sub("", name) for name in ours} - {ending.sub("", name) for name in shown} == set()
+
+
+def test_every_variable_is_one_of_the_dashboard() -> None:
+    builtin = {"__rate_interval", "__range"}
+    used = {name for query in QUERIES for name in re.findall(r"\$(\w+)", query)}
+    assert used - builtin == {variable["name"] for variable in VARIABLES}
+
+
+def test_panels_are_told_apart_and_do_not_overlap() -> None:
+    everything = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in everything}) == len(everything)
+    taken: set[tuple[int, int]] = set()
+    for panel in everything:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+
+
+def test_prometheus_reads_the_services_of_the_compose_file() -> None:
+    (job,) = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
+    assert job["job_name"] == "ropeway"
+    ours = [(name, service["environment"]["ROPEWAY_PORT"]) for name, service in COMPOSE.items() if "build" in service]
+    assert job["static_configs"] == [{"targets": [f"{name}:{port}" for name, port in ours]}]
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    provisioning = MONITORING / "grafana/provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    asked = {panel["datasource"]["uid"] for panel in PANELS}
+    asked |= {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]}
+    assert asked | {variable["datasource"]["uid"] for variable in VARIABLES} == {source["uid"]}
+    (provider,) = yaml.safe_load((provisioning / "dashboards/ropeway.yml").read_text())["providers"]
+    mounts = [mount.split(":") for mount in COMPOSE["grafana"]["volumes"]]
+    assert [source for source, target, *_ in mounts if target == provider["options"]["path"]] == [
+        f"./{(MONITORING / 'grafana/dashboards').relative_to(ROOT)}"
+    ]
+
+
+@pytest.mark.parametrize("name", ["prometheus", "grafana"])
+def test_monitoring_is_started_on_demand_and_stays_on_this_machine(name: str) -> None:
+    service = COMPOSE[name]
+    assert service["profiles"] == ["monitoring"]
+    assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", service["image"])
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert "env_file" not in service, "the settings of the server, its keys among them, are not theirs"
+    for mount in service["volumes"]:
+        source, _, *mode = mount.split(":")
+        if source.startswith("."):
+            assert (ROOT / source).exists()
+            assert mode == ["ro"]
+
+
+def test_nobody_looks_without_a_login() -> None:
+    assert COMPOSE["grafana"]["environment"]["GF_AUTH_ANONYMOUS_ENABLED"] == "${GRAFANA_ANONYMOUS:-false}"
