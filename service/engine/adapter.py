@@ -1,8 +1,8 @@
 """The one adapter around transformers' continuous batching. Every reach into its insides is in this file.
 
 Written against transformers 5.23. It adds to the manager: slots in ``position_ids``, a prefix cache that never
-crosses encodings or tenants, sampling from each request's own noise, long work interleaved between steps, a
-heartbeat, and steps in which running out of memory costs one request.
+crosses encodings or tenants, pages given back once no later query reaches them, sampling from each request's own
+noise, long work interleaved between steps, a heartbeat, and steps in which running out of memory costs one request.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION, FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.continuous_api import (
     BackgroundThreadStatus,
     ContinuousBatchingManager,
@@ -24,6 +25,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from patches import Batch, Patched, encode, packed_batch
 from service.engine import THREAD_NAME
@@ -31,6 +33,7 @@ from service.engine.interleave import Interleaved
 from service.engine.memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.request import EngineRequest
 from service.engine.sampling import sample
+from service.engine.window import Window
 
 
 class EncodingManager(ContinuousBatchingManager):
@@ -55,6 +58,7 @@ class EncodingManager(ContinuousBatchingManager):
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
         self.heartbeat = time.monotonic()
         self._abandoned = False
+        self._step_tokens = max_batch_tokens
         config = ContinuousBatchingConfig(
             page_size=page_size,
             num_blocks=-(-cache_tokens // page_size),
@@ -62,7 +66,7 @@ class EncodingManager(ContinuousBatchingManager):
             max_requests_per_batch=max_requests_per_batch,
             max_memory_percent=1.0,  # the budget is ours: num_blocks is already measured against free memory
             allow_block_sharing=prefix_sharing,
-            safety_margin=0.0,  # admission reserves a request's whole length, so decoding never runs out
+            safety_margin=0.0,  # admission reserves all that a request ever holds, so decoding never runs out
             auto_switch_to_flash=False,
             # CUDA graphs replay without running Python, and so would replay one batch's segments for another.
             use_cuda_graph=False,
@@ -85,6 +89,10 @@ class EncodingManager(ContinuousBatchingManager):
         vocab_size = int(self.model.config.get_text_config().vocab_size)
         token_bits = (vocab_size - 1).bit_length()
         _adopt(processor.cache, _EncodingCache, requests=self.requests, numbers={}, holders={}, token_bits=token_bits)
+        _adopt(processor.scheduler, _WindowedScheduler)
+        whole = processor.cache.cache_allocators.get(FULL_ATTENTION)
+        if whole is not None:
+            _adopt(whole, _WindowedAllocator, requests=self.requests, windows={}, dropped={}, turns=iter(()))
         return processor
 
     def start(self) -> None:
@@ -165,6 +173,16 @@ class EncodingManager(ContinuousBatchingManager):
             self.output_router.result_handlers.pop(request_id, None)
         self.requests.pop(request_id, None)
 
+    def tokens_held(self, kept: tuple[int, int] | None, length: int) -> int:
+        """The most tokens of cache that a generation of ``length`` tokens ever holds, by pages, when queries reach
+        the ``kept`` (first, last) keys only; None reaches all."""
+        if kept is None:
+            return length
+        window = Window(*kept, self.continuous_batching_config.page_size)
+        held = window.tokens_held(length, self._step_tokens)
+        sliding = getattr(self.model.config.get_text_config(), "sliding_window", None) or 0
+        return max(held, min(length, sliding))  # layers that slide by themselves keep their own window
+
     def tokens_in_cache(self) -> tuple[int, int]:
         """(tokens in use, tokens the cache holds), by pages."""
         processor = self.batch_processor
@@ -232,6 +250,9 @@ class _SlottedInputs(ContinuousBatchingIOs):
             sequences.append((slot, future.state.position_offset, future.query_length))
         self.arguments = arguments
         self.tokens_in_batch = [future.state.tokens_to_process for future in requests_in_batch]
+        windowed = _windowed(self.cache)
+        if windowed is not None:
+            windowed.turns = iter([future.state.request_id for future in requests_in_batch])
         super().prepare_batch_tensors(requests_in_batch, **arguments)
         self.batch = packed_batch(sequences)
         tokens = self.total_seqlen_q
@@ -270,6 +291,22 @@ class _EncodingCache(PagedAttentionCache):
     holders: dict[str, object]
     token_bits: int
 
+    def can_store_request_tokens(self, state: RequestState, request_len: int, dry_run: bool = False) -> bool:
+        windowed = _windowed(self)
+        if windowed is not None:
+            windowed.drop(state.request_id, state.current_len())
+        return super().can_store_request_tokens(state, request_len, dry_run)
+
+    def most_read(self, state: RequestState) -> int | None:
+        """Most tokens that the next step of one request reads, per layer; None where that is all of them."""
+        windowed = _windowed(self)
+        window = None if windowed is None else windowed.window_of(state.request_id)
+        if window is None:
+            return self._infer_read_cache_limit()
+        past = state.current_len()
+        sliding = [a.get_seqlen_k(past, 0) for a in self.cache_allocators.values() if a is not windowed]
+        return max(window.tokens_read(past), *sliding, 0)
+
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         salted = self._salted(request_id, prompt_ids)
         found = 0 if salted is None else super().search_prefix_match(request_id, salted)
@@ -279,8 +316,9 @@ class _EncodingCache(PagedAttentionCache):
         return found
 
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
-        if not complete_blocks:
-            return
+        windowed = _windowed(self)
+        if not complete_blocks or (windowed is not None and windowed.dropped.get(state.request_id)):
+            return  # a hash stands for every token before it: after a gap there is none
         salted = self._salted(state.request_id, state.initial_tokens + state.generated_tokens)
         if salted is not None:
             super().mark_complete_blocks(_TokensOf(state, salted), complete_blocks)  # type: ignore[arg-type]
@@ -310,6 +348,84 @@ class _EncodingCache(PagedAttentionCache):
             self.numbers[request.cache_key] = number
         self.holders[request.request_id] = request.cache_key
         return number
+
+
+def _windowed(cache: PagedAttentionCache) -> _WindowedAllocator | None:
+    """The allocator of the layers that attend to everything, if the model has such layers."""
+    return cache.cache_allocators.get(FULL_ATTENTION)  # type: ignore[return-value]
+
+
+class _WindowedAllocator(FullAttentionCacheAllocator):
+    """Gives back pages from the middle of a request's cache: those that no later query reaches.
+
+    A block table then holds the pages of the first tokens, and behind them those of the last. To the base class
+    the sequence is ``dropped`` pages shorter, everything behind the first tokens standing that much earlier.
+    """
+
+    requests: dict[str, EngineRequest]
+    windows: dict[str, Window]
+    dropped: dict[str, int]
+    turns: Iterator[str]
+
+    def window_of(self, request_id: str) -> Window | None:
+        """What the request keeps, or None for everything. Remembered until its blocks are free: it may be
+        cancelled in the middle of a step."""
+        request = self.requests.get(request_id)
+        if request_id not in self.windows and request is not None and request.kept is not None:
+            self.windows[request_id] = Window(*request.kept, self.tokens_per_page)
+        return self.windows.get(request_id)
+
+    def drop(self, request_id: str, position: int) -> None:
+        """Give back what no query from ``position`` on reaches. Blocks that were hashed stay for prefix sharing."""
+        window = self.window_of(request_id)
+        if window is None:
+            return
+        dropped, table = window.dropped(position), self.block_table.get(request_id, [])
+        gap = slice(window.head_pages, window.head_pages + dropped - self.dropped.get(request_id, 0))
+        self.pool.free_blocks(self.index, [block for block in table[gap] if self.ledger.release(block)])
+        del table[gap]
+        self.dropped[request_id] = dropped
+
+    def _place(self, request_id: str, position: int) -> int:
+        return position - self.dropped.get(request_id, 0) * self.tokens_per_page
+
+    def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
+        return super().needs_new_blocks(request_id, self._place(request_id, past_length), query_length)
+
+    def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
+        super().allocate_cache_to_request(request_id, self._place(request_id, past_length), query_length)
+
+    def get_write_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
+        return super().get_write_indices(request_id, self._place(request_id, past_length), query_length)
+
+    def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
+        indices = super().get_read_indices(request_id, self._place(request_id, past_length), query_length)
+        if self.dropped.get(request_id):
+            window = self.windows[request_id]
+            del indices[window.first : window.head_pages * self.tokens_per_page]  # their page stays, they are not read
+        return indices
+
+    def get_seqlen_k(self, past_length: int, query_length: int) -> int:
+        """Asked for once per request of a batch, in its order and without its name: ``turns`` has the names."""
+        window = self.windows.get(next(self.turns, ""))
+        return query_length + (past_length if window is None else window.tokens_read(past_length))
+
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        super().free_blocks(request_id, no_cache)
+        self.windows.pop(request_id, None)
+        self.dropped.pop(request_id, None)
+
+
+class _WindowedScheduler(FIFOScheduler):
+    """Counts what a step reads of a request's cache, and not all that the request has ever seen: that may be
+    more than the cache holds, and the request would never be scheduled again."""
+
+    cache: _EncodingCache
+
+    def _infer_request_tokens(self, state: RequestState, *args: Any) -> list[int]:
+        tokens = super()._infer_request_tokens(state, *args)
+        self.cache.read_cache_limit = self.cache.most_read(state)  # read right after this, for this request
+        return tokens
 
 
 class _TokensOf:

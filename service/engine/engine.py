@@ -1,6 +1,6 @@
 """One model's engine: asyncio on one side, the generation thread on the other.
 
-A generation reserves its whole length, takes a slot, and streams tokens; leaving the stream early
+A generation reserves all that it will ever hold, takes a slot, and streams tokens; leaving the stream early
 cancels it. Long work (scoring) runs on the same thread in short steps. A thread that dies or stalls fails
 what was running and is replaced, with a clean cache.
 """
@@ -174,6 +174,7 @@ class Engine:
                     sampling,
                     eos_token_ids=self.eos_token_ids,
                     on_prefill=None if on_prefill is None else _threadsafe(on_prefill),
+                    kept=self.patch.kept(resolved),
                 )
                 async with aclosing(self._outputs(manager, request)) as outputs:
                     async for output in outputs:
@@ -186,15 +187,20 @@ class Engine:
         finally:
             self.metrics.finished(method.method, generation, reason, time.perf_counter() - created)
 
+    def tokens_held(self, resolved: ResolvedRecipe, length: int) -> int:
+        """The most tokens of cache that a generation of ``length`` tokens ever holds."""
+        return self._manager.tokens_held(self.patch.kept(resolved), length)
+
     @asynccontextmanager
     async def _admitted(
         self, resolved: ResolvedRecipe, length: int, ticket: Ticket | None
     ) -> AsyncIterator[tuple[int, EncodingManager]]:
+        tokens = self.tokens_held(resolved, length)
         if ticket is None:
-            self.generations.check(length)
-            (ticket,) = self.generations.enter([length])
+            self.generations.check(tokens)
+            (ticket,) = self.generations.enter([tokens])
         with ticket:
-            ticket.resize(length)
+            ticket.resize(tokens)
             await ticket.granted.wait()
             manager = self._alive_manager()
             slot = self.patch.slots.acquire(resolved)
