@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     page_size: int = Field(32, ge=4, description="Tokens per page of the cache.")
     max_batch_tokens: Count = Field(1024, description="Most tokens in one forward; longer prompts prefill in chunks.")
     max_requests_per_batch: Count = Field(128, description="Most requests that decode together.")
-    score_chunk: Count = Field(512, description="Tokens per chunk of scoring, between two generation steps.")
+    score_chunk: Count = Field(512, description="Most tokens per chunk of scoring, between two generation steps.")
     prefix_sharing: bool = Field(True, description="Reuse cached prefixes of requests with the same encoding.")
 
     api_keys: HashedKeys = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from service.evaluation.protocols import Window
 from service.evaluation.results import DocumentInfo, MethodResult, PerplexityResult, Progress, Protocol
 from service.evaluation.scoring import Nll, token_nll
 from service.evaluation.statistics import Scored, length_result, position_buckets
+from service.shorthand import to_shorthand
 
 
 class Subject(NamedTuple):
@@ -111,13 +112,19 @@ def evaluate(plan: Plan, subjects: Sequence[Subject]) -> Generator[Progress, Non
 
 def label_of(method: Method) -> str:
     """Short name for tables and legends: the method and the parameters that were set."""
+    given = method.model_dump(exclude_unset=True)
     chosen = method.model_dump(exclude={"method"}, exclude_defaults=True)
-    shown = [
-        f"{name}={value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else f"{name}={value}"
-        for name, value in chosen.items()
-        if not isinstance(value, tuple)
-    ]
+    shown = [f"{name}={_shown(given[name])}" for name in chosen if not isinstance(given[name], tuple)]
     return f"{method.method}({', '.join(shown)})" if shown else method.method
+
+
+def _shown(value: Any) -> str:
+    """A parameter's value: an encoding in its short form, a temperature by its kind and numbers."""
+    if isinstance(value, Mapping):
+        if "method" in value:
+            return to_shorthand(value)
+        return " ".join([str(value.get("kind", "")), *(_shown(v) for k, v in value.items() if k != "kind")]).strip()
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _evaluate_method(plan: Plan, subject: Subject, label: str) -> Generator[int, None, MethodResult]:

@@ -58,6 +58,21 @@ def chunk_length(wanted: int, vocab_size: int) -> int:
     return max(16, min(wanted, LOGITS_BYTES // (4 * vocab_size)))
 
 
+FULL_CHUNK_CONTEXT = 512
+"""Tokens before a chunk up to which it has its full length."""
+
+
+def bounded(chunk: int, context: int, device: torch.device) -> int:
+    """Tokens of a chunk after ``context`` others: the pairs that it attends to stay bounded, since a request that
+    comes meanwhile waits for all of it. Chunks depend on nothing else, and so do their rounding errors.
+
+    An accelerator takes a full chunk at any context in milliseconds, and small ones would starve it.
+    """
+    if device.type != "cpu":
+        return chunk
+    return max(min(16, chunk), min(chunk, chunk * (FULL_CHUNK_CONTEXT + chunk) // (context + chunk)))
+
+
 def token_scores(
     patch: Patched, token_ids: Sequence[int], slot: int, chunk: int, *, top: int | None = None, with_next: bool = False
 ) -> Generator[int, None, TokenScores]:
@@ -75,8 +90,9 @@ def token_scores(
     scores = TokenScores.empty(inputs, min(top or 0, vocab_size))
     ids = torch.tensor(token_ids, device=device)
     cache = None
-    for start in range(0, inputs, chunk):
-        stop = min(start + chunk, inputs)
+    start = stop = 0
+    while (start := stop) < inputs:
+        stop = min(start + bounded(chunk, start, device), inputs)
         position_ids = encode(torch.arange(start, stop, device=device), slot)[None]
         with torch.no_grad():
             output = model(

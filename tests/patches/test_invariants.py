@@ -43,7 +43,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 @pytest.fixture(scope="module")
 def models() -> Iterator[dict[str, Patched]]:
     """Patched once: hypothesis draws many batches for each."""
-    sizes = {"max_position_embeddings": TRAINED, "num_hidden_layers": 1}
+    sizes: Fields = {"max_position_embeddings": TRAINED, "num_hidden_layers": 1}
     contexts = {}
     for name, (family, overrides) in MODELS.items():
         model = tiny_model(family, attn_implementation="sdpa", **sizes, **overrides)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ TOLERANCE = 2e-5
 LENGTHS = [90, 33, 1, 64, 12, 100, 47, 5]
 """On both sides of the trained 64, one a single token, one equal to the trained length."""
 
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "gpt_neox": {},
     "cohere": {},
@@ -98,7 +99,7 @@ def sixteen(pairs: int, batch: int, whole_head: bool) -> list[Fields]:
 
 def kinds(recipes: list[ResolvedRecipe]) -> set[str]:
     """What the recipes of a batch have between them."""
-    found = set()
+    found: set[str] = set()
     for resolved in recipes:
         recipe = resolved.recipe
         found.add(resolved.rotates_at)
@@ -164,7 +165,7 @@ def other_model(name: str) -> PreTrainedModel:
     if name != "t5":
         return tiny_model(name, attn_implementation="sdpa" if name in ("gpt2", "opt") else "eager")[1]
     architecture.register()
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    sizes: Fields = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     config = architecture.RopewayDemoConfig(
         position_family="t5",
         vocab_size=VOCAB_SIZE,
@@ -175,7 +176,8 @@ def other_model(name: str) -> PreTrainedModel:
     )
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     randomise(model, 0)
-    return model.eval()
+    model.eval()
+    return model
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -204,9 +206,9 @@ def test_other_families_refuse_what_they_cannot_carry_and_mix_the_rest(name: str
         alone = [logits_of(model, row[None], slot)[0] for row, slot in zip(tokens, slots, strict=True)]
         padded, packed = batched(model, tokens, slots), packed_logits(model, patch, tokens, slots)
     assert len(set(slots)) > 12
-    for row in range(16):
-        assert relative(padded[row], alone[row]) < TOLERANCE, asked[row]
-        assert relative(packed[row], alone[row]) < TOLERANCE, asked[row]
+    for index, expected in enumerate(alone):
+        assert relative(padded[index], expected) < TOLERANCE, asked[index]
+        assert relative(packed[index], expected) < TOLERANCE, asked[index]
 
 
 def spread(requests: list[Fields], count: int) -> list[Fields]:
@@ -286,13 +288,14 @@ def test_generate_carries_the_slots_of_a_batch() -> None:
     tokens = prompts()
     ids, mask, positions = left_padded(tokens)
     options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    generate: Any = model.generate
     with patched(model) as patch:
         slots = [slot_of(patch, fields, len(row) + 8) for fields, row in zip(eight(8, 4), tokens, strict=True)]
         encoded = encode(positions, torch.tensor(slots)[:, None])
-        mixed = model.generate(ids, attention_mask=mask, position_ids=encoded, **options)[:, -8:]
+        mixed = generate(ids, attention_mask=mask, position_ids=encoded, **options)[:, -8:]
         for row, slot, result in zip(tokens, slots, mixed, strict=True):
             position_ids = encode(torch.arange(len(row)), slot)[None]
-            alone = model.generate(row[None], position_ids=position_ids, **options)[0, -8:]
+            alone = generate(row[None], position_ids=position_ids, **options)[0, -8:]
             assert torch.equal(result, alone)
 
 

@@ -31,7 +31,7 @@ class Largest(TorchDispatchMode):
     """Elements and name of the largest tensor that an operation returned. Views of what was there do not count."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.elements, self.operation = 0, ""
 
     def __torch_dispatch__(
@@ -68,7 +68,8 @@ def relative_model(name: str, sizes: dict[str, Any]) -> PreTrainedModel:
         position_family=name, vocab_size=128, intermediate_size=32, max_position_embeddings=TRAINED, **sizes
     )
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def largest(model: PreTrainedModel, fields: Fields) -> Largest:
@@ -76,7 +77,8 @@ def largest(model: PreTrainedModel, fields: Fields) -> Largest:
     tokens = tiny_tokens(1, LENGTH)
     with patched(model) as patch:
         slot = slot_of(patch, fields, LENGTH)
-        with Largest() as seen:
+        seen = Largest()
+        with seen:
             logits_of(model, tokens, slot)
     return seen
 
@@ -102,7 +104,7 @@ def test_a_bias_per_head_is_bounded_per_head(name: str) -> None:
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
 def test_layers_without_a_fused_kernel_are_bounded_too(family: str) -> None:
     """Their scores are in the open, one block at a time; a sink is one more column."""
-    sizes = {"num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16, "num_hidden_layers": 2}
+    sizes: Fields = {"num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16, "num_hidden_layers": 2}
     model = tiny_model(family, **sizes)[1]
     for fields in ({"method": "default"}, {"method": "self_extend", "group_size": 64, "neighbor_window": 16}):
         seen = largest(model, fields)
