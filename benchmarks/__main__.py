@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from benchmarks import evidence
 from benchmarks.timing import write
 
 NAMES = (
@@ -19,6 +20,7 @@ NAMES = (
     "method_cost",
     "method_table",
     "dynamic_consistency",
+    "load",
 )
 """``gpu_suite`` is a command of its own: ``python -m benchmarks.gpu_suite``."""
 
@@ -28,24 +30,33 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 def main(
     names: Annotated[list[str] | None, typer.Argument(help=f"Any of: {', '.join(NAMES)}; all when absent.")] = None,
     quick: Annotated[bool, typer.Option(help="A few rounds only: does it run, not what does it measure.")] = False,
-    record: Annotated[bool, typer.Option(help="Write the tables into benchmarks/RESULTS.md.")] = False,
+    record: Annotated[
+        bool, typer.Option(help="Write the tables into benchmarks/RESULTS.md and docs/evidence.md.")
+    ] = False,
+    clients: Annotated[int, typer.Option(min=1, help="load: clients at once.")] = 200,
+    seconds: Annotated[float, typer.Option(min=1, help="load: how long they go on.")] = 180,
     list_only: Annotated[bool, typer.Option("--list", help="Print what there is.")] = False,
 ) -> None:
     """Measure Ropeway against plain transformers; prints tables of ratios."""
     unknown = sorted(set(names or ()) - set(NAMES))
     if unknown:
         raise typer.BadParameter(f"no benchmark {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+    shown = False
     for name in names or NAMES:
         module = importlib.import_module(f"benchmarks.{name}")
         if list_only:
             typer.echo(f"{name:18} {(module.__doc__ or '').splitlines()[0]}")
             continue
-        report = module.run(quick=quick)
+        options: dict[str, Any] = {"clients": clients, "seconds": seconds} if name == "load" else {}
+        report = module.run(quick=quick, **options)
         if quick:
             report.notes.append("a quick run: its ratios are preliminary")
         report.print()
         if record:
             write(report, RESULTS)
+            shown |= name in evidence.SOURCES
+    if shown:
+        evidence.update()
 
 
 if __name__ == "__main__":

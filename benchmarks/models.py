@@ -58,7 +58,8 @@ def llama(**changes: Any) -> LlamaConfig:
 def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """Float32 weights with columns of unit length on average: attention far from uniform, logits far from ties."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.eval().requires_grad_(False)
     for weight in model.parameters():
         if weight.ndim == 2:
             weight.normal_(std=weight.shape[-1] ** -0.5)
@@ -151,4 +152,5 @@ def native(model: PreTrainedModel, encoding: dict[str, Any]) -> PreTrainedModel 
     rotary = type(model.model.rotary_emb)(config)  # its frequencies are no part of the state
     twin.model.rotary_emb = rotary.to(model.device)
     twin.generation_config = model.generation_config
-    return twin.eval().requires_grad_(False)
+    served: PreTrainedModel = twin.eval().requires_grad_(False)
+    return served

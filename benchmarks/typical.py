@@ -33,8 +33,8 @@ def typical(geometry: RopeGeometry, reach: int = REACH) -> dict[str, Fields]:
         "resonance": {"base": yarn},
         "clipped_rope": {"n": max(2, 20 * pairs // 64)},  # published: 20 of 64
         "t5_bias": {"relative_attention_bias": _falling(32, geometry.num_attention_heads)},
-        # Windows are a quarter of the trained length. Self-Extend's authors advise to use half of what its group
-        # size reaches.
+        # Windows are a quarter of the trained length. Self-Extend's authors advise to use half to two thirds of what
+        # a group size reaches, which is why it is twice the extension.
         "self_extend": {"group_size": 2 * reach, "neighbor_window": max(1, trained // 4)},
         "leaky_rerope": {"scaling_factor": 1.5 * whole},
         "dpe": {"group_factors": [2 * reach, 4 * reach], "neighbor_window": max(1, trained // 4)},
