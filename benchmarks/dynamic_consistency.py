@@ -16,7 +16,7 @@ from benchmarks.models import SHARED
 from benchmarks.scoring_equality import finish, text
 from benchmarks.timing import Report
 from patches import Method, Patched, parse
-from patches.probe import formatted
+from patches.model.probe import formatted
 from service.evaluation.perplexity import evaluate
 from service.evaluation.planning import plan_of
 from service.evaluation.plots import perplexity_png

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from patches.batch import Batch, packed_batch
-from patches.distances import effective_distance
-from patches.geometry import UnsupportedModel, geometry_of
-from patches.method import Method
-from patches.recipe import Recipe, ResolvedRecipe, RopeGeometry
+from patches.encoding.distances import effective_distance
+from patches.encoding.method import Method
+from patches.encoding.recipe import Recipe, ResolvedRecipe, RopeGeometry
+from patches.model.batch import Batch, packed_batch
+from patches.model.geometry import UnsupportedModel, geometry_of
+from patches.model.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
 from patches.registry import METHODS, PositionEncoding, describe, describe_methods, examples, parse, resolve
-from patches.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
 
 if TYPE_CHECKING:
-    from patches.hf import Patched, patched
+    from patches.model.hf import Patched, patched
 
 __all__ = [
     "MAX_POSITION",
@@ -48,7 +48,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("patched", "Patched"):
-        from patches import hf
+        from patches.model import hf
 
         return getattr(hf, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

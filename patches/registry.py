@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from patches.method import FrequencyMethod, Method
+from patches.encoding.method import FrequencyMethod, Method
+from patches.encoding.recipe import ResolvedRecipe, RopeGeometry
 from patches.methods.absolute import (
     Learned,
     LearnedHierarchical,
@@ -17,32 +18,32 @@ from patches.methods.absolute import (
     Sinusoidal,
     SinusoidalInterpolation,
 )
-from patches.methods.alibi import Alibi
-from patches.methods.by_parts import DynamicYarn, NtkByParts, Yarn, YarnPaper
-from patches.methods.clipped_rope import ClippedRope
-from patches.methods.custom import Custom
-from patches.methods.dpe import Dpe
+from patches.methods.biases.alibi import Alibi
+from patches.methods.biases.kerple import KerpleLog, KerplePower
+from patches.methods.biases.sandwich import Sandwich
+from patches.methods.biases.t5_bias import T5Bias
 from patches.methods.drope import Drope
-from patches.methods.dual_chunk import DualChunk
-from patches.methods.kerple import KerpleLog, KerplePower
-from patches.methods.linear import DynamicLinear, Linear
-from patches.methods.llama3 import Llama3
-from patches.methods.lm_infinite import LmInfinite
-from patches.methods.longrope import LongRope
-from patches.methods.mrrope import MrRopeProgressive, MrRopeUniform, TailSpline
-from patches.methods.ntk import DynamicNtk, Ntk
-from patches.methods.proportional import Proportional
+from patches.methods.frequencies.by_parts import DynamicYarn, NtkByParts, Yarn, YarnPaper
+from patches.methods.frequencies.clipped_rope import ClippedRope
+from patches.methods.frequencies.custom import Custom
+from patches.methods.frequencies.default import Default
+from patches.methods.frequencies.linear import DynamicLinear, Linear
+from patches.methods.frequencies.llama3 import Llama3
+from patches.methods.frequencies.longrope import LongRope
+from patches.methods.frequencies.mrrope import MrRopeProgressive, MrRopeUniform, TailSpline
+from patches.methods.frequencies.ntk import DynamicNtk, Ntk
+from patches.methods.frequencies.proportional import Proportional
+from patches.methods.frequencies.resonance import Resonance
+from patches.methods.frequencies.su_ntk import NtkFixed, NtkMixed
+from patches.methods.none import NoPositions
+from patches.methods.position_maps.dpe import Dpe
+from patches.methods.position_maps.dual_chunk import DualChunk
+from patches.methods.position_maps.rerope import LeakyReRope, ReRope
+from patches.methods.position_maps.self_extend import SelfExtend
+from patches.methods.position_maps.string import String
 from patches.methods.relative import Shaw, TransformerXL
-from patches.methods.rerope import LeakyReRope, ReRope
-from patches.methods.resonance import Resonance
-from patches.methods.sandwich import Sandwich
-from patches.methods.self_extend import SelfExtend
-from patches.methods.streaming import Streaming
-from patches.methods.string import String
-from patches.methods.su_ntk import NtkFixed, NtkMixed
-from patches.methods.t5_bias import T5Bias
-from patches.methods.unscaled import Default, NoPositions
-from patches.recipe import ResolvedRecipe, RopeGeometry
+from patches.methods.windows.lm_infinite import LmInfinite
+from patches.methods.windows.streaming import Streaming
 
 FREQUENCIES: dict[str, type[FrequencyMethod]] = {
     "default": Default,

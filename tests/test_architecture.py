@@ -17,7 +17,7 @@ from tests.methods import OTHER_ROWS, RELATIVE_ROWS, ROWS
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TRANSFORMERS_IN_PATCHES = {"patches/hf.py"}
+TRANSFORMERS_IN_PATCHES = {"patches/model/hf.py"}
 TRANSFORMERS_IN_SERVICE = {
     "service/engine/adapter.py",  # the engine's one adapter
     "service/models/architecture.py",  # the demo model under families that no Llama carries
@@ -93,21 +93,21 @@ def test_transformers_is_imported_in_named_files_only() -> None:
     for folder, allowed in (("patches", TRANSFORMERS_IN_PATCHES), ("service", TRANSFORMERS_IN_SERVICE)):
         found = {name_of(path) for path in sources(folder) if "transformers" in packages(parsed(path))}
         assert found <= allowed
-    assert "transformers" in packages(parsed(ROOT / "patches/hf.py"))
+    assert "transformers" in packages(parsed(ROOT / "patches/model/hf.py"))
 
 
 def test_methods_are_made_of_the_shared_parts_only() -> None:
     for path in sources("patches/methods"):
         modules = {module for module, _ in imported(parsed(path))}
         ours = {module for module in modules if module.partition(".")[0] == "patches"}
-        assert ours <= {f"patches.{part}" for part in METHODS_MAY_IMPORT}, name_of(path)
+        assert ours <= {f"patches.encoding.{part}" for part in METHODS_MAY_IMPORT}, name_of(path)
         assert "transformers" not in packages(parsed(path)), name_of(path)
 
 
 def test_the_shared_parts_do_not_know_the_methods() -> None:
     for part in METHODS_MAY_IMPORT:
-        modules = {module for module, _ in imported(parsed(ROOT / f"patches/{part}.py"))}
-        above = {m for m in modules if m.startswith(("patches.methods", "patches.registry", "patches.hf"))}
+        modules = {module for module, _ in imported(parsed(ROOT / f"patches/encoding/{part}.py"))}
+        above = {m for m in modules if m.startswith(("patches.methods", "patches.registry", "patches.model"))}
         assert above == set(), part
 
 
@@ -162,7 +162,7 @@ before = json.dumps(state())
 import patches
 print(json.dumps({
     "same": json.dumps(state()) == before,
-    "loaded": sorted(set(sys.modules) & {"transformers", "patches.hf", "service", "fastapi"}),
+    "loaded": sorted(set(sys.modules) & {"transformers", "patches.model.hf", "service", "fastapi"}),
 }))
 """
 

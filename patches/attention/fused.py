@@ -16,11 +16,11 @@ import torch.nn.functional as F
 
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import Attended, merge, sdpa_with_lse
-from patches.batch import Batch
-from patches.masks import CAUSAL, And, Predicate
-from patches.recipe import Band, PositionMap, RelativeScores, ResolvedRecipe
-from patches.rotary import per_pair, rotary_table, rotate
-from patches.temperature import ConstantTemperature
+from patches.encoding.masks import CAUSAL, And, Predicate
+from patches.encoding.recipe import Band, PositionMap, RelativeScores, ResolvedRecipe
+from patches.encoding.rotary import per_pair, rotary_table, rotate
+from patches.encoding.temperature import ConstantTemperature
+from patches.model.batch import Batch
 
 T = TypeVar("T")
 Table = tuple[torch.Tensor, torch.Tensor]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from patches.masks import CAUSAL, LayerMask
-from patches.recipe import AttentionTemperature
+from patches.encoding.masks import CAUSAL, LayerMask
+from patches.encoding.recipe import AttentionTemperature
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from patches.attention.layer import Layer
-from patches.recipe import Band, ResolvedRecipe
-from patches.rotary import per_pair, rotary_table, rotate
+from patches.encoding.recipe import Band, ResolvedRecipe
+from patches.encoding.rotary import per_pair, rotary_table, rotate
 
 
 def attend(

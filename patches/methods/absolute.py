@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar, Literal, Self
 import torch
 from pydantic import Field, model_validator
 
-from patches.method import Factor, Method
-from patches.positions import Stretched
-from patches.recipe import AbsoluteMap, Family, PositionMap, Recipe, RopeGeometry
+from patches.encoding.method import Factor, Method
+from patches.encoding.positions import Stretched
+from patches.encoding.recipe import AbsoluteMap, Family, PositionMap, Recipe, RopeGeometry
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from patches.method import Factor, Method
-from patches.recipe import Family, Recipe, RopeGeometry
-from patches.temperature import ConstantTemperature
+from patches.encoding.method import Factor, Method
+from patches.encoding.recipe import Family, Recipe, RopeGeometry
+from patches.encoding.temperature import ConstantTemperature
 
 
 class Drope(Method):

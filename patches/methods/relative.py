@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from patches.method import Method
-from patches.recipe import Family, Recipe, RelativeScores, RopeGeometry
+from patches.encoding.method import Method
+from patches.encoding.recipe import Family, Recipe, RelativeScores, RopeGeometry
 
 
 @dataclass(frozen=True)

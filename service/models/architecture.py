@@ -2,8 +2,8 @@
 
 A Llama that rotates nothing and has one part of its own instead, chosen by ``config.position_family``. It is written to
 be read, without a line of ``patches``: what it computes is what the patched model must compute. Queries and keys meet
-in the open, so distances count columns; padding is on the left. ``patches/architectures/ropeway_demo.py`` finds the
-parts by the names of their attributes.
+in the open, so distances count columns; padding is on the left. ``patches/model/architectures/ropeway_demo.py`` finds
+the parts by the names of their attributes.
 """
 
 from __future__ import annotations

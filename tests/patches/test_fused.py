@@ -14,10 +14,10 @@ from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 from patches.attention import fused, reference
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import eager_with_lse, merge, sdpa_with_lse
-from patches.batch import Batch
-from patches.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
-from patches.methods.alibi import LinearBias, alibi_slopes
-from patches.temperature import LogLengthTemperature
+from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
+from patches.encoding.temperature import LogLengthTemperature
+from patches.methods.biases.alibi import LinearBias, alibi_slopes
+from patches.model.batch import Batch
 from tests.methods import Fields, rows
 from tests.patches.forward import relative
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from patches import RopeGeometry, parse, resolve
-from patches.rotary import rotary_table, rotate
+from patches.encoding.rotary import rotary_table, rotate
 from tests import oracles
 from tests.patches.distances import effective_distance
 

@@ -153,7 +153,7 @@ OTHERS = {"gpt2": "learned", "opt": "learned", "xglm": "sinusoidal", "bloom": "b
 """Models that were trained without rotation, and what they count as."""
 
 REASONS: dict[str, str] = {
-    "rotary": r"without rotary embeddings|rotates nothing|rotates 0 of|has 0 rotary pairs",
+    "rotary": "without rotary embeddings",
     "learned": "for models trained with learned positions",
     "sinusoidal": "for models trained with sinusoidal positions",
     "relative": "weights that a model learns with it",

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import patches
 from patches import METHODS, Recipe, RopeGeometry, parse, resolve
-from patches.masks import CAUSAL, And, DistanceRange, Predicate
-from patches.recipe import Band, Identity
+from patches.encoding.masks import CAUSAL, And, DistanceRange, Predicate
+from patches.encoding.recipe import Band, Identity
 from tests import oracles
 from tests.methods import REQUESTS, ROWS, Fields, Row, request_id
 from tests.patches.distances import effective_distance, plain_distance
@@ -138,7 +138,7 @@ def namespace() -> dict[str, Any]:
     """Every public name of the package's modules, as ``eval`` of a printed recipe needs them."""
     names: dict[str, Any] = {}
     for module in pkgutil.walk_packages(patches.__path__, "patches."):
-        if module.name != "patches.hf":
+        if module.name != "patches.model.hf":
             names.update(vars(importlib.import_module(module.name)))
     return names
 

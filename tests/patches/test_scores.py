@@ -9,8 +9,8 @@ import torch
 from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 from patches.attention import reference
 from patches.attention.layer import Layer
-from patches.masks import CAUSAL, DistanceRange
-from patches.rotary import rotary_table, rotate
+from patches.encoding.masks import CAUSAL, DistanceRange
+from patches.encoding.rotary import rotary_table, rotate
 from tests import oracles
 from tests.methods import REQUESTS, request_id, rows
 

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from patches import ResolvedRecipe, RopeGeometry, parse, resolve
-from patches.rotary import rotary_table, rotate
-from patches.temperature import (
+from patches.encoding.rotary import rotary_table, rotate
+from patches.encoding.temperature import (
     ConstantTemperature,
     FloorLogTemperature,
     LogLengthTemperature,

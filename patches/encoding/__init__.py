@@ -1,0 +1,1 @@
+"""What a positional encoding is: values and formulas that know no model."""

@@ -1,0 +1,201 @@
+"""What a method is: a frozen set of hyper-parameters that makes a recipe for a geometry.
+
+The fields are the request fields; the class attributes are what ``GET /methods`` tells about it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Band, Family, Recipe, RopeGeometry
+from patches.encoding.schedule import UnscaledSchedule
+from patches.encoding.temperature import Temperature
+
+if TYPE_CHECKING:
+    FrequencyEncoding: TypeAlias = "FrequencyMethod"  # at run time the registry's union of them
+
+Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
+Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
+Turns = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
+AttentionFactor = Annotated[float, Field(gt=0.0, le=100.0, strict=True)]
+
+
+class Method(BaseModel):
+    """Base of every method. Unknown keys, NaN and infinity are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False)
+
+    summary: ClassVar[str]
+    """One line: what it does."""
+    use: ClassVar[str]
+    """What it is for."""
+    avoid: ClassVar[str]
+    """What it is not for."""
+    reach: ClassVar[str]
+    """Up to which length it can serve, in terms of its parameters and the trained length L0."""
+    evidence: ClassVar[str]
+    """What was published about it, with numbers."""
+    training_free: ClassVar[str]
+    """What to expect without tuned weights."""
+    paper: ClassVar[str]
+    """Where the formula is from."""
+    formula: ClassVar[str]
+    """The formula, in one line of plain text."""
+    cost: ClassVar[str] = "none"
+    """What it costs beyond ordinary attention."""
+    rotates_at: ClassVar[str] = "cache_write"
+    """Where keys rotate; derived again from the recipe whenever one is resolved (a test compares)."""
+    family: ClassVar[Family] = "rotary"
+    """What a checkpoint counts as that was trained with this method."""
+    variant: ClassVar[str | None] = None
+    """Name of the kind of weights trained for this method that a served model may declare."""
+
+    method: str
+    attention_temperature: Temperature | None = Field(
+        None, description="Multiplier of every attention score: a number, a kind by name, or a kind with parameters."
+    )
+
+    @abstractmethod
+    def encoding(self, geometry: RopeGeometry) -> Recipe:
+        """The recipe for one model, without the temperature that the request adds.
+
+        Raises:
+            ValueError: when a parameter does not fit the geometry; the message names it.
+        """
+
+    def recipe(self, geometry: RopeGeometry) -> Recipe:
+        """The recipe for one model. On one that adds positions to its tokens, a bias or nothing takes their place.
+
+        Raises:
+            ValueError: when a parameter does not fit the geometry; the message names it.
+        """
+        if self.family in ("learned", "sinusoidal") and self.family != geometry.family:
+            raise ValueError(
+                f"method: {self.method} is for models trained with {self.family} positions; "
+                f"the positions of this one are of the family {geometry.family}"
+            )
+        if self.family == "rotary" and not geometry.rotates and not self.is_native(geometry):
+            raise ValueError(ROTATES_NOTHING)
+        recipe, temperature = self.encoding(geometry), self.attention_temperature
+        if geometry.adds_positions and self.family in ("bias", "none"):
+            recipe = replace(recipe, absolute=NOTHING_ADDED)
+        return recipe if temperature is None else temperature.applied(recipe, self.trained_length(geometry))
+
+    def is_native(self, geometry: RopeGeometry) -> bool:
+        """Whether it stands for the checkpoint's own encoding, of whatever family."""
+        return False
+
+    def trained_length(self, geometry: RopeGeometry) -> int:
+        """The trained length in effect, in tokens."""
+        return geometry.original_max_position_embeddings
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        """Every field except the name, with the value in effect for this model, defaults included."""
+        in_effect = self.model_dump(exclude={"method"})
+        if self.attention_temperature is not None:
+            in_effect["attention_temperature"] = self.attention_temperature.parameters(self.trained_length(geometry))
+        return in_effect
+
+
+class FrequencyMethod(Method):
+    """A method that is a frequency schedule. The two fields let a transformers ``rope_parameters`` object paste in."""
+
+    rope_theta: Annotated[float, Field(gt=1.0, le=1e15, strict=True)] | None = Field(
+        None, description="Base of the frequencies; the model's own when absent."
+    )
+    partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = Field(
+        None, description="Share of head_dim that rotates; must equal the model's when given."
+    )
+
+    def theta(self, geometry: RopeGeometry) -> float:
+        """The base in effect, after checking ``partial_rotary_factor`` against the model."""
+        share = self.partial_rotary_factor
+        if share is not None and int(geometry.head_dim * share) != geometry.rotary_dim:
+            raise ValueError(
+                f"partial_rotary_factor: this model rotates {geometry.rotary_dim} of {geometry.head_dim} "
+                f"dimensions, so it must be {geometry.rotary_dim / geometry.head_dim:g}"
+            )
+        return self.rope_theta or geometry.rope_theta
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        in_effect = {
+            "rope_theta": self.theta(geometry),
+            "partial_rotary_factor": geometry.rotary_dim / geometry.head_dim,
+        }
+        return super().parameters(geometry) | in_effect
+
+
+def trained_length_of(given: int | None, geometry: RopeGeometry) -> int:
+    """The trained length in effect: what the request says, else the model's own."""
+    return given or geometry.original_max_position_embeddings
+
+
+class TrainedLengthMethod(FrequencyMethod):
+    """A schedule that needs to know the length the model was trained at."""
+
+    original_max_position_embeddings: Length | None = Field(
+        None, description="Trained length in tokens; the model's own when absent."
+    )
+
+    def trained_length(self, geometry: RopeGeometry) -> int:
+        return trained_length_of(self.original_max_position_embeddings, geometry)
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        return super().parameters(geometry) | {"original_max_position_embeddings": self.trained_length(geometry)}
+
+
+class WrappingMethod(Method):
+    """A method that stands on a frequency schedule, whatever that is."""
+
+    base: FrequencyEncoding | None = Field(
+        None, description="Frequency schedule underneath, with its own parameters; the checkpoint's own when absent."
+    )
+
+    @model_validator(mode="after")
+    def _temperature_once(self) -> Self:
+        if self.base is not None and self.base.attention_temperature is not None and self.attention_temperature:
+            raise ValueError("attention_temperature: given here and in base; give it once")
+        return self
+
+    def on_base(self, geometry: RopeGeometry, *bands: Band) -> Recipe:
+        """The recipe underneath with ``bands`` in place of its one plain band.
+
+        Raises:
+            ValueError: when what is underneath rotates nothing or moves positions itself.
+        """
+        base = self.base or geometry.native
+        recipe = _plain_rope(geometry) if base is None else base.recipe(geometry)
+        if recipe.schedule is None:
+            raise ValueError("base: this model's own encoding rotates nothing, so there is no schedule to stand on")
+        if recipe.bands != (Band(),):
+            raise ValueError("base: this model's own encoding moves positions already; name a frequency schedule")
+        return replace(recipe, bands=bands or recipe.bands)
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        base = self.base or geometry.native
+        underneath = {"method": "default", "rope_theta": geometry.rope_theta}
+        if base is not None:
+            underneath = {"method": base.method, **base.parameters(geometry)}
+        return super().parameters(geometry) | {"base": underneath}
+
+
+class BasedMethod(WrappingMethod):
+    """A method that moves positions or masks pairs, measured by the trained length, over a frequency schedule."""
+
+    original_max_position_embeddings: Length | None = Field(
+        None, description="Trained length in tokens; the model's own when absent."
+    )
+
+    def trained_length(self, geometry: RopeGeometry) -> int:
+        return trained_length_of(self.original_max_position_embeddings, geometry)
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        return super().parameters(geometry) | {"original_max_position_embeddings": self.trained_length(geometry)}
+
+
+def _plain_rope(geometry: RopeGeometry) -> Recipe:
+    return Recipe(UnscaledSchedule(geometry.rope_theta) if geometry.rotates else None)

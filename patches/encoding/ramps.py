@@ -1,0 +1,64 @@
+"""Shared parts of the methods that treat frequencies by how often they turn in the trained window."""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+import torch
+from pydantic import Field, model_validator
+
+from patches.encoding.method import TrainedLengthMethod, Turns
+
+
+def pair_turning(turns: float, rotary_dim: int, rope_theta: float, trained_length: int) -> float:
+    """The (fractional) pair index whose rotation turns ``turns`` times over the trained length."""
+    return (rotary_dim * math.log(trained_length / (turns * 2 * math.pi))) / (2 * math.log(rope_theta))
+
+
+def pair_range(
+    first_turns: float,
+    last_turns: float,
+    *,
+    rotary_dim: int,
+    rope_theta: float,
+    trained_length: int,
+    truncate: bool = True,
+) -> tuple[float, float]:
+    """Pair indices between two numbers of turns, rounded outwards if ``truncate``, inside [0, d - 1]."""
+    low = pair_turning(first_turns, rotary_dim, rope_theta, trained_length)
+    high = pair_turning(last_turns, rotary_dim, rope_theta, trained_length)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    return max(low, 0), min(high, rotary_dim - 1)
+
+
+def linear_ramp(low: float, high: float, pairs: int) -> torch.Tensor:
+    """0 up to index ``low``, 1 from ``high``, linear between: float32 [pairs]."""
+    if low == high:
+        high += 0.001  # the value transformers and the YaRN code use against the division by zero
+    return ((torch.arange(pairs, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+
+
+def turns_of(inv_freq: torch.Tensor, trained_length: int) -> torch.Tensor:
+    """How often every pair turns over the trained length: float64 [pairs]."""
+    return inv_freq.double() * trained_length / (2 * math.pi)
+
+
+def mscale(factor: float, weight: float = 1.0) -> float:
+    """YaRN's factor on cos and sin: 0.1 x weight x ln(factor) + 1, or 1 up to factor 1."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+class TurnRangeMethod(TrainedLengthMethod):
+    """A method that keeps fast pairs, fully scales slow ones and treats those between by their index."""
+
+    beta_fast: Turns = Field(32.0, description="Turns above which a pair is left alone.")
+    beta_slow: Turns = Field(1.0, description="Turns below which a pair is fully interpolated.")
+    truncate: bool = Field(True, strict=True, description="Round the range of blended pairs outwards (gpt-oss: false).")
+
+    @model_validator(mode="after")
+    def _fast_above_slow(self) -> Self:
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError("beta_fast must be above beta_slow")
+        return self

@@ -1,0 +1,311 @@
+"""A positional encoding as a value: frequency schedule, bands, score bias, attention temperature.
+
+A recipe knows no model class, no batch and no request. Resolving it for a geometry and a reserved
+length gives the numbers that the attention functions read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from patches.encoding.masks import CAUSAL, DistanceRange, FirstKeys, Predicate, merged
+
+if TYPE_CHECKING:
+    from patches.encoding.method import Method
+
+Part = TypeVar("Part")
+Family = Literal["rotary", "learned", "sinusoidal", "bias", "relative", "none"]
+"""How a checkpoint was taught positions: rotation, a table or formula added to its tokens, a bias, learned vectors for
+distances in every layer, or not at all."""
+
+
+@dataclass(frozen=True)
+class RopeGeometry:
+    """What an encoding may know about a model: shapes and training facts, never weights.
+
+    ``rotary_dim`` is the rotated width and ``rotary_offset`` where it begins inside a head (0 except in
+    latent attention); ``original_max_position_embeddings`` is the trained length L0 in tokens. ``native``
+    is the checkpoint's own encoding, which is what the method "default" stands for; None is plain RoPE.
+    ``family`` is what the checkpoint was trained with. ``table_rows`` is how many positions a learned
+    table of absolute positions holds. ``latent`` is multi-head latent attention (DeepSeek).
+    """
+
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    original_max_position_embeddings: int
+    max_position_embeddings: int
+    num_attention_heads: int
+    interleaved: bool = False
+    native: Method | None = None
+    family: Family = "rotary"
+    rotary_offset: int = 0
+    table_rows: int | None = None
+    latent: bool = False
+
+    @property
+    def rotates(self) -> bool:
+        """Whether the checkpoint was trained with rotary embeddings."""
+        return self.family == "rotary"
+
+    @property
+    def adds_positions(self) -> bool:
+        """Whether the checkpoint adds position embeddings to its tokens."""
+        return self.family in ("learned", "sinusoidal")
+
+
+class Frequencies(NamedTuple):
+    """``inv_freq`` float32 [rotary_dim / 2], the factor on cos and sin, and the base in effect."""
+
+    inv_freq: torch.Tensor
+    attention_factor: float
+    rope_theta: float
+
+
+ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodings that rotate nothing apply to it"
+NO_ROTATION = Frequencies(torch.empty(0), 1.0, 0.0)
+
+
+class Schedule(Protocol):
+    """Geometry and reserved length (tokens, prompt + max_new_tokens) -> frequencies."""
+
+    @property
+    def depends_on_length(self) -> bool: ...
+
+    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies: ...
+
+
+class PositionMap(Protocol):
+    """Positions int64 [n] -> the positions used as rotation angles: [n], or [n, pairs] to tell pairs apart."""
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Every token keeps its own position."""
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        return position
+
+
+IDENTITY = Identity()
+
+
+class ScoreBias(Protocol):
+    """(q_idx [q, 1], kv_idx [1, k]) -> float32 [num_heads, q, k], added to the scaled scores."""
+
+    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor: ...
+
+
+class RelativeScores(Protocol):
+    """What a query is worth at a distance, by weights that a layer learned for it.
+
+    (the layer's attention module, query [rows, heads, q, head_dim], key [rows, heads, k, head_dim], distance int64
+    [q, k] >= 0) -> [rows, heads, q, k], added to query . key before scaling.
+    """
+
+    def __call__(
+        self, attention: nn.Module, query: torch.Tensor, key: torch.Tensor, distance: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class AttentionTemperature(Protocol):
+    """q_idx [q] -> float32 [q], a multiplier on the whole score of that query."""
+
+    def __call__(self, q_idx: torch.Tensor) -> torch.Tensor: ...
+
+
+class AbsoluteMap(Protocol):
+    """Which real-valued positions of the model's own absolute embedding a position is the weighted sum of.
+
+    Positions int64 [n] -> (weights float32 [n, m], positions float64 [n, m]).
+    """
+
+    def __call__(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class NothingAdded:
+    """No position embedding at all: the sum of nothing."""
+
+    def __call__(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nothing = torch.empty(*position.shape, 0, device=position.device)
+        return nothing, nothing.double()
+
+
+NOTHING_ADDED = NothingAdded()
+
+
+@dataclass(frozen=True)
+class Band:
+    """Where ``predicate`` holds, the query is rotated by ``query_map`` and the key by ``key_map``."""
+
+    query_map: PositionMap = IDENTITY
+    key_map: PositionMap = IDENTITY
+    predicate: Predicate = CAUSAL
+
+    @property
+    def keeps_positions(self) -> bool:
+        return self.query_map == IDENTITY and self.key_map == IDENTITY
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One positional encoding. ``schedule`` None means no rotation.
+
+    A part that depends on the request's reserved length says so (``depends_on_length``) and gives its
+    form for one length by ``at(length)``; schedules take the length in ``frequencies``. ``absolute``
+    is for checkpoints that add positions to their token embeddings; None leaves their own table as it is.
+    ``relative`` is for checkpoints whose layers learned vectors for distances.
+
+    Raises:
+        ValueError: without a band, or with position maps and nothing to rotate.
+    """
+
+    schedule: Schedule | None
+    bands: tuple[Band, ...] = (Band(),)
+    score_bias: ScoreBias | None = None
+    attention_temperature: AttentionTemperature | None = None
+    absolute: AbsoluteMap | None = None
+    relative: RelativeScores | None = None
+
+    def __post_init__(self) -> None:
+        if not self.bands:
+            raise ValueError("a recipe needs at least one band")
+        if self.schedule is None and any(not band.keeps_positions for band in self.bands):
+            raise ValueError("position maps have no meaning without a frequency schedule")
+
+    @property
+    def depends_on_length(self) -> bool:
+        parts = (self.schedule, self.score_bias, self.attention_temperature, self.absolute)
+        return any(_depends_on_length(part) for part in parts)
+
+    @property
+    def kept(self) -> tuple[int, int] | None:
+        """(first, last) keys that any later query can reach; the rest may leave the cache. None: all stay."""
+        predicates = [band.predicate for band in self.bands]
+        first = [p.count for p in predicates if isinstance(p, FirstKeys)]
+        last = [p.high for p in predicates if isinstance(p, DistanceRange) and p.high is not None]
+        return (max(first, default=0), max(last)) if last and len(first) + len(last) == len(predicates) else None
+
+    def resolve(self, geometry: RopeGeometry, length: int) -> ResolvedRecipe:
+        """Fix the numbers for one request. ``length`` counts prompt + new tokens.
+
+        Raises:
+            ValueError: when the recipe does not fit what the checkpoint was trained with, or reads a learned table
+                past its last row; the message says why.
+        """
+        self._refuse_other_families(geometry)
+        fixed = replace(
+            self,
+            score_bias=_at(self.score_bias, length),
+            attention_temperature=_at(self.attention_temperature, length),
+            absolute=_at(self.absolute, length),
+        )
+        fixed._refuse_positions_past_the_table(geometry, length)
+        inv_freq, attention_factor, rope_theta = NO_ROTATION
+        if fixed.schedule is not None:
+            inv_freq, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length)
+        return ResolvedRecipe(
+            recipe=fixed,
+            inv_freq=tuple(inv_freq.tolist()),
+            attention_factor=float(attention_factor),
+            rope_theta=float(rope_theta),
+            length=length if self.depends_on_length else None,
+            interleaved=geometry.interleaved,
+            offset=geometry.rotary_offset,
+        )
+
+    def _refuse_other_families(self, geometry: RopeGeometry) -> None:
+        if self.schedule is not None and not geometry.rotates:
+            raise ValueError(ROTATES_NOTHING)
+        if self.absolute is not None and not geometry.adds_positions:
+            raise ValueError("this model adds no position embeddings to its tokens: there is no table to map")
+
+    def _refuse_positions_past_the_table(self, geometry: RopeGeometry, length: int) -> None:
+        rows, last = geometry.table_rows, torch.tensor([length - 1])
+        if rows is None:
+            return
+        positions = last if self.absolute is None else self.absolute(last)[1]
+        reached = int(positions.max()) + 1 if positions.numel() else 0
+        if reached > rows:
+            raise ValueError(
+                f"this model's table holds {rows} positions, and the {length} reserved tokens (prompt and new ones) "
+                f"would read {reached} of them under this encoding"
+            )
+
+
+def _depends_on_length(part: object) -> bool:
+    return bool(getattr(part, "depends_on_length", False))
+
+
+def _at(part: Part, length: int) -> Part:
+    """``part`` as it is for a reserved length."""
+    fixed: Part = part.at(length) if _depends_on_length(part) else part  # type: ignore[attr-defined]
+    return fixed
+
+
+@dataclass(frozen=True)
+class ResolvedRecipe:
+    """A recipe with its numbers: what a slot holds and what a response echoes.
+
+    ``inv_freq`` is empty when nothing rotates. ``length`` is what a length-dependent part was resolved
+    for; it takes no part in comparison, so that equal numbers share a slot whatever led to them.
+    """
+
+    recipe: Recipe
+    inv_freq: tuple[float, ...]
+    attention_factor: float
+    rope_theta: float
+    length: int | None = field(compare=False)
+    interleaved: bool = field(default=False, kw_only=True)
+    offset: int = field(default=0, kw_only=True)
+
+    def __hash__(self) -> int:
+        # Tables are looked up by it in every layer: a few numbers tell recipes apart, equality compares the rest.
+        return hash((self.inv_freq[-1:], self.attention_factor, self.rope_theta))
+
+    @property
+    def rotates(self) -> bool:
+        return bool(self.inv_freq)
+
+    @cached_property
+    def rotates_at(self) -> Literal["never", "cache_write", "cache_read"]:
+        """Derived, never configured: at write when one key rotation serves every query."""
+        if not self.rotates:
+            return "never"
+        if all(band.keeps_positions for band in self.recipe.bands):
+            return "cache_write"
+        return "cache_read"
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Ordinary causal softmax attention, of queries that a temperature may have multiplied."""
+        recipe = self.recipe
+        return (
+            self.rotates_at != "cache_read"
+            and len(recipe.bands) == 1
+            and recipe.bands[0].predicate == CAUSAL
+            and recipe.score_bias is None
+            and recipe.relative is None
+        )
+
+    @cached_property
+    def unrotated(self) -> ResolvedRecipe:
+        """What the recipe means in a layer that does not rotate: its masks and its temperature, no positions."""
+        bands = tuple(Band(predicate=predicate) for predicate in merged([b.predicate for b in self.recipe.bands]))
+        recipe = Recipe(None, bands, attention_temperature=self.recipe.attention_temperature)
+        return ResolvedRecipe(recipe, (), 1.0, 0.0, self.length, interleaved=self.interleaved, offset=self.offset)
+
+    @cached_property
+    def frequency_hash(self) -> str:
+        """First 12 hex digits of the SHA-256 of the float32 frequencies and the factor."""
+        numbers = torch.tensor([*self.inv_freq, self.attention_factor], dtype=torch.float32)
+        return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:12]

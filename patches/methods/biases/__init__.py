@@ -1,0 +1,1 @@
+"""Biases: what a distance adds to a score."""

@@ -1,0 +1,1 @@
+"""Frequency schedules: how fast each rotary pair turns."""

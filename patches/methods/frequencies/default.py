@@ -1,0 +1,33 @@
+"""The checkpoint's own encoding: plain RoPE unless it ships another (RoFormer, arXiv:2104.09864)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from patches.encoding.method import FrequencyMethod
+from patches.encoding.recipe import Recipe, RopeGeometry
+from patches.encoding.schedule import UnscaledSchedule
+
+
+class Default(FrequencyMethod):
+    summary: ClassVar[str] = "The encoding the checkpoint was trained with (plain RoPE unless it ships a scaling)."
+    use: ClassVar[str] = (
+        "The baseline: what the checkpoint does on its own. With rope_theta, plain RoPE at another base "
+        "(Code Llama: 1e6)."
+    )
+    avoid: ClassVar[str] = "Reading past the trained length."
+    reach: ClassVar[str] = "L0"
+    evidence: ClassVar[str] = "Llama-2-7B, PG19: 7.87 at 4k, over 100 at 8k (arXiv:2402.17463, table 1)."
+    formula: ClassVar[str] = "theta_i = b^(-2i/d)"
+    paper: ClassVar[str] = "RoFormer, arXiv:2104.09864"
+    training_free: ClassVar[str] = "Exact up to the trained length; degrades sharply past it."
+
+    method: Literal["default"] = "default"
+
+    def is_native(self, geometry: RopeGeometry) -> bool:
+        return geometry.native is not None and self.rope_theta is None
+
+    def encoding(self, geometry: RopeGeometry) -> Recipe:
+        if geometry.native is not None and self.rope_theta is None:
+            return geometry.native.recipe(geometry)
+        return Recipe(UnscaledSchedule(self.theta(geometry)))

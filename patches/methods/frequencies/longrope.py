@@ -1,0 +1,86 @@
+"""LongRoPE: one searched divisor per pair, a short list up to the trained length and a long one past it.
+
+Ding et al., arXiv:2402.13753. The list is chosen by the request's reserved length, at admission;
+the factor on cos and sin applies with both lists, as in the released code and transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from patches.encoding.method import AttentionFactor, Factor, TrainedLengthMethod
+from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+
+Divisors = Annotated[
+    tuple[Annotated[float, Field(ge=1e-6, le=1e6, strict=True)], ...], Field(min_length=1, max_length=1024)
+]
+
+
+@dataclass(frozen=True)
+class LongRopeSchedule:
+    rope_theta: float
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    trained_length: int
+    attention_factor: float
+    depends_on_length: bool = True
+
+    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+        divisors = torch.tensor(self.long_factor if length > self.trained_length else self.short_factor)
+        exponent = torch.arange(0, geometry.rotary_dim, 2, dtype=torch.int64).float() / geometry.rotary_dim
+        inv_freq = 1.0 / (divisors * self.rope_theta**exponent)
+        return Frequencies(inv_freq, self.attention_factor, self.rope_theta)
+
+
+class LongRope(TrainedLengthMethod):
+    summary: ClassVar[str] = "LongRoPE: a searched divisor for every pair, short or long by the request's length."
+    use: ClassVar[str] = "Checkpoints with searched lists (Phi-3, Phi-4-mini, MiniCPM)."
+    avoid: ClassVar[str] = "Made-up lists: the search is the method."
+    reach: ClassVar[str] = "factor x L0"
+    evidence: ClassVar[str] = "LLaMA2 tuned at 256k: Books3 6.81 at 8k to 7.08 at 2048k (arXiv:2402.13753)."
+    formula: ClassVar[str] = "theta_i' = theta_i / e_i; cos and sin x sqrt(1 + ln s / ln L0)"
+    paper: ClassVar[str] = "LongRoPE, arXiv:2402.13753"
+    training_free: ClassVar[str] = "For checkpoints that ship the lists (Phi-3, MiniCPM); lists must be searched."
+    cost: ClassVar[str] = "none; perplexity curves take one pass per length"
+
+    method: Literal["longrope"] = "longrope"
+    short_factor: Divisors = Field(description="Divisor per pair up to the trained length.")
+    long_factor: Divisors = Field(description="Divisor per pair past the trained length.")
+    factor: Factor | None = Field(
+        None, description="Extension ratio behind the attention factor; max / trained length when absent."
+    )
+    attention_factor: AttentionFactor | None = Field(
+        None, description="Multiplies cos and sin; sqrt(1 + ln(factor) / ln(trained length)) when absent."
+    )
+
+    def encoding(self, geometry: RopeGeometry) -> Recipe:
+        pairs = geometry.rotary_dim // 2
+        for name in ("short_factor", "long_factor"):
+            if len(getattr(self, name)) != pairs:
+                raise ValueError(f"{name}: this model has {pairs} rotary pairs, so the list needs {pairs} values")
+        trained_length = self.trained_length(geometry)
+        schedule = LongRopeSchedule(
+            self.theta(geometry),
+            self.short_factor,
+            self.long_factor,
+            trained_length,
+            self._factor_on_cos_and_sin(geometry, trained_length),
+        )
+        return Recipe(schedule)
+
+    def _factor_on_cos_and_sin(self, geometry: RopeGeometry, trained_length: int) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        factor = self.ratio(geometry)
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained_length))
+
+    def ratio(self, geometry: RopeGeometry) -> float:
+        return self.factor or geometry.max_position_embeddings / self.trained_length(geometry)
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        return super().parameters(geometry) | {"factor": self.ratio(geometry)}

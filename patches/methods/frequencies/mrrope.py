@@ -1,0 +1,144 @@
+"""MrRoPE and TailSpline: YaRN's range of pairs, scaled geometrically instead of blended.
+
+MrRoPE, arXiv:2601.22181 (uniform and progressive); TailSpline is an unreviewed draft of 2026. A pair
+that lies k of n steps into the range is divided by factor^e(k, n); each method is one exponent e.
+YaRN's factor on cos and sin is kept, as in MrRoPE's released code.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from patches.encoding.method import AttentionFactor, Factor
+from patches.encoding.ramps import TurnRangeMethod, mscale, pair_range
+from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+from patches.encoding.rotary import base_inv_freq
+
+
+@dataclass(frozen=True)
+class RadixSchedule:
+    """Divides pair i by factor^exponent(k, n), with k its steps into the range and n the range's width."""
+
+    rope_theta: float
+    factor: float
+    trained_length: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    attention_factor: float
+    depends_on_length: bool = False
+
+    @abstractmethod
+    def exponent(self, k: torch.Tensor, n: float) -> torch.Tensor:
+        """Rises from 0 at k = 0 to 1 at k = n."""
+
+    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+        low, high = pair_range(
+            self.beta_fast,
+            self.beta_slow,
+            rotary_dim=geometry.rotary_dim,
+            rope_theta=self.rope_theta,
+            trained_length=self.trained_length,
+            truncate=self.truncate,
+        )
+        plain = base_inv_freq(self.rope_theta, geometry.rotary_dim)
+        n = max(high - low, 0.001)  # without any pair between, the released code steps from one to the other
+        k = (torch.arange(len(plain), dtype=torch.float64) - low).clamp(0, n)
+        inv_freq = (plain * self.factor ** -self.exponent(k, n)).float()
+        return Frequencies(inv_freq, self.attention_factor, self.rope_theta)
+
+
+@dataclass(frozen=True)
+class UniformSchedule(RadixSchedule):
+    def exponent(self, k: torch.Tensor, n: float) -> torch.Tensor:
+        return k / n
+
+
+@dataclass(frozen=True)
+class ProgressiveSchedule(RadixSchedule):
+    def exponent(self, k: torch.Tensor, n: float) -> torch.Tensor:
+        return k * (k + 1) / (n * (n + 1))
+
+
+@dataclass(frozen=True)
+class TailSplineSchedule(RadixSchedule):
+    def exponent(self, k: torch.Tensor, n: float) -> torch.Tensor:
+        return k * (3 * n**2 + 3 * n + 1 - k**2) / (n * (n + 1) * (2 * n + 1))
+
+
+class RadixMethod(TurnRangeMethod):
+    """What the three share: their fields, and all of the schedule but its class."""
+
+    schedule: ClassVar[type[RadixSchedule]]
+
+    factor: Factor = Field(description="Target length divided by the trained length.")
+    attention_factor: AttentionFactor | None = Field(
+        None, description="Multiplies cos and sin; 0.1 ln(factor) + 1 when absent."
+    )
+
+    def encoding(self, geometry: RopeGeometry) -> Recipe:
+        schedule = self.schedule(
+            rope_theta=self.theta(geometry),
+            factor=self.factor,
+            trained_length=self.trained_length(geometry),
+            beta_fast=self.beta_fast,
+            beta_slow=self.beta_slow,
+            truncate=self.truncate,
+            attention_factor=self.attention_factor or mscale(self.factor),
+        )
+        return Recipe(schedule)
+
+
+class MrRopeUniform(RadixMethod):
+    summary: ClassVar[str] = "MrRoPE-Uni: across the middle pairs the division grows by the same ratio per pair."
+    use: ClassVar[str] = "Untuned extension, as the plainest form of mrrope_pro."
+    avoid: ClassVar[str] = "Checkpoints that were tuned to another schedule."
+    reach: ClassVar[str] = "factor x L0"
+    evidence: ClassVar[str] = "None cited here for this variant: the released tables are of mrrope_pro."
+    formula: ClassVar[str] = "theta_i' = theta_i s^(-k/n), k = clip(i - low, 0, n), n = high - low"
+    paper: ClassVar[str] = "MrRoPE, arXiv:2601.22181"
+    training_free: ClassVar[str] = "Made for use without tuning."
+    schedule: ClassVar[type[RadixSchedule]] = UniformSchedule
+
+    method: Literal["mrrope_uni"] = "mrrope_uni"
+
+
+class MrRopeProgressive(RadixMethod):
+    summary: ClassVar[str] = "MrRoPE-Pro: across the middle pairs the division grows by a rising ratio per pair."
+    use: ClassVar[str] = "Untuned extension, in place of yarn."
+    avoid: ClassVar[str] = "Checkpoints that were tuned to another schedule; inputs that fit L0."
+    reach: ClassVar[str] = "factor x L0"
+    evidence: ClassVar[str] = (
+        "Llama-2-7B-chat untuned, factor 10, proof-pile: 5.00 at 8k and 3.67 at 32k; yarn 5.05 and 3.81 "
+        "(tables of the authors' repository)."
+    )
+    formula: ClassVar[str] = "theta_i' = theta_i s^(-k(k+1)/(n(n+1))), k = clip(i - low, 0, n), n = high - low"
+    paper: ClassVar[str] = "MrRoPE, arXiv:2601.22181"
+    training_free: ClassVar[str] = (
+        "Made for use without tuning: a little better than yarn from twice the trained length on, a little worse "
+        "within it."
+    )
+    schedule: ClassVar[type[RadixSchedule]] = ProgressiveSchedule
+
+    method: Literal["mrrope_pro"] = "mrrope_pro"
+
+
+class TailSpline(RadixMethod):
+    summary: ClassVar[str] = "TailSpline: MrRoPE with a cubic exponent, which eases into the fully divided pairs."
+    use: ClassVar[str] = "Untuned extension, to compare with mrrope_pro."
+    avoid: ClassVar[str] = "Relying on it: nobody but its author has reported on it."
+    reach: ClassVar[str] = "factor x L0"
+    evidence: ClassVar[str] = (
+        "RULER at 64k, Kanana-8B: 72.65, mrrope_pro 70.33, yarn 65.64 (the draft's own figures, unreviewed)."
+    )
+    formula: ClassVar[str] = "theta_i' = theta_i s^(-k(3n^2 + 3n + 1 - k^2)/(n(n+1)(2n+1))), k and n as in mrrope_pro"
+    paper: ClassVar[str] = "TailSpline, unreviewed draft 2026"
+    training_free: ClassVar[str] = "Made for use without tuning; on the evidence of a single model."
+    schedule: ClassVar[type[RadixSchedule]] = TailSplineSchedule
+
+    method: Literal["tailspline"] = "tailspline"

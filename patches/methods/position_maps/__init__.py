@@ -1,0 +1,1 @@
+"""Position maps: which distance a pair of tokens is rotated by."""

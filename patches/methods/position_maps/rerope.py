@@ -1,0 +1,78 @@
+"""ReRoPE and Leaky ReRoPE: exact distances inside a window, one distance or a slower clock beyond it.
+
+Su 2023, kexue.fm/archives/9708; code in bojone/rerope, which also multiplies scores by log-n: here that
+is ``attention_temperature``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from patches.encoding.masks import DistanceRange
+from patches.encoding.method import BasedMethod
+from patches.encoding.positions import Fixed, Stretched
+from patches.encoding.recipe import Band, Recipe, RopeGeometry
+
+
+class _WindowMethod(BasedMethod):
+    """What the two share: a window, and two attentions over disjoint pairs."""
+
+    cost: ClassVar[str] = "keys are rotated when read; prefill runs two attentions over disjoint pairs"
+    paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9708"
+    rotates_at: ClassVar[str] = "cache_read"
+
+    window: Annotated[int, Field(ge=1, le=1 << 20, strict=True)] | None = Field(
+        None,
+        description="Distance below which positions stay exact; a quarter of the trained length when absent "
+        "(best between a quarter and a half of it, useless at the whole).",
+    )
+
+    def window_in_effect(self, geometry: RopeGeometry) -> int:
+        return self.window or max(1, self.trained_length(geometry) // 4)
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        return super().parameters(geometry) | {"window": self.window_in_effect(geometry)}
+
+
+class ReRope(_WindowMethod):
+    summary: ClassVar[str] = "ReRoPE: exact distances inside a window, every key beyond it at the window's distance."
+    use: ClassVar[str] = "Untuned extension to any length, best with attention_temperature log_n."
+    avoid: ClassVar[str] = "Tasks that need the order of distant tokens: they all look equally far."
+    reach: ClassVar[str] = "any length: no distance exceeds the window"
+    evidence: ClassVar[str] = (
+        "Llama-2-7B untuned, PG19: 7.94 / 7.75 at 4k / 8k (arXiv:2402.17463, table 1). Its author's 100M model, "
+        "trained at 512, read at 4096: next-token accuracy 47.82 % with window 128, 8.25 % with window 512."
+    )
+    formula: ClassVar[str] = "min(p - j, w)"
+    training_free: ClassVar[str] = "Works without tuning at any length, with a window of a quarter to a half of L0."
+
+    method: Literal["rerope"] = "rerope"
+
+    def encoding(self, geometry: RopeGeometry) -> Recipe:
+        window = self.window_in_effect(geometry)
+        near = Band(predicate=DistanceRange(0, window))
+        far = Band(Fixed(window), Fixed(0), DistanceRange(window))
+        return self.on_base(geometry, near, far)
+
+
+class LeakyReRope(_WindowMethod):
+    summary: ClassVar[str] = "Leaky ReRoPE: exact distances inside a window, interpolated distances beyond it."
+    use: ClassVar[str] = "Untuned extension that keeps the order of distant tokens."
+    avoid: ClassVar[str] = "Unbounded lengths: beyond its reach distances are untrained again."
+    reach: ClassVar[str] = "(L0 - 1 - w) x k + w + 1"
+    evidence: ClassVar[str] = "Released beside ReRoPE (bojone/rerope); the published figures are ReRoPE's."
+    formula: ClassVar[str] = "p - j below w; beyond: w + (p - j - w) / k"
+    training_free: ClassVar[str] = "Works without tuning up to its reach; fractional distances were never trained on."
+
+    method: Literal["leaky_rerope"] = "leaky_rerope"
+    scaling_factor: Annotated[float, Field(ge=1.0, le=4096.0, strict=True)] = Field(
+        16.0, description="Division of distances beyond the window."
+    )
+
+    def encoding(self, geometry: RopeGeometry) -> Recipe:
+        window, factor = self.window_in_effect(geometry), self.scaling_factor
+        near = Band(predicate=DistanceRange(0, window))
+        far = Band(Stretched(factor, window * (factor - 1)), Stretched(factor), DistanceRange(window))
+        return self.on_base(geometry, near, far)

@@ -1,0 +1,1 @@
+"""Windows: which keys a query attends to at all."""

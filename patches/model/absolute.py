@@ -1,0 +1,116 @@
+"""Seam C: position embeddings that a model adds to its tokens, each token's by the recipe of its slot.
+
+A recipe says at which real-valued positions the embedding is read. A learned table is interpolated linearly between
+neighbouring rows; a sinusoid (arXiv:1706.03762, section 3.5) is evaluated there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from patches.encoding.recipe import AbsoluteMap
+from patches.model.slots import SlotTable, decode
+
+
+class AbsoluteEmbedding(Protocol):
+    """What one model adds to its tokens; ``module`` is the one whose forward the seam replaces."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def own(self, position: torch.Tensor) -> torch.Tensor:
+        """Positions int64 [...] -> [..., width], to the bit what the model itself adds."""
+        ...
+
+    def at(self, position: torch.Tensor) -> torch.Tensor:
+        """Real-valued positions float64 [...] -> [..., width], float32 or float64."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedTable:
+    """A table with position 0 in row ``offset``. Positions past its last row read that row."""
+
+    module: nn.Embedding
+    offset: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.module.weight.dtype
+
+    def own(self, position: torch.Tensor) -> torch.Tensor:
+        return nn.Embedding.forward(self.module, position + self.offset)
+
+    def at(self, position: torch.Tensor) -> torch.Tensor:
+        last = self.module.num_embeddings - self.offset - 1
+        low = position.floor().long()
+        share = (position - low).float()[..., None]
+        rows = (self.own(low).float(), self.own((low + 1).clamp_max(last)).float())
+        return torch.lerp(*rows, share)
+
+
+@dataclass(frozen=True, eq=False)
+class Sinusoid:
+    """sin and cos of (position + ``offset``) x frequency, kept by the model as a table.
+
+    ``interleaved``: sin and cos alternate and frequencies are 10000^(-2i/width), as in the paper. Otherwise all sines
+    come first and the exponent is i / (width/2 - 1), as in tensor2tensor, fairseq and Marian.
+    """
+
+    module: nn.Module
+    table: torch.Tensor
+    offset: int = 0
+    interleaved: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.table.dtype
+
+    def own(self, position: torch.Tensor) -> torch.Tensor:
+        # Past its table the model would make a longer one, with the same float32 operations.
+        index, rows = position + self.offset, self.table.shape[0]
+        computed = self._waves(index.float(), torch.float32).to(self.dtype)
+        return torch.where((index < rows)[..., None], self.table[index.clamp_max(rows - 1)], computed)
+
+    def at(self, position: torch.Tensor) -> torch.Tensor:
+        return self._waves(position + self.offset, torch.float64)
+
+    def _waves(self, position: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        pairs = self.table.shape[1] // 2
+        i = torch.arange(pairs, device=position.device).to(dtype)
+        step = math.log(10_000.0) / (pairs if self.interleaved else pairs - 1)
+        angles = position[..., None] * torch.exp(i * -step)
+        if self.interleaved:
+            return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+        return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+def embeddings(embedding: AbsoluteEmbedding, position_ids: torch.Tensor, slots: SlotTable) -> torch.Tensor:
+    """Position embeddings [rows, tokens, width] of encoded ``position_ids`` [rows, tokens].
+
+    Where no encoding in the slot table moves positions, nothing is read back to the host.
+    """
+    position, slot = decode(position_ids)
+    if all(resolved is None or resolved.recipe.absolute is None for resolved in slots.recipes):
+        return embedding.own(position)
+    width = embedding.own(position[:0]).shape[-1]
+    output = torch.empty(*position.shape, width, dtype=embedding.dtype, device=position.device)
+    for number in slot.unique().tolist():
+        inside, absolute = slot == number, slots[number].recipe.absolute
+        own = position[inside]
+        output[inside] = embedding.own(own) if absolute is None else mapped(embedding, absolute, own)
+    return output
+
+
+def mapped(embedding: AbsoluteEmbedding, absolute: AbsoluteMap, position: torch.Tensor) -> torch.Tensor:
+    """Weighted sum [n, width] of the embedding at the positions to which ``absolute`` maps ``position`` [n]."""
+    weights, positions = absolute(position)
+    return (weights[..., None] * embedding.at(positions)).sum(-2).to(embedding.dtype)

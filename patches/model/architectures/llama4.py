@@ -1,0 +1,24 @@
+"""Llama 4: layers without rotation scale their queries by the tokens that their cache has seen.
+
+That counts padding, and in a packed row the sequences before. While patched, the layer leaves it to us, by the
+positions of each sequence. meta-llama/llama4; arXiv:2501.19399.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from patches.encoding.recipe import AttentionTemperature
+from patches.encoding.temperature import FloorLogTemperature
+from patches.model.architectures.architecture import Architecture
+
+
+def temperature(module: nn.Module) -> tuple[str, AttentionTemperature] | None:
+    """The switch of a layer's own temperature, and what it computes; None for layers without one."""
+    if getattr(module, "use_rope", True) or not getattr(module, "attn_temperature_tuning", False):
+        return None
+    strength, step = float(module.attn_scale), int(module.floor_scale)  # type: ignore[arg-type]
+    return "attn_temperature_tuning", FloorLogTemperature(strength, step, offset=1)
+
+
+LLAMA4 = Architecture(temperature=temperature)

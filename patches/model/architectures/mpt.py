@@ -1,0 +1,36 @@
+"""MPT: ALiBi, with an exponent of its own, and clipped projections.
+
+Equal to transformers within float32 rounding for ``alibi_bias_max`` 8. transformers 5.23 ignores another value,
+with which the weights were trained all the same; here it takes effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from patches.model.architectures.architecture import Architecture, Seams, never, split_heads
+
+
+def forward(
+    seams: Seams, module: Any, hidden_states: torch.Tensor, past_key_values: Any = None, **_: Any
+) -> tuple[torch.Tensor, None]:
+    states = module.Wqkv(hidden_states)
+    if module.clip_qkv:
+        states = states.clamp(min=-module.clip_qkv, max=module.clip_qkv)
+    query, key, value = (split_heads(part, module.head_dim) for part in states.chunk(3, dim=2))
+    if past_key_values is not None:
+        key, value = past_key_values.update(key, value, module.layer_idx)
+    output, _weights = seams.attention(module, query, key, value, None, module.softmax_scale)
+    return module.out_proj(output.flatten(2)), None
+
+
+def facts(config: Any) -> dict[str, Any]:
+    longest = {"max_position_embeddings": config.max_seq_len}
+    if not config.attn_config.alibi:  # transformers has no other form of MPT
+        return longest
+    return {"native": {"method": "alibi", "alibi_bias_max": config.attn_config.alibi_bias_max}, **longest}
+
+
+MPT = Architecture(attention=("MptAttention",), forward=forward, facts=facts, rotates=never)

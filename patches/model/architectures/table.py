@@ -1,0 +1,33 @@
+"""The table: model type of a configuration -> what the seams need to be told about it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from patches.model.architectures.architecture import Architecture
+from patches.model.architectures.bloom import BLOOM
+from patches.model.architectures.falcon import FALCON
+from patches.model.architectures.gpt2 import GPT2
+from patches.model.architectures.gptj import GPTJ
+from patches.model.architectures.llama4 import LLAMA4
+from patches.model.architectures.mpt import MPT
+from patches.model.architectures.opt import OPT
+from patches.model.architectures.ropeway_demo import ROPEWAY_DEMO
+from patches.model.architectures.xglm import XGLM
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "bloom": BLOOM,
+    "falcon": FALCON,
+    "gpt2": GPT2,
+    "gptj": GPTJ,
+    "llama4_text": LLAMA4,
+    "mpt": MPT,
+    "opt": OPT,
+    "ropeway_demo": ROPEWAY_DEMO,
+    "xglm": XGLM,
+}
+
+
+def architecture_of(model: nn.Module) -> Architecture | None:
+    """The entry of a model's type; None where the seams find everything by themselves."""
+    return ARCHITECTURES.get(getattr(getattr(model, "config", None), "model_type", ""))

@@ -1,0 +1,102 @@
+"""The slot table: encodings in use, and how a token carries its slot inside ``position_ids``.
+
+A token's position occupies the low 24 bits (exact in float32), its slot the 7 bits above, which
+keeps the whole a positive int32: nothing in a model needs to know.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from patches.encoding.recipe import ResolvedRecipe
+
+POSITION_BITS = 24
+MAX_POSITION = (1 << POSITION_BITS) - 1
+MAX_SLOTS = 128
+
+
+class SlotsExhausted(RuntimeError):
+    """All slots hold encodings of live requests: try again when one of them has finished."""
+
+
+def encode(position_ids: torch.Tensor, slot: torch.Tensor | int) -> torch.Tensor:
+    """Put ``slot`` (0..127) above the positions (0..2^24 - 1); broadcasts, keeps the dtype."""
+    if isinstance(slot, torch.Tensor):
+        slot = slot.to(position_ids.dtype)
+    return position_ids | (slot << POSITION_BITS)
+
+
+def decode(position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split encoded ``position_ids`` into (positions, slots), same shape and dtype."""
+    return position_ids & MAX_POSITION, position_ids >> POSITION_BITS
+
+
+class SlotTable:
+    """Interned encodings of one model, as stacked tensors indexed by slot.
+
+    Slot 0 is the model's own encoding and never leaves, so plain ``position_ids`` keep their
+    meaning. ``inv_freq`` is [128, rotary_dim / 2]; an encoding that leaves keys raw at cache-write
+    has zero frequencies and factor 1 there, which makes cos = 1 and sin = 0.
+    """
+
+    def __init__(self, native: ResolvedRecipe, rotary_dim: int, device: torch.device) -> None:
+        self._lock = threading.Lock()
+        self._slot_of: dict[ResolvedRecipe, int] = {native: 0}
+        self._users = [0] * MAX_SLOTS
+        self.recipes: list[ResolvedRecipe | None] = [None] * MAX_SLOTS
+        self.inv_freq = torch.zeros(MAX_SLOTS, rotary_dim // 2, device=device)
+        self.attention_factor = torch.ones(MAX_SLOTS, 1, device=device)
+        self._write(0, native)
+
+    def acquire(self, resolved: ResolvedRecipe) -> int:
+        """Slot of ``resolved``, interned if new; pair every call with ``release``.
+
+        Raises:
+            SlotsExhausted: when 128 different encodings are in use.
+        """
+        with self._lock:
+            slot = self._slot_of.get(resolved)
+            if slot is None:
+                slot = self._free_slot()
+                self._write(slot, resolved)
+                self._slot_of[resolved] = slot
+            self._users[slot] += 1
+            return slot
+
+    def release(self, slot: int) -> None:
+        """Give one use back; the encoding stays interned until its slot is needed."""
+        with self._lock:
+            if self._users[slot] == 0:
+                raise ValueError(f"slot {slot} is not in use")
+            self._users[slot] -= 1
+
+    def __getitem__(self, slot: int) -> ResolvedRecipe:
+        resolved = self.recipes[slot]
+        if resolved is None:
+            raise IndexError(f"slot {slot} holds no encoding")
+        return resolved
+
+    def in_use(self) -> int:
+        """How many slots hold encodings of live requests."""
+        return sum(users > 0 for users in self._users)
+
+    def _free_slot(self) -> int:
+        for slot in range(1, MAX_SLOTS):
+            if self.recipes[slot] is None:
+                return slot
+        for slot in range(1, MAX_SLOTS):
+            if self._users[slot] == 0:
+                del self._slot_of[self[slot]]
+                return slot
+        raise SlotsExhausted(f"{MAX_SLOTS} different encodings are in use")
+
+    def _write(self, slot: int, resolved: ResolvedRecipe) -> None:
+        self.recipes[slot] = resolved
+        if resolved.rotates_at == "cache_write":
+            self.inv_freq[slot] = torch.tensor(resolved.inv_freq)
+            self.attention_factor[slot] = resolved.attention_factor
+        else:
+            self.inv_freq[slot] = 0.0
+            self.attention_factor[slot] = 1.0
