@@ -21,14 +21,13 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCau
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from benchmarks.generate_speed import concurrent, methods_of
-from benchmarks.models import BANDED, ENCODINGS, llama, native
+from benchmarks.models import BANDED, ENCODINGS, cached_bytes_per_token, llama, native
 from benchmarks.patched_overhead import DECODED, decoder, prefill
 from benchmarks.scoring_equality import finish
 from benchmarks.timing import interleaved
 from patches import Patched, patched
 from service.engine.engine import Engine, EngineLimits
 from service.evaluation import scoring
-from service.models.loading import cache_bytes_per_token
 
 Row = tuple[str, float, str, str]
 
@@ -160,7 +159,7 @@ def decode(scale: Scale, name: str, batch: int, limit_s: float) -> Iterator[Row]
     model = scale.model(name)
     twin = twin_of(model)
     context = scale.prompt + FEW + scale.steps // 2
-    read = decoded_weights(model) + batch * context * cache_bytes_per_token(model)
+    read = decoded_weights(model) + batch * context * cached_bytes_per_token(model)
     prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
     with (
         patched(model) as patch,
@@ -213,7 +212,7 @@ def scoring_rate(scale: Scale) -> Iterator[Row]:
     token_ids = random_ids(scale, tokens).tolist()
     attention = 2 * tokens**2 * config.num_attention_heads * config.head_dim * config.num_hidden_layers  # causal half
     operations = 2 * tokens * decoded_weights(model) / model.dtype.itemsize + attention
-    held = sum(weight.nbytes for weight in model.parameters()) + tokens * cache_bytes_per_token(model)
+    held = sum(weight.nbytes for weight in model.parameters()) + tokens * cached_bytes_per_token(model)
     with patched(model) as patch:
         for wanted, logits_bytes in ((512, scoring.LOGITS_BYTES), (2048, 4 * 2048 * config.vocab_size)):
             with mock.patch.object(scoring, "LOGITS_BYTES", logits_bytes):

@@ -27,7 +27,7 @@ ONE_MODEL = {"bias": "rotary", "none": "rotary"}
 def run(quick: bool = False) -> Report:
     """One row per method, each timed in turns with plain attention on the same model."""
     torch.set_num_threads(2)
-    tokens, rounds = (64, 1) if quick else (TOKENS, 5)
+    tokens, rounds = (64, 1) if quick else (TOKENS, 3)
     report = Report(
         "method_cost",
         f"each method against plain attention, prefill of {tokens} tokens and decoding behind it, 4 layers of 4 heads "

@@ -14,6 +14,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from patches import patched
+from service.models.loading import cache_bytes_per_token
+
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 """Trained models and texts that are no part of the project; benchmarks run without them too."""
 
@@ -73,6 +76,12 @@ class Subject:
     name: str
     model: PreTrainedModel
     note: str | None = None
+
+
+def cached_bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes that keys and values of one token take over all layers."""
+    with patched(model) as patch:
+        return cache_bytes_per_token(patch)
 
 
 @contextmanager

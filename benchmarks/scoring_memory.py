@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.models import llama, random_model
+from benchmarks.models import cached_bytes_per_token, llama, random_model
 from benchmarks.scoring_equality import finish
 from benchmarks.timing import Report
 from patches import parse, patched
 from service.evaluation.scoring import token_nll
-from service.models.loading import cache_bytes_per_token
 
 TOKENS = 16384
 VOCAB = 32768
@@ -91,7 +90,7 @@ def child(tokens: int) -> dict[str, Any]:
     with patched(model) as patch:
         for _ in token_nll(patch, token_ids, 0, 512):
             pass
-    cache = tokens * cache_bytes_per_token(model)
+    cache = tokens * cached_bytes_per_token(model)
     return {"idle": idle, "weights": weights, "cache": cache, "peak": status("VmHWM")}
 
 

@@ -48,6 +48,10 @@ ONE_PROMPT = {"model": "tiny", "prompt": [5, 6, 7], "pe": {"method": "default"},
 EASY: dict[str, dict[str, Any]] = {
     "PUT /generate": {"model": "tiny", "pe": None},
     "POST /generate": {**ONE_PROMPT, "max_new_tokens": 2},
+    "POST /perplexity": {
+        **{"model": "tiny", "input": [list(range(5, 45))], "methods": [{"method": "default"}], "lengths": [16, 32]},
+        **{"protocol": "disjoint", "stride": None, "tail": None, "timeout_s": 60.0},
+    },
     "POST /v1/completions": {**ONE_PROMPT, "max_tokens": 2, "n": 1, "stream_options": None},
     "POST /v1/chat/completions": {
         **{name: value for name, value in ONE_PROMPT.items() if name != "prompt"},

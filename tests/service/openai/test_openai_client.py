@@ -155,10 +155,15 @@ class Sent:
 
 
 @pytest.fixture(scope="module")
-def small_url(tiny: Path) -> Iterator[str]:
-    """A server with room for one request of 2000 tokens and one waiting."""
+def small_url(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with room for one request of 2000 tokens and one waiting, of a model that never ends by itself."""
+    endless = tmp_path_factory.mktemp("endless") / "tiny"
+    shutil.copytree(tiny, endless)
+    for name in ("config.json", "generation_config.json"):
+        fields = json.loads((endless / name).read_text()) | {"eos_token_id": None}
+        (endless / name).write_text(json.dumps(fields))
     settings = Settings(
-        _env_file=None, model=str(tiny), cache_tokens=2048, max_queue=1, max_new_tokens=2000, max_batch_tokens=128
+        _env_file=None, model=str(endless), cache_tokens=2048, max_queue=1, max_new_tokens=2000, max_batch_tokens=128
     )
     with local_server(settings) as base:
         yield base
