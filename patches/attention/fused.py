@@ -189,9 +189,22 @@ class _Segment:
         parts = []
         for columns in cuts:
             if columns.start < columns.stop:
-                bias = None if columns == full and len(cuts) > 1 else self._bias([band], q_low, queries, columns)
+                bias = None if columns == full and len(cuts) > 1 else self._mask(band, q_low, queries, columns)
                 parts.append(sdpa_with_lse(query, key[:, :, columns], self.value[:, :, columns], bias, self.scaling))
         return parts
+
+    def _mask(self, band: Band, q_low: int, queries: int, columns: slice) -> torch.Tensor | None:
+        """``_bias`` of one band, made once per forward for all blocks and layers where distance alone decides."""
+
+        def make() -> torch.Tensor | None:
+            return self._bias([band], q_low, queries, columns)
+
+        predicate = self._predicate(band)
+        if self.head or self.resolved.recipe.score_bias is not None or not predicate.by_distance:
+            return make()
+        distance = q_low - (self.k_start + columns.start)
+        key = ("mask", predicate, distance, queries, columns.stop - columns.start, self.query.dtype)
+        return self.batch.shared(key, make)
 
     def _columns(self, k_low: int, k_high: int) -> slice:
         """Key columns that hold positions k_low .. k_high - 1, of those still in the cache."""

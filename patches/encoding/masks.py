@@ -13,6 +13,11 @@ import torch
 
 
 class Predicate(Protocol):
+    @property
+    def by_distance(self) -> bool:
+        """Whether distance alone decides: then blocks of queries at other places share their masks."""
+        ...
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor: ...
 
     def key_range(self, q_low: int, q_high: int) -> tuple[int, int]:
@@ -43,6 +48,10 @@ class DistanceRange:
         if self.low < 0:
             raise ValueError("low must be at least 0: a key after its query is never attended")
 
+    @property
+    def by_distance(self) -> bool:
+        return True
+
     def is_causal_below(self, length: int) -> bool:
         return self.low == 0 and (self.high is None or self.high >= length)
 
@@ -67,6 +76,10 @@ class And:
     left: Predicate
     right: Predicate
 
+    @property
+    def by_distance(self) -> bool:
+        return self.left.by_distance and self.right.by_distance
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         return self.left(q_idx, kv_idx) & self.right(q_idx, kv_idx)
 
@@ -90,6 +103,10 @@ class FirstKeys:
     count: int
     low: int = 0
 
+    @property
+    def by_distance(self) -> bool:
+        return False
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         return (kv_idx < self.count) & (q_idx - kv_idx >= self.low)
 
@@ -107,6 +124,10 @@ class ChunkRange:
     size: int
     low: int = 0
     high: int | None = None
+
+    @property
+    def by_distance(self) -> bool:
+        return False
 
     def is_causal_below(self, length: int) -> bool:
         return self.low == 0 and (self.high is None or self.high * self.size >= length)

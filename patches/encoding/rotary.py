@@ -51,9 +51,11 @@ def rotate(
     rotated = rotated.float()
     if interleaved:
         turned = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), dim=-1).flatten(-2)
+        parts = [rotated * cos + turned * sin]
     else:
-        first, second = rotated.chunk(2, dim=-1)
-        turned = torch.cat((-second, first), dim=-1)
-    result = (rotated * cos + turned * sin).to(states.dtype)
-    parts = [part for part in (before, result, after) if part.shape[-1]]
+        (first, second), half = rotated.chunk(2, dim=-1), rotary_dim // 2
+        cos, sin = cos[..., :half], sin[..., :half]  # the second half repeats the first
+        parts = [torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)]
+    parts = [before, *(part.to(states.dtype) for part in parts), after]
+    parts = [part for part in parts if part.shape[-1]]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
