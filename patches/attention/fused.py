@@ -8,6 +8,7 @@ score distances by the query, have no fused kernel; they are in ``eager``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
@@ -15,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from patches.attention.layer import Layer
-from patches.attention.log_sum_exp import Attended, merge, sdpa_with_lse
-from patches.encoding.masks import CAUSAL, And, Predicate
+from patches.attention.log_sum_exp import Attended, combine, has_causal_kernel, merge, sdpa_with_lse
+from patches.encoding.masks import CAUSAL, And, ChunkRange, DistanceRange, Predicate
 from patches.encoding.recipe import Band, PositionMap, RelativeScores, ResolvedRecipe
 from patches.encoding.rotary import per_pair, rotary_table, rotate
 from patches.encoding.temperature import ConstantTemperature
@@ -27,6 +28,9 @@ Table = tuple[torch.Tensor, torch.Tensor]
 
 QUERY_BLOCK = 256
 """Queries per block: bounds a mask or a bias to [heads, 256, k] floats."""
+
+WORTH_A_CALL = 64
+"""Keys that all queries of a block cover, from which on a call without a mask pays."""
 
 
 def attend(
@@ -110,17 +114,54 @@ class _Segment:
         )
 
     def in_blocks(self) -> torch.Tensor:
-        """Blocks of queries; in each, every band attends to the keys it can reach."""
-        keys = self._keys_by_band()
+        """Blocks of queries; in each, every band attends to the keys it can reach. A last band, which covers all
+        keys from some distance on, is one causal triangle and takes all queries at once."""
+        in_blocks, at_once = [], []
+        for band, key in zip(self.resolved.recipe.bands, self._keys_by_band(), strict=True):
+            if self._is_triangle(band):
+                at_once.append(self._triangle(band, key))
+            else:
+                in_blocks.append((band, key))
         blocks = []
-        for first in range(0, self.query.shape[2], QUERY_BLOCK):
-            query = self.query[:, :, first : first + QUERY_BLOCK]
-            q_low = self.q_start + first
-            parts: list[Attended] = []
-            for band, key in zip(self.resolved.recipe.bands, keys, strict=True):
-                parts += self._band(query, q_low, band, key)
-            blocks.append(merge(parts))
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+        for first, stop in itertools.pairwise(self._edges()):
+            query = self.query[:, :, first - self.q_start : stop - self.q_start]
+            blocks.append(combine([part for band, key in in_blocks for part in self._band(query, first, band, key)]))
+        attended = torch.cat([out for out, _ in blocks], dim=2), torch.cat([lse for _, lse in blocks], dim=2)
+        return merge([attended, *at_once])
+
+    def _edges(self) -> list[int]:
+        """Positions where blocks of queries begin, and the end. No block lies across two chunks of a band."""
+        sizes = {band.predicate.size for band in self.resolved.recipe.bands if isinstance(band.predicate, ChunkRange)}
+        edges = [self.q_start]
+        while edges[-1] < self.q_stop:
+            first = edges[-1]
+            edges.append(min([first + QUERY_BLOCK, self.q_stop, *((first // size + 1) * size for size in sizes)]))
+        return edges
+
+    def _is_triangle(self, band: Band) -> bool:
+        predicate = band.predicate
+        return (
+            isinstance(predicate, DistanceRange)
+            and predicate.low > 0
+            and predicate.high is None
+            and (self.own, self.head, self.k_start, self.resolved.recipe.score_bias) == (None, 0, 0, None)
+            and self.q_stop > predicate.low
+            and has_causal_kernel(self.query)
+        )
+
+    def _triangle(self, band: Band, key: torch.Tensor) -> Attended:
+        """Attention to all keys at a distance of ``low`` or more: query p to keys 0 .. p - low."""
+        assert isinstance(band.predicate, DistanceRange)
+        low = band.predicate.low
+        first = max(self.q_start, low)  # queries before it reach no key
+        query = self._rotated_queries(self.query[:, :, first - self.q_start :], first, band)
+        square, before = slice(first - low, self.q_stop - low), slice(0, first - low)
+        parts = [sdpa_with_lse(query, key[:, :, square], self.value[:, :, square], None, self.scaling, causal=True)]
+        if before.stop:
+            parts.append(sdpa_with_lse(query, key[:, :, before], self.value[:, :, before], None, self.scaling))
+        out, lse = combine(parts)
+        missing = first - self.q_start
+        return F.pad(out, (0, 0, missing, 0)), F.pad(lse, (missing, 0), value=float("-inf"))
 
     def eager(self) -> torch.Tensor:
         """Scores in the open, in blocks of queries and in the order of operations that transformers uses."""
@@ -181,7 +222,7 @@ class _Segment:
         predicate = self._predicate(band)
         reached = self._columns(*predicate.key_range(q_low, q_low + queries - 1))
         full = self._columns(*predicate.full_range(q_low, q_low + queries - 1))
-        if self.resolved.recipe.score_bias is not None or full.start >= full.stop:
+        if self.resolved.recipe.score_bias is not None or full.stop - full.start < WORTH_A_CALL:
             cuts = [reached]
         else:
             cuts = [slice(reached.start, full.start), full, slice(full.stop, reached.stop)]
@@ -189,7 +230,7 @@ class _Segment:
         parts = []
         for columns in cuts:
             if columns.start < columns.stop:
-                bias = None if columns == full and len(cuts) > 1 else self._mask(band, q_low, queries, columns)
+                bias = None if columns is full else self._mask(band, q_low, queries, columns)
                 parts.append(sdpa_with_lse(query, key[:, :, columns], self.value[:, :, columns], bias, self.scaling))
         return parts
 

@@ -13,27 +13,43 @@ import torch.nn.functional as F
 Attended = tuple[torch.Tensor, torch.Tensor]
 
 
+def has_causal_kernel(query: torch.Tensor) -> bool:
+    """Whether a causal triangle of any size can be attended without a matrix of scores."""
+    return not query.requires_grad and (query.device.type == "cuda" or _is_fast_on_cpu(query))
+
+
+def _is_fast_on_cpu(*states: torch.Tensor) -> bool:
+    return all(part.device.type == "cpu" and part.dtype == torch.float32 for part in states)
+
+
 def sdpa_with_lse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    *,
+    causal: bool = False,
 ) -> Attended:
     """Output [rows, heads, q, head_dim] and log-sum-exp float32 [rows, heads, q].
 
     ``bias`` is additive, broadcastable to [rows, heads, q, k], the most negative finite number where
-    a pair is excluded: a row without any key then weighs nothing in a merge, and nothing is NaN.
+    a pair is excluded: a row without any key then weighs nothing in a merge, and nothing is NaN. ``causal``, for
+    as many keys as queries and where ``has_causal_kernel``, lets query i attend to keys 0 .. i.
     """
     if value.shape[-1] < query.shape[-1]:  # the kernels want one width (latent attention has two)
         padded = F.pad(value, (0, query.shape[-1] - value.shape[-1]))
-        out, lse = sdpa_with_lse(query, key, padded, bias, scaling)
+        out, lse = sdpa_with_lse(query, key, padded, bias, scaling, causal=causal)
         return out[..., : value.shape[-1]], lse
     if query.requires_grad or key.requires_grad or value.requires_grad:
         return eager_with_lse(query, key, value, bias, scaling)  # the kernels' log-sum-exp has no gradient
-    if query.device.type == "cpu" and query.dtype == key.dtype == value.dtype == torch.float32:
+    if _is_fast_on_cpu(query, key, value):
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, False, attn_mask=bias, scale=scaling
+            query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
         )
         return out, lse
     if query.device.type == "cuda":
-        return _cuda(query, key, value, bias, scaling)
+        return _cuda(query, key, value, bias, scaling, causal)
     return eager_with_lse(query, key, value, bias, scaling)
 
 
@@ -51,7 +67,12 @@ def eager_with_lse(
 
 
 def _cuda(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    causal: bool,
 ) -> Attended:
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -61,16 +82,22 @@ def _cuda(
         padded = torch.empty((*shape[:3], -(-shape[3] // 16) * 16), dtype=query.dtype, device=query.device)
         bias = padded[..., : shape[3]].copy_(bias.clamp_min(torch.finfo(query.dtype).min))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, True, 0.0, False, scale=scaling
+        query, key, value, bias, True, 0.0, causal, scale=scaling
     )
     return out, lse[..., : query.shape[2]]
 
 
-def merge(parts: list[Attended]) -> torch.Tensor:
-    """One attention from several over disjoint keys. Weights are float32 whatever the dtype."""
+def combine(parts: list[Attended]) -> Attended:
+    """One attention from several over disjoint keys, with its log-sum-exp. Weights are float32 whatever the dtype."""
     if len(parts) == 1:
-        return parts[0][0]
+        return parts[0]
     lse = torch.stack([part_lse for _, part_lse in parts])
-    weights = torch.exp(lse - torch.logsumexp(lse, dim=0))
+    total = torch.logsumexp(lse, dim=0)
+    weights = torch.exp(lse - total)
     merged = sum(weight[..., None] * out.float() for weight, (out, _) in zip(weights, parts, strict=True))
-    return torch.as_tensor(merged).to(parts[0][0].dtype)
+    return torch.as_tensor(merged).to(parts[0][0].dtype), total
+
+
+def merge(parts: list[Attended]) -> torch.Tensor:
+    """The output of ``combine``."""
+    return combine(parts)[0]
