@@ -55,7 +55,7 @@ def rotate(
     else:
         (first, second), half = rotated.chunk(2, dim=-1), rotary_dim // 2
         cos, sin = cos[..., :half], sin[..., :half]  # the second half repeats the first
-        parts = [torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)]
+        parts = [first * cos - second * sin, second * cos + first * sin]  # to the bit as x cos + turned(x) sin
     parts = [before, *(part.to(states.dtype) for part in parts), after]
     parts = [part for part in parts if part.shape[-1]]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
