@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[Path, Path]] = {
 }
 """Model -> the folder it lies in, and the text or texts it is measured on."""
 MULTIPLES = (1, 2, 4, 8, REACH)
-DOCUMENTS = 4
+DOCUMENTS = 1
 """Each as long as the longest window: one such window per document, and more of every shorter one."""
 MORE: list[Fields] = [
     {"method": "rerope", "attention_temperature": "log_n"},
