@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,6 +146,7 @@ def effective(method: Method, geometry: RopeGeometry) -> Method:
     return geometry.native if geometry.native is not None and method == Default() else method
 
 
+@lru_cache(maxsize=1024)  # a request asks three times: at the door, in the engine and for its echo
 def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedRecipe:
     """Numbers of ``method`` for one model and one reserved length (prompt + new tokens).
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Self
 
 import torch
 from pydantic import Field, model_validator
 
 from patches.encoding.method import TrainedLengthMethod, Turns
+from patches.encoding.recipe import RopeGeometry
 
 
 def pair_turning(turns: float, rotary_dim: int, rope_theta: float, trained_length: int) -> float:
@@ -50,6 +52,28 @@ def mscale(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
+@dataclass(frozen=True)
+class TurnRange:
+    """Where pairs go from left alone to fully scaled: between two numbers of turns over the trained length."""
+
+    rope_theta: float
+    trained_length: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+
+    def pairs(self, rotary_dim: int) -> tuple[float, float]:
+        """First and last pair index of the range, of ``rotary_dim`` / 2 pairs."""
+        return pair_range(
+            self.beta_fast,
+            self.beta_slow,
+            rotary_dim=rotary_dim,
+            rope_theta=self.rope_theta,
+            trained_length=self.trained_length,
+            truncate=self.truncate,
+        )
+
+
 class TurnRangeMethod(TrainedLengthMethod):
     """A method that keeps fast pairs, fully scales slow ones and treats those between by their index."""
 
@@ -62,3 +86,7 @@ class TurnRangeMethod(TrainedLengthMethod):
         if self.beta_fast <= self.beta_slow:
             raise ValueError("beta_fast must be above beta_slow")
         return self
+
+    def turn_range(self, geometry: RopeGeometry) -> TurnRange:
+        theta, trained_length = self.theta(geometry), self.trained_length(geometry)
+        return TurnRange(theta, trained_length, self.beta_fast, self.beta_slow, self.truncate)

@@ -25,13 +25,12 @@ from service.api.answers import (
     TokenLogprob,
     Usage,
 )
-from service.api.prompts import check_prompt, together
+from service.api.prompts import check_at_most, check_prompt, read_prompt, together
 from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
 from service.api.text import TextStream
 from service.engine.admission import Ticket
 from service.engine.engine import Generation
 from service.engine.request import SamplingParams, TokenLogprobs
-from service.errors import bad_request
 from service.inputs import Encodings, TextOrTokens, as_list
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
@@ -176,14 +175,11 @@ async def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistr
     """Prompts times encodings, every one of them checked against its model before any work starts."""
     settings: Settings = request.app.state.settings
     set_deadline(body.timeout_s, settings)
-    if body.max_new_tokens > settings.max_new_tokens:
-        raise bad_request(f"max_new_tokens: at most {settings.max_new_tokens} on this server", "max_new_tokens")
-    if body.top_k > served.vocab_size:
-        raise bad_request(f"top_k: at most the vocabulary, {served.vocab_size}", "top_k")
+    check_at_most("max_new_tokens", body.max_new_tokens, settings.max_new_tokens)
+    check_at_most("top_k", body.top_k, served.vocab_size)
     given = as_list(body.prompt)
     methods = body.pe if isinstance(body.pe, list) else [body.pe]
-    if len(given) * len(methods) > settings.max_prompts:
-        raise bad_request(f"prompt: prompts times encodings may be at most {settings.max_prompts}", "prompt")
+    check_at_most("prompt", len(given) * len(methods), settings.max_prompts, "prompts times encodings")
     pairs = [(index, method, models.for_method(served, method)) for index in range(len(given)) for method in methods]
     wanted = [
         (target.engine.generations, upper_bound(given[index], target.max_length) + body.max_new_tokens)
@@ -202,7 +198,7 @@ async def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistr
 
 
 def _prompts(given: list[str | list[int]], served: ServedModel) -> list[list[int]]:
-    return [served.tokenizer(item, verbose=False)["input_ids"] if isinstance(item, str) else item for item in given]
+    return [read_prompt(item, served.tokenizer).token_ids for item in given]
 
 
 def _progress_of(job: _Job, emit: Emit) -> Callable[[int], None]:

@@ -29,6 +29,8 @@ def read_prompt(
     item: str | list[int], tokenizer: Any, *, add_special_tokens: bool = True, with_text: bool = False
 ) -> Prompt:
     """A text is tokenized as the tokenizer does of its own accord; token ids are taken as they are, without BOS."""
+    if isinstance(item, str) and not with_text:
+        return Prompt(tokenizer(item, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     if isinstance(item, str):
         encoded = tokenizer(item, add_special_tokens=add_special_tokens, return_offsets_mapping=True, verbose=False)
         ends = accumulate((end for _, end in encoded["offset_mapping"]), max)

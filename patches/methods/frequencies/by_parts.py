@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 
 from patches.encoding.method import AttentionFactor, Factor, TrainedLengthMethod, Turns
-from patches.encoding.ramps import TurnRangeMethod, linear_ramp, mscale, pair_range, turns_of
+from patches.encoding.ramps import TurnRange, TurnRangeMethod, linear_ramp, mscale, pair_range, turns_of
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
 from patches.encoding.temperature import ConstantTemperature
@@ -48,54 +48,29 @@ class ByPartsSchedule:
 
 @dataclass(frozen=True)
 class YarnSchedule:
-    rope_theta: float
+    range: TurnRange
     factor: float
-    trained_length: int
-    beta_fast: float
-    beta_slow: float
-    truncate: bool
     attention_factor: float
     depends_on_length: bool = False
 
     def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
         dim = geometry.rotary_dim
-        low, high = pair_range(
-            self.beta_fast,
-            self.beta_slow,
-            rotary_dim=dim,
-            rope_theta=self.rope_theta,
-            trained_length=self.trained_length,
-            truncate=self.truncate,
-        )
-        plain = base_inv_freq(self.rope_theta, dim)
-        kept = 1 - linear_ramp(low, high, dim // 2)
+        plain = base_inv_freq(self.range.rope_theta, dim)
+        kept = 1 - linear_ramp(*self.range.pairs(dim), dim // 2)
         inv_freq = plain / self.factor * (1 - kept) + plain * kept
-        return Frequencies(inv_freq, self.attention_factor, self.rope_theta)
+        return Frequencies(inv_freq, self.attention_factor, self.range.rope_theta)
 
 
 @dataclass(frozen=True)
 class DynamicYarnSchedule:
     """YaRN, frequencies and factor on cos and sin, for n / L0 with n = max(reserved length, L0)."""
 
-    rope_theta: float
-    trained_length: int
-    beta_fast: float
-    beta_slow: float
-    truncate: bool
+    range: TurnRange
     depends_on_length: bool = True
 
     def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        factor = max(1.0, length / self.trained_length)
-        schedule = YarnSchedule(
-            rope_theta=self.rope_theta,
-            factor=factor,
-            trained_length=self.trained_length,
-            beta_fast=self.beta_fast,
-            beta_slow=self.beta_slow,
-            truncate=self.truncate,
-            attention_factor=mscale(factor),
-        )
-        return schedule.frequencies(geometry, length)
+        factor = max(1.0, length / self.range.trained_length)
+        return YarnSchedule(self.range, factor, mscale(factor)).frequencies(geometry, length)
 
 
 @dataclass(frozen=True)
@@ -178,15 +153,7 @@ class Yarn(TurnRangeMethod):
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         factor = self.ratio(geometry)
-        schedule = YarnSchedule(
-            rope_theta=self.theta(geometry),
-            factor=factor,
-            trained_length=self.trained_length(geometry),
-            beta_fast=self.beta_fast,
-            beta_slow=self.beta_slow,
-            truncate=self.truncate,
-            attention_factor=self._factor_on_cos_and_sin(factor),
-        )
+        schedule = YarnSchedule(self.turn_range(geometry), factor, self._factor_on_cos_and_sin(factor))
         if geometry.latent and self.mscale_all_dim:
             # Latent attention rotates a part of each head; DeepSeek puts this share of the temperature on all of it.
             return Recipe(schedule, attention_temperature=ConstantTemperature(mscale(factor, self.mscale_all_dim) ** 2))
@@ -228,10 +195,7 @@ class DynamicYarn(TurnRangeMethod):
     method: Literal["dynamic_yarn"] = "dynamic_yarn"
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
-        schedule = DynamicYarnSchedule(
-            self.theta(geometry), self.trained_length(geometry), self.beta_fast, self.beta_slow, self.truncate
-        )
-        return Recipe(schedule)
+        return Recipe(DynamicYarnSchedule(self.turn_range(geometry)))
 
 
 class YarnPaper(TrainedLengthMethod):

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from patches.encoding.method import AttentionFactor, Factor
-from patches.encoding.ramps import TurnRangeMethod, mscale, pair_range
+from patches.encoding.ramps import TurnRange, TurnRangeMethod, mscale
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
 
@@ -24,12 +24,8 @@ from patches.encoding.rotary import base_inv_freq
 class RadixSchedule:
     """Divides pair i by factor^exponent(k, n), with k its steps into the range and n the range's width."""
 
-    rope_theta: float
+    range: TurnRange
     factor: float
-    trained_length: int
-    beta_fast: float
-    beta_slow: float
-    truncate: bool
     attention_factor: float
     depends_on_length: bool = False
 
@@ -38,19 +34,12 @@ class RadixSchedule:
         """Rises from 0 at k = 0 to 1 at k = n."""
 
     def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        low, high = pair_range(
-            self.beta_fast,
-            self.beta_slow,
-            rotary_dim=geometry.rotary_dim,
-            rope_theta=self.rope_theta,
-            trained_length=self.trained_length,
-            truncate=self.truncate,
-        )
-        plain = base_inv_freq(self.rope_theta, geometry.rotary_dim)
+        low, high = self.range.pairs(geometry.rotary_dim)
+        plain = base_inv_freq(self.range.rope_theta, geometry.rotary_dim)
         n = max(high - low, 0.001)  # without any pair between, the released code steps from one to the other
         k = (torch.arange(len(plain), dtype=torch.float64) - low).clamp(0, n)
         inv_freq = (plain * self.factor ** -self.exponent(k, n)).float()
-        return Frequencies(inv_freq, self.attention_factor, self.rope_theta)
+        return Frequencies(inv_freq, self.attention_factor, self.range.rope_theta)
 
 
 @dataclass(frozen=True)
@@ -82,16 +71,8 @@ class RadixMethod(TurnRangeMethod):
     )
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
-        schedule = self.schedule(
-            rope_theta=self.theta(geometry),
-            factor=self.factor,
-            trained_length=self.trained_length(geometry),
-            beta_fast=self.beta_fast,
-            beta_slow=self.beta_slow,
-            truncate=self.truncate,
-            attention_factor=self.attention_factor or mscale(self.factor),
-        )
-        return Recipe(schedule)
+        factor = self.attention_factor or mscale(self.factor)
+        return Recipe(self.schedule(self.turn_range(geometry), self.factor, factor))
 
 
 class MrRopeUniform(RadixMethod):
