@@ -11,7 +11,8 @@ from benchmarks.scoring_equality import finish
 from benchmarks.timing import Report, interleaved
 from patches import parse, patched
 from service.evaluation.documents import from_token_ids
-from service.evaluation.perplexity import Plan, Subject, evaluate
+from service.evaluation.perplexity.plan import PerplexityPlan
+from service.evaluation.unit import Subject, evaluate
 
 METHODS = ({"method": "default"}, {"method": "yarn", "factor": 8.0}, {"method": "dynamic", "factor": 8.0})
 
@@ -34,25 +35,36 @@ def run(quick: bool = False) -> Report:
     lengths = [128, 256, 384] if quick else list(range(256, 4097, 256))
     tokens = torch.randint(3, 2048, (lengths[-1],), generator=torch.Generator().manual_seed(2)).tolist()
     with patched(random_model(llama())) as patch:
-        plan = Plan("random", 256, [from_token_ids("random", tokens, _Bytes())], lengths, "curve", 0, 0, None, 512)
+        plan = PerplexityPlan(
+            model="random",
+            trained_length=256,
+            subjects=[],
+            documents=[from_token_ids("random", tokens, _Bytes())],
+            lengths=lengths,
+            protocol="curve",
+            stride=0,
+            tail=0,
+            bos=None,
+            chunk=512,
+        )
         for fields in METHODS[:1] if quick else METHODS:
-            method = parse(fields)
-            measure(plan, Subject(method, patch, "random", plan.tokens(method, patch)), 2 if quick else 3, report)
+            subject = Subject(parse(fields), patch, "random")
+            measure(replace(plan, subjects=[subject]), 2 if quick else 3, report)
     return report
 
 
-def measure(plan: Plan, subject: Subject, rounds: int, report: Report) -> None:
+def measure(plan: PerplexityPlan, rounds: int, report: Report) -> None:
     def one_curve() -> list[float]:
-        return [length.nll_mean for length in finish(evaluate(plan, [subject])).methods[0].lengths]
+        return [length.nll_mean for length in finish(evaluate(plan)).methods[0].lengths]
 
     def per_length() -> list[float]:
-        alone = (finish(evaluate(replace(plan, lengths=[n]), [subject])) for n in plan.lengths)
+        alone = (finish(evaluate(replace(plan, lengths=[n]))) for n in plan.lengths)
         return [result.methods[0].lengths[0].nll_mean for result in alone]
 
     difference = max(abs(a - b) / b for a, b in zip(one_curve(), per_length(), strict=True))
     timings = interleaved({"curve": one_curve, "per length": per_length}, rounds, warmup=0)
     report.add(
-        subject.method.method,
+        plan.subjects[0].method.method,
         f"{timings.median('curve'):.2f} s",
         f"{timings.median('per length'):.2f} s",
         timings.ratio("per length", "curve"),

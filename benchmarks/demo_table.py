@@ -15,8 +15,8 @@ from service.cli.client import client_of
 from service.cli.perplexity import print_table, save_plot, sweep
 from service.cli.server import local_server
 from service.client import Ropeway
-from service.evaluation.results import PerplexityResult
-from service.evaluation.tables import perplexity_markdown
+from service.evaluation.perplexity.results import PerplexityResult
+from service.evaluation.perplexity.tables import perplexity_markdown
 from service.models.loading import DEMO
 from service.models.training.card import insert_table
 from service.settings import Settings

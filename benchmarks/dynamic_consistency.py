@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from benchmarks.scoring_equality import finish, text
 from benchmarks.timing import Report
 from patches import Method, Patched, parse
 from patches.model.probe import formatted
-from service.evaluation.perplexity import evaluate
-from service.evaluation.planning import plan_of
-from service.evaluation.plots import perplexity_png
-from service.evaluation.request import PerplexityRequest
-from service.evaluation.results import MethodResult, PerplexityResult
+from service.evaluation.perplexity.plan import plan_of
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.perplexity.results import MethodResult, PerplexityResult
+from service.evaluation.unit import evaluate
+from service.figures.perplexity import perplexity_png
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 
@@ -89,10 +90,10 @@ def measure(models: ModelRegistry, multiples: tuple[float, ...], characters: int
         stride=4 * TAIL,
     )
     settings = Settings(_env_file=None)
-    plan, subjects = plan_of(request, models, settings)
-    result: PerplexityResult = finish(evaluate(plan, subjects))
+    plan = plan_of(request, models, settings)
+    result: PerplexityResult = finish(evaluate(plan))
     with growing_base(served.patch, parse(DYNAMIC)):
-        grown: PerplexityResult = finish(evaluate(plan, subjects[-1:]))
+        grown: PerplexityResult = finish(evaluate(replace(plan, subjects=plan.subjects[-1:])))
     consistent, static, plain = result.methods
     named = zip(LABELS.values(), (consistent, grown.methods[0], static, plain), strict=True)
     methods: list[MethodResult] = [method.model_copy(update={"label": label}) for label, method in named]

@@ -16,8 +16,8 @@ import typer
 from benchmarks.demo_table import documents_in, measure
 from service.cli.client import client_of
 from service.cli.server import local_server
-from service.evaluation.results import PerplexityResult
-from service.evaluation.tables import perplexity_markdown
+from service.evaluation.perplexity.results import PerplexityResult
+from service.evaluation.perplexity.tables import perplexity_markdown
 from service.settings import Settings
 
 LONGEST = 16

@@ -16,9 +16,9 @@ from benchmarks.models import ENCODINGS, SHARED, folder_of, native
 from benchmarks.timing import Report
 from patches import Method, parse
 from service.evaluation.documents import language_reference
-from service.evaluation.perplexity import evaluate
-from service.evaluation.planning import plan_of
-from service.evaluation.request import PerplexityRequest
+from service.evaluation.perplexity.plan import plan_of
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.unit import evaluate
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 
@@ -54,8 +54,8 @@ def compare(models: ModelRegistry, multiples: tuple[int, ...], report: Report) -
     lengths = [served.trained_length * multiple for multiple in multiples]
     methods: list[Method] = [parse(encoding) for encoding in NATIVE]
     request = PerplexityRequest(input=text(), methods=methods, lengths=lengths)
-    plan, subjects = plan_of(request, models, Settings(_env_file=None))
-    result = finish(evaluate(plan, subjects))
+    plan = plan_of(request, models, Settings(_env_file=None))
+    result = finish(evaluate(plan))
     token_ids = plan.documents[0].token_ids
     if plan.bos is not None:
         token_ids = [plan.bos, *token_ids]

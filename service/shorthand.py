@@ -161,3 +161,20 @@ def _value(text: str) -> Any:
         return json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
         return text
+
+
+def label_of(method: Method) -> str:
+    """Short name for tables and legends: the method and the parameters that were set."""
+    given = method.model_dump(exclude_unset=True)
+    chosen = method.model_dump(exclude={"method"}, exclude_defaults=True)
+    shown = [f"{name}={_shown(given[name])}" for name in chosen if not isinstance(given[name], tuple)]
+    return f"{method.method}({', '.join(shown)})" if shown else method.method
+
+
+def _shown(value: Any) -> str:
+    """A parameter's value: an encoding in its short form, a temperature by its kind and numbers."""
+    if isinstance(value, Mapping):
+        if "method" in value:
+            return to_shorthand(value)
+        return " ".join([str(value.get("kind", "")), *(_shown(v) for k, v in value.items() if k != "kind")]).strip()
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

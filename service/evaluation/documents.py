@@ -1,35 +1,82 @@
-"""Texts to score: token ids without special tokens, and how many bytes each range stands for."""
+"""Texts to score: token ids without special tokens, and how many bytes and words each range stands for."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
+SPACES = re.compile(r"\s+")
+CONTEXT = 4
+"""Tokens decoded before a range together with it: a character has at most four bytes, hence four tokens."""
+
 
 @dataclass
 class Document:
-    """One text. ``byte_ends`` [tokens] is the UTF-8 offset after each token, where the text is known."""
+    """One text. ``byte_ends`` [tokens] is the UTF-8 offset after each token and ``spaces`` the offset at which each run
+    of white space begins, where the text is known; where only token ids were given, they are decoded.
+
+    Special tokens stand for no text. What a tokenizer drops counts with the token after it, or with the last one.
+    """
 
     name: str
     token_ids: list[int]
     tokenizer: Any = field(repr=False)
     byte_ends: list[int] | None = field(default=None, repr=False)
+    spaces: list[int] = field(default_factory=list, repr=False)
 
     def bytes_between(self, first: int, last: int) -> int:
-        """UTF-8 bytes of the tokens first <= i < last; by decoding where only token ids were given."""
+        """UTF-8 bytes of the tokens first <= i < last."""
         if first >= last:
             return 0
         if self.byte_ends is None:
-            return len(self.tokenizer.decode(self.token_ids[first:last]).encode())
-        return self.byte_ends[last - 1] - (self.byte_ends[first - 1] if first else 0)
+            return self._decoded(first, last, _bytes)
+        return self._offset(last) - self._offset(first)
+
+    def words_between(self, first: int, last: int) -> int:
+        """Words of the tokens first <= i < last, counted as lm-evaluation-harness does: pieces between runs of white
+        space, the empty ones at both ends included. A word counts where the white space after it begins, the last one
+        with the last token, so that ranges which cover the document once sum to the harness' count."""
+        if first >= last:
+            return 0
+        ends = int(last == len(self.token_ids))
+        if self.byte_ends is None:
+            return self._decoded(first, last, _runs_of_space) + ends
+        begins = bisect.bisect_left(self.spaces, self._offset(first))
+        return bisect.bisect_left(self.spaces, self._offset(last)) - begins + ends
+
+    def after(self, token_id: int) -> Document:
+        """The same text after a special token."""
+        ends = None if self.byte_ends is None else [0, *self.byte_ends]
+        return replace(self, token_ids=[token_id, *self.token_ids], byte_ends=ends)
 
     @cached_property
     def total_bytes(self) -> int:
         return self.bytes_between(0, len(self.token_ids))
+
+    def _offset(self, token: int) -> int:
+        return self.byte_ends[token - 1] if self.byte_ends and token else 0
+
+    def _decoded(self, first: int, last: int, count: Callable[[str], int]) -> int:
+        """What a range adds to the count of the text before it: decoded alone, it would lose a leading space, and
+        parts of a character would count as whole ones."""
+        before = max(0, first - CONTEXT)
+        known, both = (
+            self.tokenizer.decode(self.token_ids[before:stop], skip_special_tokens=True) for stop in (first, last)
+        )
+        return count(both) - count(known)
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode())
+
+
+def _runs_of_space(text: str) -> int:
+    return sum(1 for _ in SPACES.finditer(text))
 
 
 def from_text(name: str, text: str, tokenizer: Any) -> Document:
@@ -38,7 +85,11 @@ def from_text(name: str, text: str, tokenizer: Any) -> Document:
     at_char = [0, *accumulate(len(char.encode()) for char in text)] if not text.isascii() else range(len(text) + 1)
     # Several tokens may stand for parts of one character: they all end after it, the last one counts.
     ends = list(accumulate((at_char[end] for _, end in encoded["offset_mapping"]), max))
-    return Document(name, encoded["input_ids"], tokenizer, ends)
+    if ends:
+        ends[-1] = at_char[-1]
+    return Document(
+        name, encoded["input_ids"], tokenizer, ends, [at_char[run.start()] for run in SPACES.finditer(text)]
+    )
 
 
 def from_token_ids(name: str, token_ids: Sequence[int], tokenizer: Any) -> Document:

@@ -1,14 +1,13 @@
-"""The body of ``POST /perplexity``, and the same thing for the shell."""
+"""Fields that every evaluation's body has."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from patches import PositionEncoding, examples
-from service.evaluation.results import Protocol
-from service.inputs import TextOrTokens
+from patches import PositionEncoding
+from service.inputs import as_list
 
 Tokens = Annotated[int, Field(ge=2, le=(1 << 24) - 1)]
 
@@ -42,45 +41,32 @@ Lengths = Annotated[
 ]
 
 
-class PerplexityRequest(BaseModel):
-    """Perplexity against context length, several encodings in one call."""
+class EvaluationRequest(BaseModel):
+    """What to measure, and how the answer is to come. ``Evaluation`` in the catalogue turns it into a plan."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+    evaluation: str
     model: str | None = Field(None, description="A served model; the first one when absent.")
-    input: TextOrTokens = Field(
-        "python-reference",
-        description="A text, token ids, a list of either (documents), or the name of a built-in document.",
-    )
     methods: Annotated[list[PositionEncoding], Field(min_length=1)] = Field(
         default_factory=lambda: [{"method": "default"}],
         validate_default=True,
         description="Encodings to compare, each an object with `method` and its parameters.",
     )
     lengths: Lengths | None = Field(
-        None, description="Context lengths in tokens; doubling from the trained length to the document when absent."
-    )
-    protocol: Protocol = Field("curve", description="Which tokens are scored with which context.")
-    stride: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="`sliding`: tokens between window starts (256). `tail`: between window ends (longest length)."
-    )
-    tail: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="`tail`: scored tokens at the end of each window (256)."
-    )
-    bos: Literal["auto", "always", "never"] = Field(
-        "auto", description="BOS at the start of every window; `auto` does what the tokenizer does."
+        None, description="Context lengths in tokens; doubling from the trained length when absent."
     )
     stream: bool = Field(False, description="Server-sent events: progress, then the result.")
+    background: bool = Field(False, description="Answer 202 with a job at once; the job's routes have the rest.")
+    reuse: bool = Field(True, description="A job takes outcomes that the store has of the same inputs, model and code.")
     timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
-        None, description="Seconds until it is given up with 504; the server's maximum when absent."
+        None, description="Seconds until it is given up with 504; the server's maximum when absent. Not for jobs."
     )
 
     @model_validator(mode="after")
-    def _parameters_of_the_protocol(self) -> Self:
-        if self.stride is not None and self.protocol not in ("sliding", "tail"):
-            raise ValueError(f"stride has no meaning for protocol {self.protocol}: use sliding or tail")
-        if self.tail is not None and self.protocol != "tail":
-            raise ValueError(f"tail has no meaning for protocol {self.protocol}")
+    def _one_way_to_answer(self) -> Self:
+        if self.background and (self.stream or self.timeout_s is not None):
+            raise ValueError("background excludes stream and timeout_s: follow the job's events instead")
         return self
 
     def length_values(self) -> list[int] | None:
@@ -90,11 +76,6 @@ class PerplexityRequest(BaseModel):
         values = self.lengths.values() if isinstance(self.lengths, LengthRange) else self.lengths
         return sorted(set(values))
 
-
-def example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "input": "python-reference",
-        "methods": examples(),
-        "lengths": [256, 512, 1024, 2048],
-    }
+    def texts(self) -> list[str | list[int]]:
+        """The documents as they were sent."""
+        return as_list(getattr(self, "input", []))

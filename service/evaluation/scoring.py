@@ -1,13 +1,15 @@
 """Token ids and an encoding in, one log-probability per token out. Everything else is arithmetic.
 
 Prefill runs in chunks through a cache and never holds logits of more than one chunk. A chunk's targets
-reach one token past its inputs, so the prediction across each boundary is scored too.
+reach one token past its inputs, so the prediction across each boundary is scored too. ``Reading`` also decodes
+greedily from the same cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,6 +75,81 @@ def bounded(chunk: int, context: int, device: torch.device) -> int:
     return max(min(16, chunk), min(chunk, chunk * (FULL_CHUNK_CONTEXT + chunk) // (context + chunk)))
 
 
+def vocab_size_of(patch: Patched) -> int:
+    return int(patch.model.config.get_text_config().vocab_size)
+
+
+@dataclass
+class Reading:
+    """A sequence as a model reads it under one encoding: its cache, and how many tokens are in it."""
+
+    patch: Patched
+    slot: int
+    length: int = 0
+    cache: Any = None
+
+    def logits(self, ids: torch.Tensor, *, evict: bool = True) -> torch.Tensor:
+        """float32 [n, vocabulary] after each of the next tokens, int64 [n]. Without ``evict`` nothing leaves the
+        cache, so that the tokens can be forgotten again."""
+        positions = torch.arange(self.length, self.length + len(ids), device=ids.device)
+        with torch.no_grad():
+            output = self.patch.model(
+                input_ids=ids[None],
+                position_ids=encode(positions, self.slot)[None],
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        self.cache = output.past_key_values
+        self.length += len(ids)
+        if evict:
+            self.patch.evict(self.cache, self.slot)
+        logits: torch.Tensor = output.logits[0]
+        return logits.float()
+
+    def prefill(self, token_ids: Sequence[int], chunk: int) -> Generator[int, None, torch.Tensor]:
+        """Read a prompt in chunks; log-probabilities float32 [vocabulary] of what follows it."""
+        device = self.patch.model.device
+        chunk = chunk_length(chunk, vocab_size_of(self.patch))
+        ids = torch.tensor(token_ids, device=device)
+        last = ids.new_empty(0, dtype=torch.float32)
+        while self.length < len(ids):
+            stop = min(self.length + bounded(chunk, self.length, device), len(ids))
+            read = stop - self.length
+            last = self.logits(ids[self.length : stop])[-1].log_softmax(dim=-1)
+            yield read
+        return last
+
+    def answer(self, last: torch.Tensor, answer_ids: Sequence[int], chunk: int) -> Generator[int, None, TokenScores]:
+        """Scores and ranks of ``answer_ids`` [m >= 1] where ``last`` [vocabulary] says what comes next; then the
+        sequence is what it was before."""
+        ids = torch.tensor(answer_ids, device=last.device)
+        scores = TokenScores.empty(len(ids), 0)
+        scores.put(0, ids[:1], last[None], with_ranks=True)
+        self.cache.activate_past_recording()  # layers that slide keep what they need to go back
+        chunk = chunk_length(chunk, vocab_size_of(self.patch))
+        inputs = len(ids) - 1
+        for start in range(0, inputs, chunk):
+            stop = min(start + chunk, inputs)
+            logprobs = self.logits(ids[start:stop], evict=False).log_softmax(dim=-1)
+            scores.put(start + 1, ids[start + 1 : stop + 1], logprobs, with_ranks=True)
+            yield stop - start
+        if inputs:
+            self.cache.crop(-inputs)
+            self.length -= inputs
+        return scores
+
+    def decode(
+        self, last: torch.Tensor, new_tokens: int, eos_token_ids: Sequence[int]
+    ) -> Generator[int, None, np.ndarray]:
+        """The greedy continuation, int64 [1 <= n <= new_tokens], an end token included; yields 1 per token read."""
+        found = [int(last.argmax())]
+        while len(found) < new_tokens and found[-1] not in eos_token_ids:
+            last = self.logits(torch.tensor(found[-1:], device=last.device))[-1]
+            found.append(int(last.argmax()))
+            yield 1
+        return np.array(found, np.int64)
+
+
 def token_scores(
     patch: Patched, token_ids: Sequence[int], slot: int, chunk: int, *, top: int | None = None, with_next: bool = False
 ) -> Generator[int, None, TokenScores]:
@@ -82,31 +159,23 @@ def token_scores(
     likely token after the last one, as ``next_id`` and as a last row.
     A generator because the caller runs it between generation steps, one chunk at a time.
     """
-    model, device = patch.model, patch.model.device
-    vocab_size = model.config.get_text_config().vocab_size
+    device = patch.model.device
+    vocab_size = vocab_size_of(patch)
     chunk = chunk_length(chunk, vocab_size)
     # Without a next token the last one is only ever a target: it needs no forward of its own.
     inputs = len(token_ids) - (0 if with_next else 1)
     scores = TokenScores.empty(inputs, min(top or 0, vocab_size))
     ids = torch.tensor(token_ids, device=device)
-    cache = None
-    start = stop = 0
-    while (start := stop) < inputs:
+    reading = Reading(patch, slot)
+    while (start := reading.length) < inputs:
         stop = min(start + bounded(chunk, start, device), inputs)
-        position_ids = encode(torch.arange(start, stop, device=device), slot)[None]
-        with torch.no_grad():
-            output = model(
-                input_ids=ids[None, start:stop], position_ids=position_ids, past_key_values=cache, use_cache=True
-            )
-            logprobs = output.logits[0].float().log_softmax(dim=-1)
+        logprobs = reading.logits(ids[start:stop]).log_softmax(dim=-1)
         targets = ids[start + 1 : stop + 1]
         if len(targets) < stop - start:
             targets = torch.cat((targets, logprobs[-1].argmax()[None]))
             scores.next_id = int(targets[-1])
         scores.put(start, targets, logprobs, with_ranks=top is not None)
-        cache = output.past_key_values
-        patch.evict(cache, slot)
-        del output, logprobs
+        del logprobs
         yield stop - start
     return scores
 

@@ -1,69 +1,137 @@
-"""From per-token NLL to what a result reports: sums, intervals, buckets."""
+"""From per-token NLL to what a result reports: sums, intervals, buckets, comparisons."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from service.evaluation.results import Interval, LengthResult, PositionBucket
+from service.evaluation.perplexity.results import Group, LengthResult, PositionBucket
+from service.evaluation.results import Interval
 
 BLOCK = 64
+MOST_BLOCKS = 256
 RESAMPLES = 1000
 
 
 @dataclass
 class Scored:
-    """NLL [n] of one window's scored tokens, their document, their context lengths' start, and bytes."""
+    """NLL [n] of one window's scored tokens, their document, their context lengths' start, and the bytes and words
+    that they stand for."""
 
     document: int
     nll: np.ndarray
     first_context: int
     bytes: int
+    words: int
 
 
 def length_result(length: int, windows: list[Scored], documents: int) -> LengthResult:
     """Arithmetic over the windows of one method at one length; at least one token must be scored."""
-    nll = np.concatenate([window.nll for window in windows])
-    total_bytes = sum(window.bytes for window in windows)
-    mean = float(nll.mean())
+    nll = joined(windows)
+    total, mean = float(nll.sum()), float(nll.mean())
+    # A range of tokens that stand for no byte at all is made of special tokens, and takes one rather than infinity.
+    size, words = sum(window.bytes for window in windows), sum(window.words for window in windows)
     window_means = [float(window.nll.mean()) for window in windows if len(window.nll)]
     return LengthResult(
         length=length,
-        perplexity=_exp(mean),
-        nll_sum=float(nll.sum()),
+        perplexity=finite_exp(mean),
+        nll_sum=total,
         nll_mean=mean,
-        bits_per_byte=float(nll.sum()) / math.log(2) / max(total_bytes, 1),
-        perplexity_window_mean=_exp(float(np.mean(window_means))),
+        bits_per_byte=total / math.log(2) / max(size, 1),
+        byte_perplexity=finite_exp(total / max(size, 1)),
+        word_perplexity=finite_exp(total / words) if words else None,
+        perplexity_window_mean=finite_exp(float(np.mean(window_means))),
         tokens_scored=len(nll),
-        bytes_scored=total_bytes,
+        bytes_scored=size,
+        words_scored=words,
         windows=len(windows),
         documents=documents,
         interval=interval(windows),
+        groups=groups_of(windows, documents),
     )
 
 
-def interval(windows: list[Scored]) -> Interval | None:
+def joined(windows: Sequence[Scored]) -> np.ndarray:
+    """NLL of all windows, one after another."""
+    return np.concatenate([np.zeros(0), *(window.nll for window in windows)])
+
+
+def interval(windows: Sequence[Scored]) -> Interval | None:
     """95 % interval of exp(mean NLL): bootstrap over documents, or blocks of the only document."""
-    sums: dict[int, float] = {}
-    counts: dict[int, int] = {}
-    for window in windows:
-        sums[window.document] = sums.get(window.document, 0.0) + float(window.nll.sum())
-        counts[window.document] = counts.get(window.document, 0) + len(window.nll)
-    if len(sums) > 1:
-        total, count = np.array(list(sums.values())), np.array(list(counts.values()))
-        drawn = np.random.default_rng(0).integers(0, len(total), (RESAMPLES, len(total)))
-        low, high = np.quantile(total[drawn].sum(1) / count[drawn].sum(1), [0.025, 0.975])
-        return Interval(low=_exp(float(low)), high=_exp(float(high)), kind="documents")
-    nll = np.concatenate([window.nll for window in windows])
+    documents = max((window.document for window in windows), default=0) + 1
+    if documents > 1:
+        return interval_of(groups_of(windows, documents), "documents")
+    nll = joined(windows)
     blocks = len(nll) // BLOCK
     if blocks < 2:
         return None
     means = nll[: blocks * BLOCK].reshape(blocks, BLOCK).mean(1)
     error = 1.96 * float(means.std(ddof=1)) / math.sqrt(blocks)
     mean = float(nll.mean())
-    return Interval(low=_exp(mean - error), high=_exp(mean + error), kind="blocks")
+    return Interval(low=finite_exp(mean - error), high=finite_exp(mean + error), kind="blocks")
+
+
+def interval_of(groups: Sequence[Group], kind: Literal["documents", "blocks"]) -> Interval | None:
+    """The same from groups that need not be of one size: bootstrap over documents, the standard error of a ratio over
+    blocks. None where fewer than two groups have tokens."""
+    groups = [group for group in groups if group[1]]
+    if len(groups) < 2:
+        return None
+    total, count = (np.array(column) for column in zip(*groups, strict=True))
+    if kind == "documents":
+        drawn = _drawn(len(groups))
+        low, high = np.quantile(total[drawn].sum(1) / count[drawn].sum(1), [0.025, 0.975])
+    else:
+        mean, n = total.sum() / count.sum(), len(groups)
+        error = 1.96 * math.sqrt(n / (n - 1) * ((total - mean * count) ** 2).sum()) / count.sum()
+        low, high = mean - error, mean + error
+    return Interval(low=finite_exp(float(low)), high=finite_exp(float(high)), kind=kind)
+
+
+def groups_of(windows: Sequence[Scored], documents: int, counted: Sequence[np.ndarray] | None = None) -> list[Group]:
+    """(NLL sum, tokens) of every document, in order; of one document, of at most 256 blocks of its scored tokens.
+
+    ``counted`` bool [n] per window: the other tokens have their place in a block and count for nothing.
+    """
+    which = [np.ones(len(window.nll), bool) for window in windows] if counted is None else counted
+    if documents > 1:
+        sums, counts = [0.0] * documents, [0] * documents
+        for window, inside in zip(windows, which, strict=True):
+            sums[window.document] += float(window.nll[inside].sum())
+            counts[window.document] += int(inside.sum())
+        return list(zip(sums, counts, strict=True))
+    nll, inside = joined(windows), np.concatenate([np.zeros(0, bool), *which])
+    size = BLOCK * max(1, math.ceil(len(nll) / (BLOCK * MOST_BLOCKS)))
+    blocks = [slice(start, start + size) for start in range(0, len(nll), size)]
+    return [(float(nll[block][inside[block]].sum()), int(inside[block].sum())) for block in blocks]
+
+
+def paired_probability(a: Sequence[Group], b: Sequence[Group]) -> float | None:
+    """Bootstrap probability that ``a`` has the lower perplexity, from the groups of two methods over the same tokens.
+
+    Pairs of groups are drawn with replacement, 1000 times and always the same; a tie counts half. None where fewer
+    than two groups have tokens.
+
+    Raises:
+        ValueError: when the groups are not of the same tokens.
+    """
+    if [tokens for _, tokens in a] != [tokens for _, tokens in b]:
+        raise ValueError("the groups of the two methods do not have the same tokens")
+    # Both share the tokens that are drawn, so the sign of the summed difference decides.
+    difference = np.array([left - right for (left, tokens), (right, _) in zip(a, b, strict=True) if tokens])
+    if len(difference) < 2:
+        return None
+    gained = difference[_drawn(len(difference))].sum(1)
+    return float((gained < 0).mean() + 0.5 * (gained == 0).mean())
+
+
+def _drawn(groups: int) -> np.ndarray:
+    """Indices [resamples, groups] of groups drawn with replacement."""
+    return np.random.default_rng(0).integers(0, groups, (RESAMPLES, groups))
 
 
 def position_buckets(windows: list[Scored]) -> list[PositionBucket]:
@@ -88,6 +156,6 @@ def position_buckets(windows: list[Scored]) -> list[PositionBucket]:
     ]
 
 
-def _exp(nll: float) -> float:
+def finite_exp(nll: float) -> float:
     """exp, with a finite ceiling: JSON has no infinity."""
     return math.exp(min(nll, 700.0))

@@ -1,158 +1,43 @@
-"""A perplexity result as CSV (one row per method and length), Markdown and a terminal table."""
+"""Any result as a table: CSV, Parquet, an Arrow table."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from service.evaluation.results import EvaluationResult
 
-from service.evaluation.results import LengthResult, MethodResult, PerplexityResult
-
-TERMINAL_COLUMNS = 8
-BEST = "bold green"
+if TYPE_CHECKING:
+    import pyarrow
 
 
-def perplexity_csv(result: PerplexityResult) -> str:
+def csv_of(result: EvaluationResult) -> str:
     """Every number of the result, full precision, comma-separated with a header (RFC 4180)."""
-    rows = [_row(result, method, at) for method in result.methods for at in method.lengths]
+    rows = result.rows()
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]))
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
     return out.getvalue()
 
 
-def _row(result: PerplexityResult, method: MethodResult, at: LengthResult) -> dict[str, object]:
-    interval = at.interval
-    return {
-        "method": _no_formula(method.label),
-        "model": _no_formula(method.model),
-        "length": at.length,
-        "perplexity": at.perplexity,
-        "interval_low": interval.low if interval else "",
-        "interval_high": interval.high if interval else "",
-        "interval_kind": interval.kind if interval else "",
-        "nll_mean": at.nll_mean,
-        "nll_sum": at.nll_sum,
-        "bits_per_byte": at.bits_per_byte,
-        "perplexity_window_mean": at.perplexity_window_mean,
-        "tokens_scored": at.tokens_scored,
-        "bytes_scored": at.bytes_scored,
-        "windows": at.windows,
-        "documents": at.documents,
-        "frequency_hash": method.frequency_hashes[at.length],
-        "protocol": result.protocol,
-        "trained_length": result.trained_length,
-    }
+def arrow_of(result: EvaluationResult) -> pyarrow.Table:
+    """The same rows as an Arrow table."""
+    import pyarrow
+
+    return pyarrow.Table.from_pylist(result.rows())
 
 
-def perplexity_markdown(result: PerplexityResult) -> str:
-    """Methods as rows, lengths as columns, the best of each column in bold."""
-    header = ["method", *(f"{length:,}" for length in result.lengths)]
-    lines = [_markdown_row(header), _markdown_row(["---", *["---:"] * len(result.lengths)])]
-    for method, values in _cells(result):
-        shown = [f"**{text}**" if style else text for text, style in values.values()]
-        label = method_name(method, result).replace("\\", "\\\\").replace("|", "\\|")
-        lines.append(_markdown_row([label, *shown]))
-    return "\n".join(lines) + "\n"
+def parquet_of(result: EvaluationResult) -> bytes:
+    """The same rows as a Parquet file."""
+    from pyarrow import parquet
+
+    out = io.BytesIO()
+    parquet.write_table(arrow_of(result), out)
+    return out.getvalue()
 
 
-def perplexity_rich(result: PerplexityResult) -> Table:
-    """The same table for a terminal, to go under ``heading``.
-
-    Lengths past the trained one are yellow, the best of each length is green. Of many lengths
-    only a few are shown, and the caption says so.
-    """
-    lengths = result.lengths
-    if len(lengths) > TERMINAL_COLUMNS:
-        lengths = spaced(lengths, result.trained_length, TERMINAL_COLUMNS)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method", overflow="fold", min_width=12)
-    for length in lengths:
-        style = "bold" if length <= result.trained_length else "bold yellow"
-        table.add_column(Text(f"{length:,}", style=style), justify="right", no_wrap=True)
-    for method, values in _cells(result):
-        shown = [Text(*values[length]) for length in lengths]
-        table.add_row(Text(method_name(method, result)), *shown)
-    left_out = len(result.lengths) - len(lengths)
-    more = f"; {left_out} more lengths measured" if left_out else ""
-    table.caption = Text(f"trained length {result.trained_length:,} tokens; {interval_note(result)}{more}")
-    table.caption_justify = "left"
-    return table
-
-
-def spaced(lengths: Sequence[int], trained_length: int, most: int) -> list[int]:
-    """At most ``most`` of the ascending ``lengths``, apart on a log scale: both ends, then the trained
-    length and its doublings where they are among them, then others."""
-    first, last = lengths[0], lengths[-1]
-    gap = math.log2(last / first) / (most - 1) * (1 - 1e-9)
-    doublings = [length for length in lengths if math.log2(length / trained_length).is_integer()]
-    chosen = [first]
-    for length in [last, *doublings, *lengths]:
-        if all(abs(math.log2(length / other)) >= gap and length != other for other in chosen):
-            chosen.append(length)
-    return sorted(chosen)
-
-
-def heading(result: PerplexityResult) -> str:
-    """Model, protocol and documents in one line."""
-    return f"Perplexity of {result.model} by context length: {protocol_note(result)}, {documents_note(result)}"
-
-
-def protocol_note(result: PerplexityResult) -> str:
-    """The protocol with the parameters that had an effect, such as ``sliding (stride 256)``."""
-    parameters = ", ".join(f"{name} {value}" for name, value in result.parameters.items())
-    return f"{result.protocol} ({parameters})" if parameters else result.protocol
-
-
-def documents_note(result: PerplexityResult, most: int = 3) -> str:
-    """The names of the documents, the first few of many, and how long they are."""
-    names = [document.name for document in result.documents]
-    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-    return f"{shown} ({sum(document.tokens for document in result.documents):,} tokens)"
-
-
-def interval_note(result: PerplexityResult) -> str:
-    """What the intervals are over."""
-    kinds = {at.interval.kind for method in result.methods for at in method.lengths if at.interval}
-    if not kinds:
-        return "too few tokens for an interval"
-    over = {"documents": "documents (bootstrap)", "blocks": "blocks of 64 tokens"}
-    return f"95 % interval over {' and '.join(over[kind] for kind in sorted(kinds))}"
-
-
-def method_name(method: MethodResult, result: PerplexityResult) -> str:
-    """The label, and the model where another one than the result's answered."""
-    return method.label if method.model == result.model else f"{method.label} on {method.model}"
-
-
-def short_number(value: float) -> str:
-    """A perplexity in few characters: 7.123, 45.67, 812.3, 56,789, 1.2e+09."""
-    if value >= 1e6:
-        return f"{value:.1e}"
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 10 else f"{value:.3f}"
-
-
-def _cells(result: PerplexityResult) -> Iterator[tuple[MethodResult, dict[int, tuple[str, str]]]]:
-    """Per method: length -> (number, style), both empty where nothing was measured."""
-    perplexities = [{at.length: at.perplexity for at in method.lengths} for method in result.methods]
-    best = {n: min((values[n] for values in perplexities if n in values), default=None) for n in result.lengths}
-    for method, values in zip(result.methods, perplexities, strict=True):
-        shown = {n: (short_number(values[n]), BEST if values[n] == best[n] else "") for n in values}
-        yield method, {n: shown.get(n, ("", "")) for n in result.lengths}
-
-
-def _markdown_row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _no_formula(text: str) -> str:
+def _no_formula(value: object) -> object:
     """Names come from requests: a spreadsheet must not run one that starts like a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from service.evaluation.results import (
-    DocumentInfo,
-    Interval,
+from service.evaluation.perplexity.results import (
     LengthResult,
     MethodResult,
     PerplexityResult,
 )
+from service.evaluation.results import DocumentInfo, Interval
 
 
 def at_length(length: int, perplexity: float, kind: Literal["documents", "blocks"] | None = "blocks") -> LengthResult:
@@ -24,12 +23,16 @@ def at_length(length: int, perplexity: float, kind: Literal["documents", "blocks
         nll_sum=nll * (length - 1),
         nll_mean=nll,
         bits_per_byte=nll / math.log(2) / 3,
+        byte_perplexity=math.exp(nll / 3),
+        word_perplexity=math.exp(2 * nll),
         perplexity_window_mean=perplexity,
         tokens_scored=length - 1,
         bytes_scored=3 * (length - 1),
+        words_scored=(length - 1) // 2,
         windows=1,
         documents=1,
         interval=interval,
+        groups=[(nll * 64, 64)] * ((length - 1) // 64),
     )
 
 
@@ -50,7 +53,6 @@ def result_of(
             frequency_hashes=dict.fromkeys(lengths, "0123456789ab"),
             model=(models or {}).get(label, "tiny"),
             passes=1,
-            seconds=0.5,
             lengths=[at_length(n, p, kind) for n, p in zip(lengths, perplexities, strict=True)],
             nll_by_position=[],
         )

@@ -1,18 +1,33 @@
-"""Windows of the four protocols, against the golden vectors and by their definitions."""
+"""Windows of the five protocols, against the golden vectors and by their definitions."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
-from service.evaluation import protocols
-from service.evaluation.statistics import Scored, interval, length_result, position_buckets
+from service.evaluation.documents import from_text, from_token_ids
+from service.evaluation.perplexity import protocols
+from service.evaluation.statistics import (
+    Scored,
+    groups_of,
+    interval,
+    interval_of,
+    length_result,
+    paired_probability,
+    position_buckets,
+)
+from tests.service.conftest import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
 
 
 def nll(token: int, context: int) -> float:
@@ -26,7 +41,7 @@ def test_sliding_is_the_yarn_protocol(shared: Path) -> None:
         as_published = [[w.start, w.stop, w.stop - w.first_scored] for w in windows]
         assert as_published == case["windows_begin_end_trglen"]
         scored = [
-            Scored(0, np.array([nll(t, t - w.start) for t in range(max(w.first_scored, w.start + 1), w.stop)]), 0, 1)
+            Scored(0, np.array([nll(t, t - w.start) for t in range(max(w.first_scored, w.start + 1), w.stop)]), 0, 1, 1)
             for w in windows
         ]
         result = length_result(case["L"], scored, 1)
@@ -66,7 +81,7 @@ def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     generator = np.random.default_rng(0)
     covered = 0
     for _ in range(200):
-        documents = [Scored(d, generator.normal(2.0, 0.5, 64) + generator.normal(0, 0.2), 0, 64) for d in range(30)]
+        documents = [Scored(d, generator.normal(2.0, 0.5, 64) + generator.normal(0, 0.2), 0, 64, 9) for d in range(30)]
         found = interval(documents)
         assert found is not None
         assert found.kind == "documents"
@@ -76,15 +91,163 @@ def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
 
 def test_one_document_gets_an_interval_over_blocks_and_a_short_one_none() -> None:
     generator = np.random.default_rng(0)
-    found = interval([Scored(0, generator.normal(2.0, 0.5, 6400), 0, 1)])
+    found = interval([Scored(0, generator.normal(2.0, 0.5, 6400), 0, 1, 1)])
     assert found is not None
     assert found.kind == "blocks"
     assert found.low < math.exp(2.0) < found.high
-    assert interval([Scored(0, np.ones(100), 0, 1)]) is None
+    assert interval([Scored(0, np.ones(100), 0, 1, 1)]) is None
 
 
 def test_buckets_double_and_count_every_token() -> None:
-    buckets = position_buckets([Scored(0, np.arange(1.0, 300.0), 1, 1), Scored(0, np.ones(5), 0, 1)])
+    buckets = position_buckets([Scored(0, np.arange(1.0, 300.0), 1, 1, 1), Scored(0, np.ones(5), 0, 1, 1)])
     assert [(b.start, b.stop) for b in buckets] == [(0, 16), (16, 32), (32, 64), (64, 128), (128, 256), (256, 512)]
     assert sum(b.tokens for b in buckets) == 299 + 5
     assert buckets[1].nll_mean == pytest.approx(np.arange(16, 32).mean())
+
+
+def harness_windows(tokens: int, length: int) -> list[tuple[list[int], list[int]]]:
+    """(inputs, predicted) token places, 0 the prefix: `get_rolling_token_windows` of lm-evaluation-harness with a
+    context of one token, then `make_disjoint_window`, as their docstrings describe them."""
+    places = list(range(tokens))
+    found, done = [], 0
+    while done < tokens - 1:
+        count = min(length, tokens - 1 - done)
+        predicted = places[done + 1 : done + 1 + count]
+        inputs = places[: done + count][-length:]
+        found.append((inputs, predicted))
+        done += count
+    return found
+
+
+@given(tokens=st.integers(1, 300), length=st.integers(2, 100))
+def test_rolling_is_the_windows_of_the_harness(tokens: int, length: int) -> None:
+    windows = protocols.rolling(tokens, length)
+    as_theirs = [(list(range(w.start, w.stop - 1)), list(range(w.first_scored, w.stop))) for w in windows]
+    assert as_theirs == harness_windows(tokens, length)
+
+
+def windows_of(*nll: np.ndarray) -> list[Scored]:
+    return [Scored(document, values, 0, 1, 1) for document, values in enumerate(nll)]
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 100, 6400, 64 * 256, 64 * 256 + 1, 100_000])
+def test_groups_of_one_document_are_few_equal_blocks_that_sum_to_all(tokens: int) -> None:
+    nll = np.random.default_rng(0).normal(2.0, 0.5, tokens)
+    groups = groups_of(windows_of(nll), 1)
+    sizes = [count for _, count in groups]
+    assert len(groups) <= 256
+    assert sizes[0] % 64 == 0 or len(sizes) == 1
+    assert set(sizes[:-1]) <= {sizes[0]}
+    assert sum(sizes) == tokens
+    assert sum(total for total, _ in groups) == pytest.approx(nll.sum())
+    assert [total for total, _ in groups] == pytest.approx(
+        [part.sum() for part in np.split(nll, np.cumsum(sizes)[:-1])]
+    )
+
+
+def test_groups_of_several_documents_are_the_documents() -> None:
+    windows = windows_of(np.ones(3), np.full(5, 2.0))
+    assert groups_of([*windows, Scored(0, np.full(2, 4.0), 0, 1, 1)], 3) == [(11.0, 5), (10.0, 5), (0.0, 0)]
+
+
+def test_an_interval_can_be_had_from_the_groups_too() -> None:
+    generator = np.random.default_rng(0)
+    one, several = (generator.normal(2.0, 0.5, 6400),), generator.normal(2.0, 0.5, (20, 100))
+    for nll, kind in ((one, "blocks"), (several, "documents")):
+        windows = windows_of(*nll)
+        expected, got = interval(windows), interval_of(groups_of(windows, len(windows)), kind)
+        assert expected is not None
+        assert got is not None
+        assert got.kind == expected.kind == kind
+        assert (got.low, got.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
+    assert interval_of([(1.0, 1), (0.0, 0)], "documents") is None
+
+
+def test_a_paired_comparison_sees_what_two_intervals_cannot() -> None:
+    generator = np.random.default_rng(0)
+    hard = generator.normal(2.0, 0.5, 40)
+    a, b = ([(float(64 * nll), 64) for nll in values] for values in (hard, hard + generator.normal(0.02, 0.05, 40)))
+    apart = interval_of(a, "blocks"), interval_of(b, "blocks")
+    assert apart[0] is not None
+    assert apart[1] is not None
+    assert apart[0].high > apart[1].low, "the intervals overlap"
+    probability = paired_probability(a, b)
+    assert probability is not None
+    assert probability > 0.95
+    assert paired_probability(b, a) == pytest.approx(1 - probability)
+    assert paired_probability(a, b) == probability, "the same every time"
+
+
+def test_a_paired_comparison_of_equals_and_of_too_little() -> None:
+    groups = [(1.0, 2), (3.0, 2), (0.0, 0)]
+    assert paired_probability(groups, groups) == 0.5
+    assert paired_probability(groups[1:], groups[1:]) is None
+    with pytest.raises(ValueError, match="same tokens"):
+        paired_probability(groups, [(1.0, 2), (3.0, 3), (0.0, 0)])
+
+
+def test_a_paired_comparison_is_right_about_as_often_as_it_says() -> None:
+    """Without a difference, the probability is spread evenly."""
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(300):
+        nll = generator.normal(2.0, 0.3, (2, 50))
+        found.append(paired_probability(*([(float(value), 1) for value in row] for row in nll)))
+    assert 0.42 < np.mean(found) < 0.58
+    assert 0.05 < np.mean(np.array(found) > 0.9) < 0.16
+
+
+SPACED = st.text(st.sampled_from(list("ab é東🙂 \n\t\u3000.")), min_size=1, max_size=60)
+
+
+@given(text=SPACED, cuts=st.lists(st.integers(0, 100), max_size=5))
+def test_bytes_and_words_of_ranges_sum_to_the_harness_counts(text: str, cuts: list[int]) -> None:
+    """Of texts, and of token ids wherever no cut goes through a character of white space."""
+    document = from_text("d", text, TOKENIZER)
+    tokens = len(document.token_ids)
+    edges = sorted({0, *(min(cut, tokens) for cut in cuts), tokens})
+    words, size = len(re.split(r"\s+", text)), len(text.encode())
+    given_ids = from_token_ids("d", document.token_ids, TOKENIZER)
+    for read in (document, given_ids, document.after(0), given_ids.after(0)):
+        shift = len(read.token_ids) - tokens
+        ranges = list(pairwise([0, *(edge + shift for edge in edges[1:])]))
+        assert sum(read.bytes_between(*part) for part in ranges) == read.total_bytes == size
+        if read.byte_ends is not None or "\u3000" not in text:
+            assert sum(read.words_between(*part) for part in ranges) == words
+        assert read.words_between(0, shift + tokens) == words
+
+
+def test_a_word_counts_where_the_space_after_it_begins() -> None:
+    document = from_text("d", "ab cd", TOKENIZER)
+    ends = document.byte_ends
+    assert ends is not None
+    assert ends[-1] == 5
+    for last in range(1, len(ends)):
+        assert document.words_between(0, last) == (1 if ends[last - 1] > 2 else 0)
+    assert document.words_between(0, len(ends)) == 2
+    assert document.words_between(1, 1) == 0
+
+
+@pytest.mark.parametrize("name", ["stories260K", "llama3-1m-atto"])
+def test_real_tokenizers_lose_no_byte_and_no_word(shared: Path, name: str) -> None:
+    """One of them drops the space before a range that is decoded alone."""
+    tokenizer = AutoTokenizer.from_pretrained(shared / "data" / "models" / name)
+    text = (
+        "\n " + (shared / "data" / "corpora" / "tinystories.txt").read_text(encoding="utf-8")[:1200] + " naïve 東京 \n"
+    )
+    known = from_text("d", text, tokenizer)
+    decoded = from_token_ids("d", known.token_ids, tokenizer)
+    parts = list(pairwise([*range(0, len(known.token_ids), 7), len(known.token_ids)]))
+    for document in (known, decoded):
+        assert sum(document.bytes_between(*part) for part in parts) == document.total_bytes == len(text.encode())
+        assert sum(document.words_between(*part) for part in parts) == len(re.split(r"\s+", text))
+
+
+def test_word_and_byte_perplexity_are_the_sum_over_words_and_bytes() -> None:
+    windows = [Scored(0, np.full(10, 0.5), 0, 20, 4), Scored(0, np.full(6, 1.0), 0, 12, 3)]
+    result = length_result(16, windows, 1)
+    assert (result.bytes_scored, result.words_scored) == (32, 7)
+    assert result.word_perplexity == pytest.approx(math.exp(11 / 7))
+    assert result.byte_perplexity == pytest.approx(math.exp(11 / 32))
+    assert result.byte_perplexity == pytest.approx(2**result.bits_per_byte)
+    assert length_result(16, [Scored(0, np.ones(2), 0, 3, 0)], 1).word_perplexity is None

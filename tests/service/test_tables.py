@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from service.evaluation.tables import (
+from service.evaluation.perplexity.tables import (
     heading,
-    perplexity_csv,
     perplexity_markdown,
     perplexity_rich,
     short_number,
     spaced,
 )
+from service.evaluation.tables import csv_of
 from tests.service.results import result_of
 
 LENGTHS = [256, 512, 1024]
@@ -35,7 +35,7 @@ def printed(result: object, width: int = 100) -> str:
 
 class TestCsv:
     def rows(self) -> list[dict[str, str]]:
-        return list(csv.DictReader(io.StringIO(perplexity_csv(RESULT))))
+        return list(csv.DictReader(io.StringIO(csv_of(RESULT))))
 
     def test_has_one_row_per_method_and_length(self) -> None:
         keys = [(row["method"], int(row["length"])) for row in self.rows()]
@@ -52,13 +52,13 @@ class TestCsv:
             assert int(row["tokens_scored"]) == at.tokens_scored
 
     def test_leaves_a_missing_interval_empty(self) -> None:
-        text = perplexity_csv(result_of({"default": [6.5]}, [256], kind=None))
+        text = csv_of(result_of({"default": [6.5]}, [256], kind=None))
         (row,) = csv.DictReader(io.StringIO(text))
         assert (row["interval_low"], row["interval_high"], row["interval_kind"]) == ("", "", "")
 
     @pytest.mark.parametrize("label", ["=1+1", "+1", "-1", "@SUM(A1)", "a,b", 'a"b', "a\nb"])
     def test_label_is_one_cell_and_never_a_formula(self, label: str) -> None:
-        text = perplexity_csv(result_of({label: [6.5]}, [256]))
+        text = csv_of(result_of({label: [6.5]}, [256]))
         (row,) = csv.DictReader(io.StringIO(text, newline=""))
         assert row["method"].removeprefix("'") == label
         assert not row["method"].startswith(("=", "+", "-", "@"))

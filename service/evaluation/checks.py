@@ -1,0 +1,140 @@
+"""What every evaluation checks of a request before a token reaches the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from patches import Method
+from service.evaluation.documents import BUILT_IN, Document, built_in, doubling_lengths, from_text, from_token_ids
+from service.evaluation.unit import Plan, Subject
+from service.inputs import as_list
+from service.models.registry import ModelRegistry, ServedModel
+from service.settings import Settings
+
+DEFAULT_REACH = 32
+"""Default lengths stop at this many times the trained length."""
+
+Bos = Literal["auto", "always", "never"]
+
+
+class InvalidEvaluation(ValueError):
+    """A request that cannot be run; ``param`` is the field at fault."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
+
+
+def subjects_of(
+    methods: Sequence[Method], served: ServedModel, models: ModelRegistry, settings: Settings, *, longest: int
+) -> list[Subject]:
+    """Every method with the model that it is measured on.
+
+    Raises:
+        InvalidEvaluation: when there are too many, or one does not fit its model at ``longest`` tokens.
+    """
+    at_most("methods", len(methods), settings.max_methods)
+    subjects = []
+    for index, method in enumerate(methods):
+        model = models.for_method(served, method)
+        try:
+            model.patch.resolve(method, longest)
+        except ValueError as error:
+            raise InvalidEvaluation(f"methods.{index}", str(error)) from error
+        subjects.append(Subject(method, model.patch, model.name))
+    return subjects
+
+
+def documents_of(given: object, served: ServedModel, settings: Settings) -> list[Document]:
+    """The documents of a request's ``input``, tokenized without special tokens.
+
+    Raises:
+        InvalidEvaluation: for too many, or token ids that the model does not have.
+    """
+    several = as_list(given)
+    at_most("input", len(several), settings.max_documents)
+    documents = []
+    for index, item in enumerate(several):
+        name = f"input[{index}]" if len(several) > 1 else "input"
+        if not isinstance(item, str):
+            documents.append(from_token_ids(name, item, served.tokenizer))
+        elif item in BUILT_IN:
+            documents.append(built_in(item, served.tokenizer))
+        else:
+            documents.append(from_text(name, item, served.tokenizer))
+    for document in documents:
+        outside = next((t for t in document.token_ids if t >= served.vocab_size), None)
+        if outside is not None:
+            raise InvalidEvaluation("input", f"token id {outside} is outside 0..{served.vocab_size - 1}")
+    return documents
+
+
+def bos_of(wanted: Bos, served: ServedModel) -> int | None:
+    """The token that every window starts with, or None.
+
+    Raises:
+        InvalidEvaluation: when one is wanted and the model has none.
+    """
+    if wanted == "always" and served.bos_token_id is None:
+        raise InvalidEvaluation("bos", "this model has no BOS token: use auto or never")
+    starts = wanted == "always" or (wanted == "auto" and served.adds_bos)
+    return served.bos_token_id if starts else None
+
+
+def lengths_of(
+    wanted: Sequence[int] | None,
+    served: ServedModel,
+    documents: Sequence[Document],
+    special: int,
+    settings: Settings,
+) -> list[int]:
+    """Context lengths that every document has room for; doublings of the trained length where none are given.
+
+    Raises:
+        InvalidEvaluation: for lengths beyond a document or beyond the server.
+    """
+    shortest = min(len(document.token_ids) for document in documents) + special
+    longest = min(shortest, served.engine.limits.score_tokens)
+    if wanted is None:
+        if longest < 2:
+            raise InvalidEvaluation("input", "needs at least 2 tokens to score one")
+        lengths = doubling_lengths(served.trained_length, min(longest, DEFAULT_REACH * served.trained_length))
+    else:
+        lengths = sorted(set(wanted))
+        if lengths[-1] > shortest:
+            raise InvalidEvaluation("lengths", f"{lengths[-1]} is beyond the shortest document: at most {shortest}")
+        server_takes(lengths[-1], served)
+    at_most("lengths", len(lengths), settings.max_lengths)
+    return lengths
+
+
+def server_takes(length: int, served: ServedModel) -> None:
+    """Raises:
+    InvalidEvaluation: when a pass of ``length`` tokens never fits.
+    """
+    most = served.engine.limits.score_tokens
+    if length > most:
+        raise InvalidEvaluation("lengths", f"{length} is beyond what this server scores: at most {most}")
+
+
+def at_most(param: str, count: int, most: int) -> None:
+    """Raises:
+    InvalidEvaluation: when a list has more entries than the server allows.
+    """
+    if count > most:
+        raise InvalidEvaluation(param, f"has {count} entries and at most {most} are allowed")
+
+
+def affordable(plan: Plan, settings: Settings) -> Plan:
+    """``plan`` itself.
+
+    Raises:
+        InvalidEvaluation: when its passes read more tokens than the server allows.
+    """
+    if plan.tokens > settings.max_scored_tokens:
+        most = settings.max_scored_tokens
+        raise InvalidEvaluation(
+            "lengths", f"the passes would read {plan.tokens} tokens; this server allows {most} a request"
+        )
+    return plan

@@ -1,0 +1,1 @@
+"""Perplexity over the tokens that need a long context (LongPPL)."""

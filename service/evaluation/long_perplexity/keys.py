@@ -1,0 +1,59 @@
+"""Which tokens need a long context, by "What is Wrong with Perplexity for Long-context Language Modeling?"
+(arXiv:2410.23771, section 3) and its code, PKU-ML/LongPPL.
+
+An evaluator scores every token with a long and with a short context. Key are those that gain much from the long one
+and that it then predicts well; the others are as predictable from a few words, or not predictable at all. All key
+tokens weigh the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.perplexity.protocols import Window, sliding
+
+MOST_SHORT_CONTEXT = 4096
+"""Published as ``trunc_len``; a quarter of it, 1024, as ``sliding_window``."""
+
+
+def is_key(nll_long: np.ndarray, nll_short: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    """Bool [n] from NLL [n] in nats: gained more than ``alpha``, and a log-probability above ``beta``."""
+    return np.asarray((nll_short - nll_long > alpha) & (nll_long < -beta))
+
+
+class Contexts(NamedTuple):
+    """Tokens of the evaluator's long windows, least tokens of context in its short ones, and the stride of both.
+
+    A token is predicted from at least long - stride tokens in a long window, and from at most short + stride - 1 in a
+    short one, a BOS counted; where the document begins, from all there are. The published program has one long window,
+    the whole text.
+    """
+
+    long: int
+    short: int
+    stride: int
+
+    def long_windows(self, tokens: int, special: int) -> list[Window]:
+        return sliding(tokens, self.long - special, self.stride)
+
+    def short_windows(self, tokens: int, special: int) -> list[Window]:
+        return sliding(tokens, self.short + self.stride - special, self.stride)
+
+
+def contexts_of(long: int, short: int | None, stride: int | None) -> Contexts:
+    """With the defaults in place.
+
+    Raises:
+        InvalidEvaluation: when some token's short context could reach as far as its long one.
+    """
+    short = short or min(MOST_SHORT_CONTEXT, max(1, long // 4))
+    if short > long - 2:
+        raise InvalidEvaluation("short_context", f"must be at most {long - 2}: long_context is {long}")
+    stride = stride or max(1, short // 4)
+    most = (long - short) // 2
+    if stride > most:
+        raise InvalidEvaluation("stride", f"must be at most {most}, half of what lies between the two contexts")
+    return Contexts(long, short, stride)

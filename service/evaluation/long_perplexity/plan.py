@@ -1,0 +1,194 @@
+"""Long perplexity: the evaluator's passes, the methods' passes, and the mean over the tokens that are key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from service.evaluation.checks import InvalidEvaluation, affordable, documents_of
+from service.evaluation.long_perplexity.keys import Contexts, contexts_of, is_key
+from service.evaluation.long_perplexity.request import LongPerplexityRequest
+from service.evaluation.long_perplexity.results import (
+    EvaluatorInfo,
+    LongLengthResult,
+    LongMethodResult,
+    LongPerplexityResult,
+)
+from service.evaluation.perplexity.plan import PerplexityPlan, WindowsUnit
+from service.evaluation.perplexity.plan import plan_of as perplexity_plan_of
+from service.evaluation.perplexity.protocols import Window
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.perplexity.results import LengthResult
+from service.evaluation.statistics import Scored, finite_exp, groups_of, interval_of, joined
+from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.models.registry import ModelRegistry, ServedModel
+from service.settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class LongPerplexityPlan(Plan):
+    """``measured`` is the plain evaluation of the methods: its passes are those of a request for perplexity, and its
+    numbers stand beside the long ones."""
+
+    measured: PerplexityPlan
+    evaluator: Subject
+    contexts: Contexts
+    alpha: float
+    beta: float
+
+    @cached_property
+    def units(self) -> Sequence[Unit]:
+        """Per document a long and a short pass of the evaluator, then the methods' own."""
+        return [*(unit for pair in self._evaluations for unit in pair), *self.measured.units]
+
+    @cached_property
+    def _evaluations(self) -> list[tuple[WindowsUnit, WindowsUnit]]:
+        return [self._evaluation(index) for index in range(len(self.measured.documents))]
+
+    def _evaluation(self, index: int) -> tuple[WindowsUnit, WindowsUnit]:
+        """Long and short pass over as much of a document as any length scores."""
+        measured, contexts = self.measured, self.contexts
+        document, special = measured.documents[index], 0 if measured.bos is None else 1
+        scored = max(window.stop for length in measured.lengths for window in measured.windows(document, length))
+
+        def unit(length: int, windows: list[Window]) -> WindowsUnit:
+            return WindowsUnit(self.evaluator, length, document.name, document, windows, measured.bos, measured.chunk)
+
+        return (
+            unit(contexts.long, contexts.long_windows(scored, special)),
+            unit(contexts.short + contexts.stride, contexts.short_windows(scored, special)),
+        )
+
+    def result(self, outcomes: Sequence[Outcome]) -> LongPerplexityResult:
+        passes = 2 * len(self._evaluations)
+        keys = [
+            self._keys(long["nll"], short["nll"])
+            for long, short in zip(outcomes[0:passes:2], outcomes[1:passes:2], strict=True)
+        ]
+        plain = self.measured.result(outcomes[passes:])
+        remaining = iter(outcomes[passes:])
+        methods = []
+        for method, parts in zip(plain.methods, self.measured.passes, strict=True):
+            at_lengths = iter(method.lengths)
+            lengths = []
+            for answered, units in parts:
+                own = [(unit, next(remaining)) for unit in units]
+                lengths += [self._at(next(at_lengths), length, own, keys) for length in answered]
+            methods.append(LongMethodResult(label=method.label, pe=method.pe, model=method.model, lengths=lengths))
+        return LongPerplexityResult(
+            model=plain.model,
+            trained_length=plain.trained_length,
+            evaluator=self._evaluator_info(keys),
+            protocol=plain.protocol,
+            parameters=plain.parameters,
+            bos=plain.bos,
+            lengths=plain.lengths,
+            documents=plain.documents,
+            methods=methods,
+        )
+
+    def _keys(self, nll_long: np.ndarray, nll_short: np.ndarray) -> np.ndarray:
+        """Bool of every token that the evaluator read: without a BOS it says nothing of the first."""
+        found = is_key(nll_long, nll_short, self.alpha, self.beta)
+        return found if self.measured.bos is not None else np.concatenate([[False], found])
+
+    def _at(
+        self, plain: LengthResult, length: int, measured: list[tuple[WindowsUnit, Outcome]], keys: list[np.ndarray]
+    ) -> LongLengthResult:
+        windows: list[Scored] = []
+        key: list[np.ndarray] = []
+        for index, (unit, outcome) in enumerate(measured):
+            for window, scored in zip(unit.windows, unit.scored(outcome, index, length), strict=True):
+                first = unit.first(window)
+                windows.append(scored)
+                key.append(keys[index][first : first + len(scored.nll)])
+        groups = groups_of(windows, len(measured), key)
+        nll = joined(windows)[np.concatenate(key)]
+        mean = float(nll.mean()) if len(nll) else None
+        return LongLengthResult(
+            length=length,
+            long_perplexity=None if mean is None else finite_exp(mean),
+            nll_sum=float(nll.sum()),
+            nll_mean=mean,
+            key_tokens=len(nll),
+            key_fraction=len(nll) / plain.tokens_scored,
+            perplexity=plain.perplexity,
+            tokens_scored=plain.tokens_scored,
+            interval=interval_of(groups, "documents" if len(measured) > 1 else "blocks"),
+            groups=groups,
+        )
+
+    def _evaluator_info(self, keys: list[np.ndarray]) -> EvaluatorInfo:
+        subject, contexts = self.evaluator, self.contexts
+        return EvaluatorInfo(
+            label=subject.label,
+            pe=subject.patch.describe(subject.method, contexts.long),
+            model=subject.model,
+            long_context=contexts.long,
+            short_context=contexts.short,
+            stride=contexts.stride,
+            alpha=self.alpha,
+            beta=self.beta,
+            tokens=sum(len(of_document) for of_document in keys),
+            key_tokens=sum(int(of_document.sum()) for of_document in keys),
+        )
+
+
+def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Settings) -> LongPerplexityPlan:
+    """Everything is checked here, before a token reaches the model.
+
+    Raises:
+        UnknownModel: for a model that is not served.
+        InvalidEvaluation: for anything else that cannot be run as asked.
+    """
+    asked = request.evaluator
+    served = models.get(request.model)
+    named = served if asked.model is None else models.get(asked.model)
+    evaluator = models.for_method(named, asked.pe)
+    shared = {name: getattr(request, name) for name in ("model", "methods", "lengths", "input", "protocol", "bos")}
+    measured = perplexity_plan_of(PerplexityRequest(**shared), models, settings)
+    most = evaluator.engine.limits.score_tokens
+    long = request.long_context or min(evaluator.trained_length, most)
+    if long > most:
+        raise InvalidEvaluation("long_context", f"{long} is beyond what this server scores: at most {most}")
+    contexts = contexts_of(long, request.short_context, request.stride)
+    try:
+        evaluator.patch.resolve(asked.pe, contexts.long)
+    except ValueError as error:
+        raise InvalidEvaluation("evaluator.pe", str(error)) from error
+    same_tokens(request, served, evaluator, measured, settings)
+    plan = LongPerplexityPlan(
+        measured=measured,
+        evaluator=Subject(asked.pe, evaluator.patch, evaluator.name),
+        contexts=contexts,
+        alpha=request.alpha,
+        beta=request.beta,
+    )
+    affordable(plan, settings)
+    return plan
+
+
+def same_tokens(
+    request: LongPerplexityRequest,
+    served: ServedModel,
+    evaluator: ServedModel,
+    measured: PerplexityPlan,
+    settings: Settings,
+) -> None:
+    """Raises:
+    InvalidEvaluation: when the evaluator reads the documents as other tokens than the model does.
+    """
+    if evaluator is served:
+        return
+    same = evaluator.tokenizer.get_vocab() == served.tokenizer.get_vocab()
+    if same:
+        theirs = documents_of(request.input, evaluator, settings)
+        same = [d.token_ids for d in theirs] == [d.token_ids for d in measured.documents]
+    if not same:
+        raise InvalidEvaluation(
+            "evaluator.model",
+            f"{evaluator.name} has another tokenizer than {served.name}: key tokens cannot be carried over",
+        )

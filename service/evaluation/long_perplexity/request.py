@@ -1,0 +1,73 @@
+"""The body of ``POST /long_perplexity``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from patches import PositionEncoding, examples
+from service.evaluation.checks import Bos
+from service.evaluation.request import EvaluationRequest, Tokens
+from service.inputs import TextOrTokens
+
+Scoring = Literal["curve", "sliding", "disjoint", "tail"]
+
+
+class Evaluator(BaseModel):
+    """Who says which tokens are key: any served model with the same tokenizer, under any encoding."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(None, description="A served model; the one that is measured when absent.")
+    pe: PositionEncoding = Field(
+        default_factory=lambda: {"method": "default"},
+        validate_default=True,
+        description="Its encoding; the checkpoint's own when absent.",
+    )
+
+
+class LongPerplexityRequest(EvaluationRequest):
+    """Perplexity over key tokens against context length, several encodings in one call."""
+
+    evaluation: Literal["long_perplexity"] = "long_perplexity"
+    input: TextOrTokens = Field(
+        "python-reference",
+        description="A text, token ids, a list of either (documents), or the name of a built-in document.",
+    )
+    protocol: Scoring = Field(
+        "curve",
+        description="Which tokens the methods score with which context, as in `perplexity`, with its defaults. `tail` "
+        "has the same key tokens at every length.",
+    )
+    bos: Bos = Field("auto", description="BOS at the start of every window; `auto` does what the tokenizer does.")
+    evaluator: Evaluator = Field(default_factory=Evaluator, description="Who says which tokens are key.")
+    long_context: Tokens | None = Field(
+        None, description="Tokens of the evaluator's long windows; the length that it was trained at when absent."
+    )
+    short_context: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Tokens of context that its short windows leave at least; long_context / 4, at most 4096."
+    )
+    stride: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Tokens between its windows, long and short ones; short_context / 4 when absent."
+    )
+    alpha: Annotated[float, Field(gt=0)] = Field(
+        2.0, description="A key token gains more log-probability (nats) than this from the long context."
+    )
+    beta: Annotated[float, Field(le=0)] = Field(
+        -2.0, description="A key token has more log-probability (nats) than this in the long context."
+    )
+
+
+def example() -> dict[str, Any]:
+    """A body that works on the embedded demo models. They gain less from context than the models that the published
+    thresholds are for, which leave them one key token in 2048."""
+    return {
+        "input": "python-reference",
+        "methods": examples(),
+        "lengths": [256, 512, 1024, 2048],
+        "short_context": 16,
+        "stride": 64,
+        "alpha": 0.5,
+        "beta": -4.0,
+    }

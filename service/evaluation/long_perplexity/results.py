@@ -1,0 +1,93 @@
+"""What an evaluation of long perplexity returns."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from service.evaluation.perplexity.results import Group, Protocol
+from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+
+
+class EvaluatorInfo(MethodInResult):
+    """Who chose the key tokens, by what, and how many there are among the tokens that any length reads."""
+
+    long_context: int
+    short_context: int
+    stride: int
+    alpha: float
+    beta: float
+    tokens: int
+    key_tokens: int
+
+
+class LongLengthResult(BaseModel):
+    """One method at one length. Sums and means are natural-log NLL over the key tokens among the scored ones; with no
+    key token among them ``key_tokens`` is 0 and there is no long perplexity.
+
+    ``perplexity`` is over all scored tokens, for contrast.
+    """
+
+    length: int
+    long_perplexity: float | None = Field(description="exp(nll_mean); null where no scored token is key.")
+    nll_sum: float
+    nll_mean: float | None
+    key_tokens: int
+    key_fraction: float = Field(description="Of the scored tokens.")
+    perplexity: float
+    tokens_scored: int
+    interval: Interval | None = Field(description="Of the long perplexity, over documents or blocks of scored tokens.")
+    groups: list[Group] = Field(
+        description="(NLL sum, tokens) over key tokens, by document or block as in `perplexity`."
+    )
+
+
+class LongMethodResult(MethodInResult):
+    """Every length of one method."""
+
+    lengths: list[LongLengthResult]
+
+
+class LongPerplexityResult(EvaluationResult):
+    """A whole evaluation."""
+
+    evaluation: Literal["long_perplexity"] = "long_perplexity"
+    evaluator: EvaluatorInfo
+    protocol: Protocol
+    parameters: dict[str, Any] = Field(description="Stride and tail of the protocol as they took effect.")
+    bos: bool = Field(description="Whether every window starts with the model's BOS token.")
+    lengths: list[int]
+    documents: list[DocumentInfo]
+    methods: list[LongMethodResult]
+
+    def rows(self) -> list[Row]:
+        """One row per method and length."""
+        return [self._row(method, at) for method in self.methods for at in method.lengths]
+
+    def _row(self, method: LongMethodResult, at: LongLengthResult) -> Row:
+        interval, evaluator = at.interval, self.evaluator
+        return {
+            "method": method.label,
+            "model": method.model,
+            "length": at.length,
+            "long_perplexity": at.long_perplexity,
+            "interval_low": interval.low if interval else None,
+            "interval_high": interval.high if interval else None,
+            "interval_kind": interval.kind if interval else None,
+            "nll_mean": at.nll_mean,
+            "nll_sum": at.nll_sum,
+            "key_tokens": at.key_tokens,
+            "key_fraction": at.key_fraction,
+            "perplexity": at.perplexity,
+            "tokens_scored": at.tokens_scored,
+            "protocol": self.protocol,
+            "evaluator": evaluator.label,
+            "evaluator_model": evaluator.model,
+            "long_context": evaluator.long_context,
+            "short_context": evaluator.short_context,
+            "stride": evaluator.stride,
+            "alpha": evaluator.alpha,
+            "beta": evaluator.beta,
+            "trained_length": self.trained_length,
+        }

@@ -1,0 +1,276 @@
+"""Perplexity against context length: which passes answer which lengths, and the arithmetic on their NLL."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from service.evaluation.checks import (
+    Bos,
+    InvalidEvaluation,
+    affordable,
+    at_most,
+    bos_of,
+    documents_of,
+    lengths_of,
+    server_takes,
+    subjects_of,
+)
+from service.evaluation.documents import Document
+from service.evaluation.perplexity import protocols
+from service.evaluation.perplexity.protocols import Window
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.perplexity.results import MethodResult, PerplexityResult, Protocol
+from service.evaluation.results import DocumentInfo
+from service.evaluation.scoring import token_nll
+from service.evaluation.statistics import Scored, length_result, position_buckets
+from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.models.registry import ModelRegistry, ServedModel
+from service.settings import Settings
+
+DEFAULT_STRIDE = 256
+DEFAULT_TAIL = 256
+
+
+@dataclass(frozen=True, eq=False)
+class WindowsUnit(Unit):
+    """NLL of a document's windows: float64 ``nll`` of every token that a window scores, window after window."""
+
+    kind: ClassVar[str] = "windows"
+    document: Document
+    windows: Sequence[Window]
+    bos: int | None
+    chunk: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(window.stop - window.start for window in self.windows)
+
+    def inputs(self) -> dict[str, Any]:
+        return {
+            "tokens": hashlib.sha256(np.asarray(self.document.token_ids, np.int64).tobytes()).hexdigest(),
+            "windows": [tuple(window) for window in self.windows],
+            "bos": self.bos,
+            "chunk": self.chunk,
+        }
+
+    def run(self) -> Generator[int, None, Outcome]:
+        special = [] if self.bos is None else [self.bos]
+        scored = []
+        with self.slot() as slot:
+            for window in self.windows:
+                token_ids = [*special, *self.document.token_ids[window.start : window.stop]]
+                nll = yield from token_nll(self.subject.patch, token_ids, slot, self.chunk)
+                scored.append(nll[self.first(window) - self._first_predicted(window) :])
+        return {"nll": np.concatenate(scored)}
+
+    def summary(self, outcome: Outcome) -> dict[str, float]:
+        return {"nll_mean": float(outcome["nll"].mean())} if len(outcome["nll"]) else {}
+
+    def first(self, window: Window) -> int:
+        """The first token that the window scores: without a BOS a window's own first has no prediction."""
+        return max(window.first_scored, self._first_predicted(window))
+
+    def _first_predicted(self, window: Window) -> int:
+        return window.start + (1 if self.bos is None else 0)
+
+    def scored(self, outcome: Outcome, index: int, length: int) -> list[Scored]:
+        """What counts at ``length`` (shorter than the pass only for curves); ``index`` is the document's."""
+        special = 0 if self.bos is None else 1
+        found, begin = [], 0
+        for window in self.windows:
+            first = self.first(window)
+            end = begin + max(window.stop - first, 0)
+            last = min(window.stop, window.start + length - special) if length < self.length else window.stop
+            nll = outcome["nll"][begin : begin + max(last - first, 0)]
+            size, words = self.document.bytes_between(first, last), self.document.words_between(first, last)
+            found.append(Scored(index, nll, first - window.start + special, size, words))
+            begin = end
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class PerplexityPlan(Plan):
+    """``bos`` is the token every window starts with, or with ``rolling`` every document. ``chunk`` is the most tokens
+    between two generation steps."""
+
+    model: str
+    trained_length: int
+    subjects: list[Subject]
+    documents: list[Document]
+    lengths: list[int]
+    protocol: Protocol
+    stride: int
+    tail: int
+    bos: int | None
+    chunk: int
+
+    @cached_property
+    def units(self) -> Sequence[Unit]:
+        return [unit for parts in self.passes for _, units in parts for unit in units]
+
+    @cached_property
+    def passes(self) -> list[list[tuple[list[int], list[WindowsUnit]]]]:
+        """Per subject, per pass: the lengths that it answers, and a unit per document."""
+        return [
+            [
+                (answered, [self._unit(subject, document, length) for document in self._texts])
+                for length, answered in self._lengths_of_passes(subject)
+            ]
+            for subject in self.subjects
+        ]
+
+    def _lengths_of_passes(self, subject: Subject) -> list[tuple[int, list[int]]]:
+        """(length of the pass, lengths it answers): one pass for a whole curve unless the schedule depends on the
+        length."""
+        by_length = subject.patch.resolve(subject.method, self.lengths[-1]).recipe.depends_on_length
+        if self.protocol == "curve" and not by_length:
+            return [(self.lengths[-1], self.lengths)]
+        return [(length, [length]) for length in self.lengths]
+
+    @cached_property
+    def _texts(self) -> list[Document]:
+        """The documents as the units read them."""
+        if self.protocol != "rolling" or self.bos is None:
+            return self.documents
+        return [document.after(self.bos) for document in self.documents]
+
+    def _unit(self, subject: Subject, document: Document, length: int) -> WindowsUnit:
+        return WindowsUnit(
+            subject=subject,
+            length=length,
+            name=document.name,
+            document=document,
+            windows=self.windows(document, length),
+            bos=None if self.protocol == "rolling" else self.bos,
+            chunk=self.chunk,
+        )
+
+    def windows(self, document: Document, length: int) -> list[Window]:
+        """Windows at ``length`` tokens, the BOS counted in."""
+        special = 0 if self.bos is None else 1
+        tokens, room = len(document.token_ids), length - special
+        if self.protocol == "rolling":
+            return protocols.rolling(tokens, length)
+        if self.protocol == "curve":
+            return protocols.curve(tokens, room)
+        if self.protocol == "sliding":
+            return protocols.sliding(tokens, room, self.stride)
+        if self.protocol == "disjoint":
+            return protocols.disjoint(tokens, room)
+        return protocols.tail(tokens, room, self.tail, self.lengths[-1] - special, self.stride)
+
+    def parameters(self) -> dict[str, Any]:
+        """The protocol's parameters that had an effect."""
+        if self.protocol == "sliding":
+            return {"stride": self.stride}
+        if self.protocol == "tail":
+            return {"stride": self.stride, "tail": self.tail}
+        return {}
+
+    def result(self, outcomes: Sequence[Outcome]) -> PerplexityResult:
+        remaining = iter(outcomes)
+        return PerplexityResult(
+            model=self.model,
+            trained_length=self.trained_length,
+            protocol=self.protocol,
+            parameters=self.parameters(),
+            bos=self.bos is not None,
+            lengths=self.lengths,
+            documents=[DocumentInfo(name=d.name, tokens=len(d.token_ids), bytes=d.total_bytes) for d in self.documents],
+            methods=[
+                self._method(subject, [(answered, [(u, next(remaining)) for u in units]) for answered, units in passes])
+                for subject, passes in zip(self.subjects, self.passes, strict=True)
+            ],
+        )
+
+    def _method(
+        self, subject: Subject, passes: list[tuple[list[int], list[tuple[WindowsUnit, Outcome]]]]
+    ) -> MethodResult:
+        lengths, hashes = [], {}
+        longest: list[Scored] = []
+        for answered, measured in passes:
+            for length in answered:
+                longest = [s for index, (u, o) in enumerate(measured) for s in u.scored(o, index, length)]
+                lengths.append(length_result(length, longest, len(self.documents)))
+                hashes[length] = measured[0][0].resolved.frequency_hash
+        return MethodResult(
+            label=subject.label,
+            pe=subject.patch.describe(subject.method, self.lengths[-1]),
+            frequency_hashes=hashes,
+            model=subject.model,
+            passes=sum(len(unit.windows) for _, measured in passes for unit, _ in measured),
+            lengths=lengths,
+            nll_by_position=position_buckets(longest),
+        )
+
+
+def prefix_of(wanted: Bos, served: ServedModel) -> int | None:
+    """The token before a document in ``rolling``: with `auto`, as in lm-evaluation-harness, BOS if there is one and
+    end-of-text otherwise.
+
+    Raises:
+        InvalidEvaluation: when a BOS is wanted and the model has none.
+    """
+    if wanted != "auto":
+        return bos_of(wanted, served)
+    eos: int | None = served.tokenizer.eos_token_id
+    return eos if served.bos_token_id is None else served.bos_token_id
+
+
+def rolling_lengths(
+    wanted: list[int], served: ServedModel, documents: Sequence[Document], special: int, settings: Settings
+) -> list[int]:
+    """``wanted`` itself: in ``rolling`` a document may be shorter than a window.
+
+    Raises:
+        InvalidEvaluation: for lengths beyond the server, or a document without a token to predict.
+    """
+    if min(len(document.token_ids) for document in documents) + special < 2:
+        raise InvalidEvaluation("input", "needs at least 2 tokens to score one")
+    server_takes(wanted[-1], served)
+    at_most("lengths", len(wanted), settings.max_lengths)
+    return wanted
+
+
+def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Settings) -> PerplexityPlan:
+    """Everything is checked here, before a token reaches the model.
+
+    Raises:
+        UnknownModel: for a model that is not served.
+        InvalidEvaluation: for anything else that cannot be run as asked.
+    """
+    served = models.get(request.model)
+    documents = documents_of(request.input, served, settings)
+    bos = prefix_of(request.bos, served) if request.protocol == "rolling" else bos_of(request.bos, served)
+    special = 0 if bos is None else 1
+    wanted = request.length_values()
+    if request.protocol == "rolling" and wanted is not None:
+        lengths = rolling_lengths(wanted, served, documents, special, settings)
+    else:
+        lengths = lengths_of(wanted, served, documents, special, settings)
+    tail = request.tail or min(DEFAULT_TAIL, lengths[0] - 1)
+    if tail >= lengths[0]:
+        raise InvalidEvaluation("tail", f"must be below the shortest length ({lengths[0]})")
+    room = lengths[0] - special
+    plan = PerplexityPlan(
+        model=served.name,
+        trained_length=served.trained_length,
+        subjects=subjects_of(request.methods, served, models, settings, longest=lengths[-1]),
+        documents=documents,
+        lengths=lengths,
+        protocol=request.protocol,
+        stride=request.stride or (lengths[-1] if request.protocol == "tail" else min(DEFAULT_STRIDE, room)),
+        tail=tail,
+        bos=bos,
+        chunk=settings.score_chunk,
+    )
+    if request.protocol == "sliding" and plan.stride > room:
+        raise InvalidEvaluation("stride", f"must be at most {room}: a larger one would skip tokens")
+    affordable(plan, settings)
+    return plan

@@ -1,0 +1,52 @@
+"""The body of ``POST /perplexity``, and the same thing for the shell."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from patches import examples
+from service.evaluation.checks import Bos
+from service.evaluation.perplexity.results import Protocol
+from service.evaluation.request import EvaluationRequest
+from service.inputs import TextOrTokens
+
+
+class PerplexityRequest(EvaluationRequest):
+    """Perplexity against context length, several encodings in one call."""
+
+    evaluation: Literal["perplexity"] = "perplexity"
+    input: TextOrTokens = Field(
+        "python-reference",
+        description="A text, token ids, a list of either (documents), or the name of a built-in document.",
+    )
+    protocol: Protocol = Field("curve", description="Which tokens are scored with which context.")
+    stride: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="`sliding`: tokens between window starts (256). `tail`: between window ends (longest length)."
+    )
+    tail: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="`tail`: scored tokens at the end of each window (256)."
+    )
+    bos: Bos = Field(
+        "auto",
+        description="BOS at the start of every window; `auto` does what the tokenizer does. `rolling`: once before the "
+        "document; `auto` is then BOS, or end-of-text where there is none, as in lm-evaluation-harness.",
+    )
+
+    @model_validator(mode="after")
+    def _parameters_of_the_protocol(self) -> Self:
+        if self.stride is not None and self.protocol not in ("sliding", "tail"):
+            raise ValueError(f"stride has no meaning for protocol {self.protocol}: use sliding or tail")
+        if self.tail is not None and self.protocol != "tail":
+            raise ValueError(f"tail has no meaning for protocol {self.protocol}")
+        return self
+
+
+def example() -> dict[str, Any]:
+    """A body that works on the embedded demo models."""
+    return {
+        "input": "python-reference",
+        "methods": examples(),
+        "lengths": [256, 512, 1024, 2048],
+    }

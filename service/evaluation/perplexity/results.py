@@ -1,0 +1,106 @@
+"""What a perplexity evaluation returns. The same models serve the API, the shell and the plots."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+
+Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]
+
+Group = tuple[float, int]
+"""NLL summed over the scored tokens of a document or of a block, and their number."""
+
+
+class PositionBucket(BaseModel):
+    """Mean NLL (nats) of the tokens predicted from start <= context < stop tokens of context."""
+
+    start: int
+    stop: int
+    nll_mean: float
+    tokens: int
+
+
+class LengthResult(BaseModel):
+    """One method at one length. Sums and means are natural-log NLL over the scored tokens.
+
+    ``perplexity`` is exp(nll_mean); ``perplexity_window_mean`` averages window means first, as the
+    YaRN script does. ``bits_per_byte`` and ``byte_perplexity`` divide by the UTF-8 bytes that the scored tokens
+    stand for, ``word_perplexity`` by the words that end in them: pieces between runs of white space, empty ones
+    included, as lm-evaluation-harness counts them. All three mean the same for any tokenizer.
+    """
+
+    length: int
+    perplexity: float
+    nll_sum: float
+    nll_mean: float
+    bits_per_byte: float
+    byte_perplexity: float
+    word_perplexity: float | None = Field(description="Null where no word ends among the scored tokens.")
+    perplexity_window_mean: float
+    tokens_scored: int
+    bytes_scored: int
+    words_scored: int
+    windows: int
+    documents: int
+    interval: Interval | None
+    groups: list[Group] = Field(
+        description="(NLL sum, tokens) of each document in order; of one document in at most 256 equal blocks of a "
+        "multiple of 64 scored tokens, the last one shorter. Methods are compared by resampling pairs of them."
+    )
+
+
+class MethodResult(MethodInResult):
+    """Every length of one method, with the encoding that was in effect at each length."""
+
+    frequency_hashes: dict[int, str] = Field(description="Hash of the resolved frequencies, by length.")
+    passes: int = Field(description="Forward passes over documents that this method took.")
+    lengths: list[LengthResult]
+    nll_by_position: list[PositionBucket] = Field(description="At the longest length.")
+
+
+class PerplexityResult(EvaluationResult):
+    """A whole evaluation."""
+
+    evaluation: Literal["perplexity"] = "perplexity"
+    protocol: Protocol
+    parameters: dict[str, Any] = Field(description="Window, stride and tail as they took effect.")
+    bos: bool = Field(
+        description="Whether every window starts with the model's BOS token; for `rolling`, whether every document "
+        "starts with it, or with end-of-text where there is none."
+    )
+    lengths: list[int]
+    documents: list[DocumentInfo]
+    methods: list[MethodResult]
+
+    def rows(self) -> list[Row]:
+        """One row per method and length."""
+        return [self._row(method, at) for method in self.methods for at in method.lengths]
+
+    def _row(self, method: MethodResult, at: LengthResult) -> Row:
+        interval = at.interval
+        return {
+            "method": method.label,
+            "model": method.model,
+            "length": at.length,
+            "perplexity": at.perplexity,
+            "interval_low": interval.low if interval else None,
+            "interval_high": interval.high if interval else None,
+            "interval_kind": interval.kind if interval else None,
+            "nll_mean": at.nll_mean,
+            "nll_sum": at.nll_sum,
+            "bits_per_byte": at.bits_per_byte,
+            "byte_perplexity": at.byte_perplexity,
+            "word_perplexity": at.word_perplexity,
+            "perplexity_window_mean": at.perplexity_window_mean,
+            "tokens_scored": at.tokens_scored,
+            "bytes_scored": at.bytes_scored,
+            "words_scored": at.words_scored,
+            "windows": at.windows,
+            "documents": at.documents,
+            "frequency_hash": method.frequency_hashes[at.length],
+            "protocol": self.protocol,
+            "trained_length": self.trained_length,
+        }

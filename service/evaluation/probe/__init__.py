@@ -1,0 +1,1 @@
+"""How attention, copying and loss behave by distance."""

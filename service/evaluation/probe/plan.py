@@ -1,0 +1,248 @@
+"""How attention, copying and loss behave by distance: which passes it takes, and the arithmetic on their outcomes.
+
+Copying a repeated segment is what induction heads do (Olsson et al., arXiv:2209.11895, "random repeated tokens"): it
+needs no knowledge of the text, so that small models show whether an encoding still finds what lies far back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from service.evaluation.checks import (
+    InvalidEvaluation,
+    affordable,
+    at_most,
+    bos_of,
+    documents_of,
+    lengths_of,
+    subjects_of,
+)
+from service.evaluation.documents import Document
+from service.evaluation.perplexity import protocols
+from service.evaluation.perplexity.plan import WindowsUnit
+from service.evaluation.probe.averages import copying, heads_attention, mean_attention
+from service.evaluation.probe.request import ProbeRequest
+from service.evaluation.probe.results import ProbeMethod, ProbeResult
+from service.evaluation.probe.units import AttentionUnit, CopyUnit, RepeatedSegment
+from service.evaluation.results import DocumentInfo
+from service.evaluation.statistics import position_buckets
+from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.models.registry import ModelRegistry, ServedModel
+from service.settings import Settings
+
+DEFAULT_QUERIES = 64
+DEFAULT_REACH = 4
+"""Attention is looked at up to this many times the trained length by default."""
+
+SHORTEST_DISTANCE = 16
+
+
+class _Parts(NamedTuple):
+    """One method's units: by length and document, by distance and sample, by document."""
+
+    attention: list[list[AttentionUnit]]
+    copying: list[list[CopyUnit]]
+    loss: list[WindowsUnit]
+
+    @property
+    def units(self) -> list[Unit]:
+        return [
+            *(u for units in self.attention for u in units),
+            *(u for units in self.copying for u in units),
+            *self.loss,
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class ProbePlan(Plan):
+    """``vocabulary`` int64 [n] is what segments are drawn of; None: of the documents as they are. ``bos`` is the token
+    every pass starts with. ``chunk`` is the most tokens between two generation steps, ``longest`` the tokens of the
+    longest pass."""
+
+    model: str
+    trained_length: int
+    subjects: list[Subject]
+    documents: list[Document]
+    lengths: list[int]
+    queries: int
+    distances: list[int]
+    samples: int
+    segment: int
+    seed: int
+    vocabulary: np.ndarray | None
+    bos: int | None
+    chunk: int
+    longest: int
+
+    @cached_property
+    def units(self) -> Sequence[Unit]:
+        return [unit for parts in self._parts for unit in parts.units]
+
+    @cached_property
+    def _parts(self) -> list[_Parts]:
+        return [self._parts_of(subject) for subject in self.subjects]
+
+    @property
+    def tokens(self) -> int:
+        """By arithmetic: whether a request is affordable is asked before its units exist."""
+        attention = sum(self.lengths) * len(self.documents)
+        copying = sum(map(self._copy_length, self.distances)) * self.samples
+        loss = (self.lengths[-1] - self._special) * len(self.documents)
+        return len(self.subjects) * (attention + copying + loss)
+
+    @property
+    def _special(self) -> int:
+        return 0 if self.bos is None else 1
+
+    def _copy_length(self, distance: int) -> int:
+        return self._special + distance + self.segment
+
+    def _parts_of(self, subject: Subject) -> _Parts:
+        return _Parts(
+            [[self._attention(subject, document, n) for document in self.documents] for n in self.lengths],
+            [[self._copy(subject, distance, s) for s in range(self.samples)] for distance in self.distances],
+            [self._loss(subject, document) for document in self.documents],
+        )
+
+    def _attention(self, subject: Subject, document: Document, length: int) -> AttentionUnit:
+        return AttentionUnit(
+            subject=subject,
+            length=length,
+            name=document.name,
+            document=document,
+            queries=self.queries,
+            bos=self.bos,
+            chunk=self.chunk,
+        )
+
+    def _copy(self, subject: Subject, distance: int, sample: int) -> CopyUnit:
+        document = self.documents[sample % len(self.documents)]
+        return CopyUnit(
+            subject=subject,
+            length=self._copy_length(distance),
+            name=f"sample {sample} at {distance}",
+            repeated=RepeatedSegment(document, self.vocabulary, distance, self.segment, (self.seed, sample)),
+            bos=self.bos,
+            chunk=self.chunk,
+        )
+
+    def _loss(self, subject: Subject, document: Document) -> WindowsUnit:
+        return WindowsUnit(
+            subject=subject,
+            length=self.lengths[-1],
+            name=document.name,
+            document=document,
+            windows=protocols.curve(len(document.token_ids), self.lengths[-1] - self._special),
+            bos=self.bos,
+            chunk=self.chunk,
+        )
+
+    def result(self, outcomes: Sequence[Outcome]) -> ProbeResult:
+        found = dict(zip(self.units, outcomes, strict=True))
+        return ProbeResult(
+            model=self.model,
+            trained_length=self.trained_length,
+            bos=self.bos is not None,
+            lengths=self.lengths,
+            queries=self.queries,
+            distances=self.distances,
+            samples=self.samples,
+            segment=self.segment,
+            segment_of="document" if self.vocabulary is None else "random",
+            seed=self.seed,
+            documents=[
+                DocumentInfo(name=document.name, tokens=len(document.token_ids), bytes=document.total_bytes)
+                for document in self.documents
+            ],
+            methods=[self._method(*part, found) for part in zip(self.subjects, self._parts, strict=True)],
+        )
+
+    def _method(self, subject: Subject, parts: _Parts, found: dict[Unit, Outcome]) -> ProbeMethod:
+        by_length = [(units[0].length, [found[unit] for unit in units]) for units in parts.attention]
+        scored = [s for i, unit in enumerate(parts.loss) for s in unit.scored(found[unit], i, self.lengths[-1])]
+        return ProbeMethod(
+            label=subject.label,
+            pe=subject.patch.describe(subject.method, self.longest),
+            model=subject.model,
+            attention=[head for length, outcomes in by_length for head in heads_attention(length, outcomes)],
+            attention_mean=[mean_attention(length, outcomes) for length, outcomes in by_length],
+            copying=[
+                copying(distance, [found[unit] for unit in units])
+                for distance, units in zip(self.distances, parts.copying, strict=True)
+            ],
+            nll_by_position=position_buckets(scored),
+        )
+
+
+def plan_of(request: ProbeRequest, models: ModelRegistry, settings: Settings) -> ProbePlan:
+    """Everything is checked here, before a token reaches the model.
+
+    Raises:
+        UnknownModel: for a model that is not served.
+        InvalidEvaluation: for anything else that cannot be run as asked.
+    """
+    served = models.get(request.model)
+    documents = documents_of(request.input, served, settings)
+    bos = bos_of(request.bos, served)
+    special = 0 if bos is None else 1
+    lengths = lengths_of(request.length_values(), served, documents, special, settings)
+    if request.lengths is None:
+        lengths = sorted({lengths[0], min(lengths[-1], DEFAULT_REACH * served.trained_length)})
+    queries = request.queries or min(DEFAULT_QUERIES, lengths[0])
+    if queries > lengths[0]:
+        raise InvalidEvaluation("queries", f"must be at most the shortest length ({lengths[0]})")
+    around = special + request.segment
+    room = min(served.engine.limits.score_tokens - around, min(len(d.token_ids) for d in documents) + request.segment)
+    distances = _distances(request, room, lengths[-1] - around)
+    at_most("distances", len(distances), settings.max_lengths)
+    longest = max(lengths[-1], around + distances[-1])
+    plan = ProbePlan(
+        model=served.name,
+        trained_length=served.trained_length,
+        subjects=subjects_of(request.methods, served, models, settings, longest=longest),
+        documents=documents,
+        lengths=lengths,
+        queries=queries,
+        distances=distances,
+        samples=request.samples,
+        segment=request.segment,
+        seed=request.seed,
+        vocabulary=_vocabulary(documents, served, request.segment) if request.segment_of == "random" else None,
+        bos=bos,
+        chunk=settings.score_chunk,
+        longest=longest,
+    )
+    affordable(plan, settings)
+    return plan
+
+
+def _distances(request: ProbeRequest, room: int, default_room: int) -> list[int]:
+    """Ascending distances; ``room`` is the most that documents and server allow, ``default_room`` that of the
+    longest length."""
+    if request.distances is None:
+        doubling = (SHORTEST_DISTANCE << step for step in range(24))
+        found = [d for d in doubling if request.segment <= d <= min(room, default_room)]
+        if not found:
+            raise InvalidEvaluation("segment", f"{request.segment} tokens, twice, do not fit into the longest length")
+        return found
+    distances = sorted(set(request.distances))
+    if distances[0] < request.segment:
+        raise InvalidEvaluation("distances", f"{distances[0]} is below the segment's {request.segment} tokens")
+    if distances[-1] > room:
+        raise InvalidEvaluation("distances", f"{distances[-1]} is beyond the document or the server: at most {room}")
+    return distances
+
+
+def _vocabulary(documents: Sequence[Document], served: ServedModel, segment: int) -> np.ndarray:
+    """int64 [n]: ids that occur in the documents, without special tokens."""
+    special = set(served.tokenizer.all_special_ids)
+    occurring = {token for document in documents for token in document.token_ids}
+    vocabulary = np.array(sorted(occurring - special), np.int64)
+    if len(vocabulary) < segment:
+        raise InvalidEvaluation("segment", f"must be at most the {len(vocabulary)} different tokens of the input")
+    return vocabulary

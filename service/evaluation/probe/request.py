@@ -1,0 +1,57 @@
+"""The body of a probe."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from patches import examples
+from service.evaluation.checks import Bos
+from service.evaluation.probe.results import SegmentOf
+from service.evaluation.request import EvaluationRequest, Tokens
+from service.inputs import TextOrTokens
+
+
+class ProbeRequest(EvaluationRequest):
+    """Attention mass, copying and loss by distance, several encodings in one call.
+
+    ``lengths`` are those at which attention is looked at (the trained length and 4 times it when absent); loss by
+    position is at the longest.
+    """
+
+    evaluation: Literal["probe"] = "probe"
+    input: TextOrTokens = Field(
+        "python-reference",
+        description="A text, token ids, a list of either (documents), or the name of a built-in document.",
+    )
+    distances: Annotated[list[Tokens], Field(min_length=1)] | None = Field(
+        None,
+        description="Tokens from a segment's first occurrence to its second; 16, 32, ... as far as the longest "
+        "length goes when absent.",
+    )
+    queries: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Attention is averaged over this many last positions of each length (64)."
+    )
+    samples: Annotated[int, Field(ge=1, le=1024)] = Field(8, description="Segments drawn, the same at every distance.")
+    segment: Annotated[int, Field(ge=2, le=1024)] = Field(16, description="Tokens of a segment.")
+    segment_of: SegmentOf = Field(
+        "random",
+        description="`random`: tokens in random order, which nothing but a copy predicts. `document`: a stretch of "
+        "text, which models that cannot copy at random still follow.",
+    )
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="Of the drawn segments.")
+    bos: Bos = Field("auto", description="BOS at the start of every pass; `auto` does what the tokenizer does.")
+
+
+def example() -> dict[str, Any]:
+    """A body that works on the embedded demo models."""
+    return {
+        "evaluation": "probe",
+        "input": "python-reference",
+        "methods": examples(),
+        "lengths": [256, 1024],
+        "distances": [16, 64, 128, 256, 512],
+        "samples": 4,
+        "segment_of": "document",
+    }

@@ -1,0 +1,129 @@
+"""What a probe returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from service.evaluation.perplexity.results import PositionBucket
+from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+
+Measure = Literal[
+    "attention", "first_keys", "entropy", "copying", "copying_first", "copying_nll", "copying_nll_first", "nll"
+]
+
+
+SegmentOf = Literal["random", "document"]
+"""Tokens that occur in the documents, in random order; or a stretch of a document."""
+
+
+class DistanceBucket(BaseModel):
+    """Mean softmax weight of a query on its keys at a distance of start <= q_idx - kv_idx < stop tokens."""
+
+    start: int
+    stop: int
+    mass: float
+
+
+class Attention(BaseModel):
+    """Where the last queries of a pass of ``length`` tokens attend, averaged over queries and documents.
+
+    Masses sum to 1, or to less in models whose heads can attend to nothing. ``first_keys`` is the mass on the first 4
+    keys, which is also in the bucket of their distance. ``entropy`` is in nats.
+    """
+
+    length: int
+    buckets: list[DistanceBucket]
+    first_keys: float
+    entropy: float
+
+
+class HeadAttention(Attention):
+    """One head's."""
+
+    layer: int
+    head: int
+
+
+class Copying(BaseModel):
+    """How the tokens of a repeated segment, from its second on, are predicted the second time.
+
+    ``distance`` is from a token to its copy. ``accuracy`` is the share of tokens to which no other is preferred,
+    ``interval`` Wilson's over ``tokens``, as if they were independent; ``nll_mean`` is in nats. ``accuracy_first`` and
+    ``nll_first`` are those of the first time: what the model does without anything to copy.
+    """
+
+    distance: int
+    accuracy: float
+    interval: Interval
+    nll_mean: float
+    accuracy_first: float
+    nll_first: float
+    tokens: int
+
+
+class ProbeMethod(MethodInResult):
+    """One method's numbers."""
+
+    attention: list[HeadAttention] = Field(description="By length, layer and head.")
+    attention_mean: list[Attention] = Field(description="By length, over all layers and heads.")
+    copying: list[Copying]
+    nll_by_position: list[PositionBucket] = Field(description="At the longest length.")
+
+
+class ProbeResult(EvaluationResult):
+    """A whole probe."""
+
+    evaluation: Literal["probe"] = "probe"
+    bos: bool = Field(description="Whether every pass starts with the model's BOS token.")
+    lengths: list[int]
+    queries: int = Field(description="Last positions of each length over which attention is averaged.")
+    distances: list[int]
+    samples: int
+    segment: int
+    segment_of: SegmentOf
+    seed: int
+    documents: list[DocumentInfo]
+    methods: list[ProbeMethod]
+
+    def rows(self) -> list[Row]:
+        """One row per number.
+
+        ``measure`` says which: "attention" is the mass of a bucket, "copying" an accuracy, "..._first" is of a
+        segment's first time. ``start`` and ``stop`` bound the distance, or the context of "nll"; ``layer`` and ``head``
+        are absent from means over both.
+        """
+        return [row for method in self.methods for row in self._rows(method)]
+
+    def _rows(self, method: ProbeMethod) -> Iterator[Row]:
+        for attention in (*method.attention, *method.attention_mean):
+            layer, head = (attention.layer, attention.head) if isinstance(attention, HeadAttention) else (None, None)
+            where = {"layer": layer, "head": head, "length": attention.length}
+            for bucket in attention.buckets:
+                yield self._row(method, "attention", bucket.mass, **where, start=bucket.start, stop=bucket.stop)
+            yield self._row(method, "first_keys", attention.first_keys, **where)
+            yield self._row(method, "entropy", attention.entropy, **where)
+        for at in method.copying:
+            where = {"start": at.distance, "stop": at.distance + 1}
+            interval = {"interval_low": at.interval.low, "interval_high": at.interval.high}
+            yield self._row(method, "copying", at.accuracy, **where, **interval)
+            yield self._row(method, "copying_first", at.accuracy_first, **where)
+            yield self._row(method, "copying_nll", at.nll_mean, **where)
+            yield self._row(method, "copying_nll_first", at.nll_first, **where)
+        for context in method.nll_by_position:
+            where = {"length": self.lengths[-1], "start": context.start, "stop": context.stop}
+            yield self._row(method, "nll", context.nll_mean, **where)
+
+    def _row(self, method: ProbeMethod, measure: Measure, value: float, **others: float | None) -> Row:
+        columns = ("layer", "head", "length", "start", "stop", "value", "interval_low", "interval_high")
+        return {
+            "method": method.label,
+            "model": method.model,
+            "measure": measure,
+            **dict.fromkeys(columns),
+            **others,
+            "value": value,
+            "trained_length": self.trained_length,
+        }

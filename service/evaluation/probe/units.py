@@ -1,0 +1,149 @@
+"""The passes of a probe that are its own: one that is looked at while it attends, one over a repeated segment."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from patches import AttentionMass, encode
+from service.evaluation.documents import Document
+from service.evaluation.scoring import bounded, chunk_length, token_scores
+from service.evaluation.unit import Outcome, Unit
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionUnit(Unit):
+    """Attention of the last ``queries`` of a document's first ``length`` tokens, the BOS counted in.
+
+    The outcome: ``layers`` and ``edges`` int64, ``mass`` float64 [layers, heads, buckets], ``first_keys`` and
+    ``entropy`` float64 [layers, heads]; see ``patches.AttentionMass``.
+    """
+
+    kind: ClassVar[str] = "attention"
+    document: Document
+    queries: int
+    bos: int | None
+    chunk: int
+
+    @property
+    def tokens(self) -> int:
+        return self.length
+
+    @property
+    def token_ids(self) -> list[int]:
+        special = [] if self.bos is None else [self.bos]
+        return [*special, *self.document.token_ids[: self.length - len(special)]]
+
+    def inputs(self) -> dict[str, Any]:
+        return {"tokens": _digest(self.token_ids), "queries": self.queries, "chunk": self.chunk}
+
+    def run(self) -> Generator[int, None, Outcome]:
+        mass = AttentionMass(self.length - self.queries, self.length)
+        with self.slot() as slot:
+            yield from self._prefill(mass, slot)
+        return {
+            "layers": np.array(mass.layers),
+            "edges": np.array(mass.edges),
+            "mass": mass.mass(),
+            "first_keys": mass.first_keys(),
+            "entropy": mass.entropy(),
+        }
+
+    def summary(self, outcome: Outcome) -> dict[str, float]:
+        return {"first_keys": float(outcome["first_keys"].mean()), "entropy": float(outcome["entropy"].mean())}
+
+    def _prefill(self, mass: AttentionMass, slot: int) -> Generator[int, None, None]:
+        """Chunks as in scoring, but every key stays in the cache. Wherever it yields, others' forwards may run: only
+        its own are observed."""
+        model, device = self.subject.patch.model, self.subject.patch.model.device
+        chunk = chunk_length(self.chunk, model.config.get_text_config().vocab_size)
+        ids = torch.tensor(self.token_ids, device=device)
+        cache = None
+        start = stop = 0
+        while (start := stop) < self.length:
+            stop = min(start + bounded(chunk, start, device), self.length)
+            position_ids = encode(torch.arange(start, stop, device=device), slot)[None]
+            with torch.no_grad(), mass.observing():
+                output = model(
+                    input_ids=ids[None, start:stop], position_ids=position_ids, past_key_values=cache, use_cache=True
+                )
+            cache = output.past_key_values
+            del output
+            yield stop - start
+
+
+class RepeatedSegment(NamedTuple):
+    """A segment, then ``distance - segment`` tokens from a place in ``document``, then the segment again.
+
+    Its tokens are drawn from ``vocabulary`` int64 [n], none twice; where that is None, they follow each other in the
+    document. Equal seeds draw equal segments at every distance.
+    """
+
+    document: Document
+    vocabulary: np.ndarray | None
+    distance: int
+    segment: int
+    seed: tuple[int, ...]
+
+    def token_ids(self) -> list[int]:
+        rng = np.random.default_rng(self.seed)
+        if self.vocabulary is None:
+            repeated = self._stretch(rng, self.segment)
+        else:
+            repeated = rng.choice(self.vocabulary, self.segment, replace=False).tolist()
+        return [*repeated, *self._stretch(rng, self.distance - self.segment), *repeated]
+
+    def _stretch(self, rng: np.random.Generator, tokens: int) -> list[int]:
+        start = int(rng.integers(0, len(self.document.token_ids) - tokens + 1))
+        return self.document.token_ids[start : start + tokens]
+
+
+@dataclass(frozen=True, eq=False)
+class CopyUnit(Unit):
+    """How a repeated segment's tokens from the second on are predicted.
+
+    The outcome: float64 ``nll`` in nats and int64 ``ranks`` [segment - 1] of the second occurrence, 1 where no other
+    token is preferred; ``nll_first`` and ``ranks_first`` of the first one.
+    """
+
+    kind: ClassVar[str] = "copy"
+    repeated: RepeatedSegment
+    bos: int | None
+    chunk: int
+
+    @property
+    def tokens(self) -> int:
+        return self.length
+
+    @property
+    def token_ids(self) -> list[int]:
+        special = [] if self.bos is None else [self.bos]
+        return [*special, *self.repeated.token_ids()]
+
+    def inputs(self) -> dict[str, Any]:
+        return {"tokens": _digest(self.token_ids), "segment": self.repeated.segment, "chunk": self.chunk}
+
+    def run(self) -> Generator[int, None, Outcome]:
+        token_ids, scored = self.token_ids, self.repeated.segment - 1
+        with self.slot() as slot:
+            scores = yield from token_scores(self.subject.patch, token_ids, slot, self.chunk, top=0)
+        begin = 0 if self.bos is None else 1  # the first score is that of token 1
+        first, second = slice(begin, begin + scored), slice(len(token_ids) - 1 - scored, None)
+        return {
+            "nll": -scores.logprobs[second],
+            "ranks": scores.ranks[second],
+            "nll_first": -scores.logprobs[first],
+            "ranks_first": scores.ranks[first],
+        }
+
+    def summary(self, outcome: Outcome) -> dict[str, float]:
+        return {"accuracy": float((outcome["ranks"] == 1).mean()), "nll_mean": float(outcome["nll"].mean())}
+
+
+def _digest(token_ids: list[int]) -> str:
+    return hashlib.sha256(np.asarray(token_ids, np.int64).tobytes()).hexdigest()

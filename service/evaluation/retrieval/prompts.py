@@ -1,0 +1,91 @@
+"""Prompts as long as asked for, never longer, with the answer that should follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A prompt with filler to choose: ``text(n)`` has n pieces of it, and everything else is the same for every n.
+
+    ``answer`` is what should follow, as one text; ``expected`` are the strings that count when they are found in at
+    most ``new_tokens`` tokens.
+    """
+
+    name: str
+    text: Callable[[int], str]
+    answer: str
+    expected: tuple[str, ...]
+    new_tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A draft of a certain length in tokens: ``prompt_ids`` int64 [n] with its BOS, ``answer_ids`` int64 [m]."""
+
+    name: str
+    prompt_ids: np.ndarray
+    answer_ids: np.ndarray
+    expected: tuple[str, ...]
+    new_tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class PromptTokenizer:
+    """``bos`` is the token that every prompt starts with. Lengths count it, the prompt, and the tokens that are
+    generated, or those of the answer where they are more."""
+
+    tokenizer: Any = field(repr=False)
+    bos: int | None
+
+    def ids(self, text: str) -> list[int]:
+        found: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return found if self.bos is None else [self.bos, *found]
+
+    def answer_ids(self, prompt: str, answer: str) -> list[int]:
+        """Tokens of ``answer`` as they follow ``prompt``; on their own where the tokenizer joins the two."""
+        before, whole = self.ids(prompt), self.ids(prompt + answer)
+        if whole[: len(before)] == before and len(whole) > len(before):
+            return whole[len(before) :]
+        own: list[int] = self.tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"]
+        return own
+
+    def smallest(self, draft: Draft) -> int:
+        """The shortest length at which ``draft`` fits."""
+        prompt = draft.text(0)
+        return len(self.ids(prompt)) + max(draft.new_tokens, len(self.answer_ids(prompt, draft.answer)))
+
+    def sample(self, draft: Draft, length: int) -> Sample:
+        """``draft`` with as much filler as fits into ``length``, which must be at least its smallest."""
+        answer_ids = self.answer_ids(draft.text(0), draft.answer)
+        room = length - max(draft.new_tokens, len(answer_ids))
+        prompt_ids = _longest(lambda pieces: self.ids(draft.text(pieces)), room)
+        return Sample(
+            draft.name,
+            np.array(prompt_ids, np.int64),
+            np.array(answer_ids, np.int64),
+            draft.expected,
+            draft.new_tokens,
+        )
+
+
+def _longest(ids: Callable[[int], list[int]], room: int) -> list[int]:
+    """``ids(n)`` of at most ``room`` tokens where those of n + 1 pieces are more: found by the tokens per piece so
+    far, or by halving where that gets nowhere. A piece has at least one token."""
+    fits, beyond, best = 0, room + 1, ids(0)
+    empty, guess, tries = len(best), room // 32, 0
+    while beyond - fits > 1:
+        tries += 1
+        pieces = min(max(guess, fits + 1), beyond - 1) if tries <= 8 else (fits + beyond) // 2
+        found = ids(pieces)
+        if len(found) <= room:
+            fits, best = pieces, found
+        else:
+            beyond = pieces
+        guess = int((room - empty) * pieces / max(len(found) - empty, 1))
+    return best

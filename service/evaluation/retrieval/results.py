@@ -1,0 +1,106 @@
+"""What the retrieval evaluations return."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+
+
+class SampleResult(BaseModel):
+    """One prompt. ``answer_*`` are of the expected answer's tokens, each predicted after the right ones before it:
+    mean NLL in nats, and the share that was the most likely token. They tell of retrieval where a model is too small
+    to answer."""
+
+    name: str
+    prompt_tokens: int
+    score: float
+    answer_nll: float
+    answer_accuracy: float
+    answer_tokens: int
+    expected: list[str]
+    output: str = Field(description="What the model said, up to 200 characters.")
+
+
+class Averages(BaseModel):
+    """Means over samples. ``score`` is from 0 to 1."""
+
+    samples: int
+    score: float
+    interval: Interval
+    answer_nll: float
+    answer_accuracy: float
+
+    def row(self) -> Row:
+        return {
+            "score": self.score,
+            "interval_low": self.interval.low,
+            "interval_high": self.interval.high,
+            "interval_kind": self.interval.kind,
+            "answer_nll": self.answer_nll,
+            "answer_accuracy": self.answer_accuracy,
+            "samples": self.samples,
+        }
+
+
+class LengthScore(Averages):
+    """One method at one length, over everything that was asked at it."""
+
+    length: int
+
+
+class DepthScore(LengthScore):
+    """One method at one length and depth: the share of the haystack that stands before what is to be found."""
+
+    depth: float
+    outputs: list[SampleResult]
+
+
+class DepthMethod(MethodInResult):
+    """The grid of one method, and its rows' averages."""
+
+    cells: list[DepthScore] = Field(description="By length and depth.")
+    lengths: list[LengthScore] = Field(description="Over all depths.")
+
+
+class DepthResult(EvaluationResult):
+    """A grid of lengths and depths for every method."""
+
+    lengths: list[int]
+    depths: list[float]
+    samples: int = Field(description="Prompts per length and depth.")
+    seed: int
+    max_new_tokens: int
+    bos: bool = Field(description="Whether every prompt starts with the model's BOS token.")
+    documents: list[DocumentInfo] = Field(description="The haystack; empty where it is the published filler.")
+    methods: list[DepthMethod]
+
+    def rows(self) -> list[Row]:
+        """One row per method, length and depth."""
+        return [self._row(method, cell) for method in self.methods for cell in method.cells]
+
+    def _row(self, method: DepthMethod, cell: DepthScore) -> Row:
+        return {
+            "method": method.label,
+            "model": method.model,
+            "length": cell.length,
+            "depth": cell.depth,
+            **cell.row(),
+            "trained_length": self.trained_length,
+        }
+
+
+class PasskeyResult(DepthResult):
+    """``score`` is the share of prompts whose key was the first integer in the continuation."""
+
+    evaluation: Literal["passkey"] = "passkey"
+    digits: int
+
+
+class NeedleResult(DepthResult):
+    """``score`` is the share of the expected strings in the continuation."""
+
+    evaluation: Literal["needle"] = "needle"
+    expected: list[str]

@@ -1,0 +1,57 @@
+"""The pass that all retrieval evaluations make: one prompt, the scores of its answer, the greedy continuation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from service.evaluation.retrieval.prompts import Sample
+from service.evaluation.scoring import Reading
+from service.evaluation.unit import Outcome, Unit
+
+
+@dataclass(frozen=True, eq=False)
+class RetrievalUnit(Unit):
+    """``token_ids`` int64 of the greedy continuation, an end token included; ``answer_logprobs`` float64 and
+    ``answer_ranks`` int64 of the expected answer's tokens, each after the right ones before it (1 is the most likely).
+
+    The prompt is read once: the answer is scored after it, forgotten, and the continuation decoded.
+    """
+
+    kind: ClassVar[str] = "retrieval"
+    sample: Sample
+    eos_token_ids: tuple[int, ...]
+    chunk: int
+
+    @property
+    def tokens(self) -> int:
+        """The last token of the answer and of the continuation are never read."""
+        return len(self.sample.prompt_ids) + len(self.sample.answer_ids) - 1 + self.sample.new_tokens - 1
+
+    def inputs(self) -> dict[str, Any]:
+        return {
+            "prompt": hashlib.sha256(self.sample.prompt_ids.tobytes()).hexdigest(),
+            "answer": self.sample.answer_ids.tolist(),
+            "new_tokens": self.sample.new_tokens,
+            "eos": list(self.eos_token_ids),
+            "chunk": self.chunk,
+        }
+
+    def run(self) -> Generator[int, None, Outcome]:
+        sample = self.sample
+        with self.slot() as slot:
+            reading = Reading(self.subject.patch, slot)
+            last = yield from reading.prefill(sample.prompt_ids.tolist(), self.chunk)
+            answer = yield from reading.answer(last, sample.answer_ids.tolist(), self.chunk)
+            token_ids = yield from reading.decode(last, sample.new_tokens, self.eos_token_ids)
+            if unread := sample.new_tokens - len(token_ids):
+                yield unread  # ended early: what was promised is done
+        return {"token_ids": token_ids, "answer_logprobs": answer.logprobs, "answer_ranks": answer.ranks}
+
+    def summary(self, outcome: Outcome) -> dict[str, float]:
+        return {
+            "answer_nll": float(-outcome["answer_logprobs"].mean()),
+            "answer_accuracy": float((outcome["answer_ranks"] == 1).mean()),
+        }

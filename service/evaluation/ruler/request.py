@@ -1,0 +1,81 @@
+"""The body of a RULER evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from patches import examples
+from service.evaluation.request import EvaluationRequest
+from service.evaluation.retrieval.request import NewTokens, Samples, Seed
+from service.inputs import TextOrTokens
+
+TaskName = Literal[
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+    "niah_multivalue",
+    "niah_multiquery",
+    "vt",
+    "cwe",
+    "fwe",
+]
+Frequency = Annotated[int, Field(ge=1, le=1000)]
+
+
+class RulerRequest(EvaluationRequest):
+    """RULER's synthetic tasks by length; several encodings in one call.
+
+    A length counts the prompt, its BOS and the task's new tokens. Lengths double from the trained one up to 4 times it
+    when absent; a task that does not fit the shortest one is refused with the length that it needs.
+    """
+
+    evaluation: Literal["ruler"] = "ruler"
+    tasks: Annotated[list[TaskName], Field(min_length=1)] = Field(
+        default_factory=lambda: list(get_args(TaskName)),
+        description="Retrieval (niah_*), variable tracking (vt), common and frequent words (cwe, fwe); all if absent.",
+    )
+    input: TextOrTokens = Field(
+        "python-reference",
+        description="Haystack of niah_single_2 and 3, niah_multikey_1, niah_multivalue and niah_multiquery.",
+    )
+    samples: Samples = Field(5, description="Prompts per task and length, the same at every length.")
+    seed: Seed = Field(0, description="Of everything that is drawn.")
+    max_new_tokens: NewTokens | None = Field(
+        None, description="Most tokens to generate; RULER's 128 (niah), 30 (vt), 120 (cwe) and 50 (fwe) when absent."
+    )
+    threshold: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.856, description="Average above which a length counts as effective: Llama-2-7B's at 4k in the paper."
+    )
+    vt_chains: Annotated[int, Field(ge=1, le=32)] = Field(1, description="vt: chains, one of which is asked for.")
+    vt_hops: Annotated[int, Field(ge=0, le=64)] = Field(4, description="vt: assignments after a chain's first.")
+    cwe_frequency: Frequency = Field(30, description="cwe: times that each of the ten common words stands in the list.")
+    cwe_uncommon_frequency: Frequency = Field(3, description="cwe: times that every other word does.")
+    fwe_alpha: Annotated[float, Field(gt=1, le=4)] = Field(2.0, description="fwe: exponent of Zipf's law.")
+
+    @model_validator(mode="after")
+    def _common_words_are_more_common(self) -> Self:
+        if self.cwe_uncommon_frequency >= self.cwe_frequency:
+            raise ValueError(f"cwe_uncommon_frequency must be below cwe_frequency ({self.cwe_frequency})")
+        return self
+
+    def parameters(self) -> dict[str, Any]:
+        """Those of single tasks that were asked for."""
+        return {name: value for name, value in self if name.partition("_")[0] in self.tasks}
+
+
+def example() -> dict[str, Any]:
+    """A body that works on the embedded demo models."""
+    return {
+        "evaluation": "ruler",
+        "tasks": ["niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "fwe"],
+        "input": "python-reference",
+        "methods": examples(),
+        "lengths": [512, 1024],
+        "samples": 1,
+        "max_new_tokens": 16,
+    }

@@ -1,0 +1,52 @@
+"""The tasks by their names in RULER's synthetic.yaml. Of its thirteen, qa_1 and qa_2 are absent: they need data sets.
+
+Generators are ours; the wording, the numbers of keys, values, queries, hops and words, and the new tokens are RULER's
+(github.com/NVIDIA/RULER, Apache-2.0). Its one worked example before vt and cwe is left out.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from service.evaluation.retrieval.haystack import Haystack
+from service.evaluation.retrieval.prompts import Draft
+from service.evaluation.ruler import counting, niah, tracking
+from service.evaluation.ruler.niah import Niah
+from service.evaluation.ruler.request import RulerRequest, TaskName
+
+NEEDLES: dict[str, Niah] = {
+    "niah_single_1": Niah("noise"),
+    "niah_single_2": Niah("documents"),
+    "niah_single_3": Niah("documents", value="uuids"),
+    "niah_multikey_1": Niah("documents", keys=4),
+    "niah_multikey_2": Niah("needles"),
+    "niah_multikey_3": Niah("needles", key="uuids", value="uuids"),
+    "niah_multivalue": Niah("documents", values=4),
+    "niah_multiquery": Niah("documents", keys=4, queries=4),
+}
+
+
+def needs_documents(task: TaskName) -> bool:
+    """Whether the request's documents are its haystack."""
+    return task in NEEDLES and NEEDLES[task].haystack == "documents"
+
+
+def draft_of(task: TaskName, sample: int, request: RulerRequest, documents: Haystack | None) -> Draft:
+    """One prompt of a task, the same at every length but for its filler."""
+    rng = np.random.default_rng([request.seed, zlib.crc32(task.encode()), sample])
+    name = f"{task}, sample {sample}"
+
+    def new_tokens(most: int) -> int:
+        return min(most, request.max_new_tokens or most)
+
+    if task in NEEDLES:
+        return NEEDLES[task].draft(name, rng, documents, new_tokens(niah.NEW_TOKENS))
+    if task == "vt":
+        most = new_tokens(tracking.NEW_TOKENS)
+        return tracking.tracking_draft(name, rng, request.vt_chains, request.vt_hops, most)
+    if task == "cwe":
+        most = new_tokens(counting.COMMON_NEW_TOKENS)
+        return counting.common_words_draft(name, rng, request.cwe_frequency, request.cwe_uncommon_frequency, most)
+    return counting.frequent_words_draft(name, rng, request.fwe_alpha, new_tokens(counting.FREQUENT_NEW_TOKENS))

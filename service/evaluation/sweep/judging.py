@@ -1,0 +1,159 @@
+"""From the results of a sweep's parts to an answer: which method is best, which is good enough, and how sure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from service.evaluation.results import EvaluationResult
+from service.evaluation.scores import Score, Scores, scores_of
+from service.evaluation.statistics import paired_probability
+from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
+from service.evaluation.unit import Subject
+
+
+class Judge:
+    """Every method by every part at the target length, against the reference within the trained length."""
+
+    def __init__(
+        self,
+        subjects: Sequence[Subject],
+        results: Sequence[EvaluationResult],
+        reference: int,
+        within: int,
+        target: int,
+        tolerance: float,
+    ) -> None:
+        self._subjects, self._target, self._within, self._tolerance = subjects, target, within, tolerance
+        self._scores = [scores_of(result) for result in results]
+        self._reference = reference
+        judged = [self._judgements(index) for index in range(len(results))]
+        self._judgements_of = [list(of_method) for of_method in zip(*judged, strict=True)]
+        mean_ranks = [fmean(at.rank for at in of_method) for of_method in self._judgements_of]
+        self._order = sorted(range(len(subjects)), key=lambda method: (mean_ranks[method], method))
+
+    def methods(self) -> list[SweepMethod]:
+        """In the order in which they were asked for."""
+        return [self._method(index) for index in range(len(self._subjects))]
+
+    def answer(self) -> Answer:
+        """The best, the cheapest adequate, and the sentence that says so."""
+        methods = self.methods()
+        best, *others = self._order
+        runner_up = others[0] if others else None
+        confidence = None if runner_up is None else self._confidence(best, runner_up)
+        adequate = [index for index in self._order if methods[index].adequate]
+        cheapest = min(adequate, key=lambda index: _weight(methods[index].cost), default=None)
+        chosen = None if cheapest is None else methods[cheapest]
+        return Answer(
+            best=methods[best].label,
+            runner_up=None if runner_up is None else methods[runner_up].label,
+            confidence=confidence,
+            cheapest_adequate=chosen.label if chosen else None,
+            cheapest_is_sure=chosen.sure if chosen else None,
+            words=self._words(methods[best], confidence, chosen),
+        )
+
+    def _method(self, index: int) -> SweepMethod:
+        subject, judgements = self._subjects[index], self._judgements_of[index]
+        deciding = [at for at in judgements if at.adequate is not None]
+        return SweepMethod(
+            label=subject.label,
+            pe=subject.patch.describe(subject.method, self._target),
+            model=subject.model,
+            cost=self._cost(subject),
+            windowed=subject.patch.resolve(subject.method, self._target).recipe.kept is not None,
+            judgements=judgements,
+            adequate=bool(deciding) and all(at.adequate for at in deciding),
+            sure=bool(deciding) and all(at.sure for at in deciding),
+            rank=self._order.index(index) + 1,
+        )
+
+    def _cost(self, subject: Subject) -> Cost:
+        resolved = subject.patch.resolve(subject.method, self._target)
+        recipe = resolved.recipe
+        rotated = resolved.rotates_at == "cache_read"
+        return Cost(attentions=len(recipe.bands), rotated_when_read=rotated, bias=recipe.score_bias is not None)
+
+    def _judgements(self, part: int) -> list[Judgement]:
+        """Of one part, one per method."""
+        scores = self._scores[part]
+        at_target = [by_length.get(self._target) for by_length in scores.by_method]
+        reference = scores.by_method[self._reference].get(self._within)
+        limit = _limit(reference, scores, self._tolerance)
+        judged = []
+        for score in at_target:
+            worse = sum(
+                1 for other in at_target if other is not None and (score is None or _better(other, score, scores))
+            )
+            judged.append(
+                Judgement(
+                    evaluation=part,
+                    measure=scores.measure,
+                    value=score.value if score else None,
+                    interval=score.interval if score else None,
+                    reference=reference.value if reference else None,
+                    limit=limit,
+                    adequate=_within_limit(score.value, limit, scores) if score and limit is not None else None,
+                    sure=score is not None and limit is not None and _sure(score, limit),
+                    rank=worse + 1,
+                )
+            )
+        return judged
+
+    def _confidence(self, best: int, other: int) -> float | None:
+        first = self._scores[0]
+        a, b = first.by_method[best].get(self._target), first.by_method[other].get(self._target)
+        if a is None or b is None or a.groups is None or b.groups is None:
+            return None
+        return paired_probability(a.groups, b.groups)
+
+    def _words(self, best: SweepMethod, confidence: float | None, chosen: SweepMethod | None) -> str:
+        at = f"At {self._target:,} tokens"
+        lead = f"{at} {best.label} is best"
+        if confidence is not None:
+            lead += f" (better than the next with probability {confidence:.2f})"
+        if chosen is None:
+            return f"{lead}; no method stays within {self._tolerance:.0%} of the model at its trained length."
+        if chosen.label == best.label:
+            how = "and the cheapest that is good enough"
+        else:
+            how = f"and {chosen.label} is the cheapest that is good enough"
+        doubt = "" if chosen.sure else ", though its interval reaches across the limit"
+        return (
+            f"{lead}, {how}: within {self._tolerance:.0%} of the model at its trained length{doubt}.{self._caution()}"
+        )
+
+    def _caution(self) -> str:
+        """Perplexity alone finds windows as good as memory."""
+        if any(not scores.lower_is_better for scores in self._scores):
+            return ""
+        windowed = [method.label for method in self.methods() if method.windowed]
+        if windowed:
+            return f" Perplexity does not show that {' and '.join(windowed)} cannot recall: add passkey or ruler."
+        return " Perplexity alone says little about recall: add passkey or ruler."
+
+
+def _weight(cost: Cost) -> tuple[int, bool, bool]:
+    return cost.attentions, cost.rotated_when_read, cost.bias
+
+
+def _better(a: Score, b: Score, scores: Scores) -> bool:
+    return a.value < b.value if scores.lower_is_better else a.value > b.value
+
+
+def _limit(reference: Score | None, scores: Scores, tolerance: float) -> float | None:
+    """None where the reference finds nothing: then there is nothing to stay within."""
+    if reference is None or reference.value == 0:
+        return None
+    return reference.value * (1 + tolerance if scores.lower_is_better else max(0.0, 1 - tolerance))
+
+
+def _within_limit(value: float, limit: float, scores: Scores) -> bool:
+    return value <= limit if scores.lower_is_better else value >= limit
+
+
+def _sure(score: Score, limit: float) -> bool:
+    """Whether the whole interval is on one side of the limit."""
+    interval = score.interval
+    return interval is not None and (interval.high <= limit or interval.low >= limit)

@@ -1,0 +1,141 @@
+"""A sweep: the plans of its parts side by side, and what their results say about every method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from patches import Method, parse
+from service.evaluation.checks import InvalidEvaluation, affordable, subjects_of
+from service.evaluation.long_perplexity.plan import plan_of as long_perplexity_plan
+from service.evaluation.perplexity.plan import plan_of as perplexity_plan
+from service.evaluation.retrieval.depths import needle_plan, passkey_plan
+from service.evaluation.ruler.plan import plan_of as ruler_plan
+from service.evaluation.sweep.judging import Judge
+from service.evaluation.sweep.request import SweepRequest
+from service.evaluation.sweep.results import SweepResult
+from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.models.registry import ModelRegistry, ServedModel
+from service.settings import Settings
+from service.shorthand import label_of
+
+PLANS: dict[str, Any] = {
+    "perplexity": perplexity_plan,
+    "long_perplexity": long_perplexity_plan,
+    "passkey": passkey_plan,
+    "needle": needle_plan,
+    "ruler": ruler_plan,
+}
+
+DEFAULT_MULTIPLES = (1, 2, 4)
+"""Lengths in units of the trained one."""
+
+
+@dataclass(frozen=True, eq=False)
+class SweepPlan(Plan):
+    """``subjects`` are measured by every part, in this order. ``reference`` is the index of the checkpoint's own
+    encoding among them, judged at ``within`` tokens."""
+
+    model: str
+    trained_length: int
+    subjects: list[Subject]
+    reference: int
+    within: int
+    target: int
+    tolerance: float
+    parts: list[Plan]
+
+    @cached_property
+    def units(self) -> Sequence[Unit]:
+        return [unit for part in self.parts for unit in part.units]
+
+    def result(self, outcomes: Sequence[Outcome]) -> SweepResult:
+        results, begin = [], 0
+        for part in self.parts:
+            results.append(part.result(outcomes[begin : begin + len(part.units)]))
+            begin += len(part.units)
+        judge = Judge(self.subjects, results, self.reference, self.within, self.target, self.tolerance)
+        return SweepResult(
+            model=self.model,
+            trained_length=self.trained_length,
+            target_length=self.target,
+            tolerance=self.tolerance,
+            answer=judge.answer(),
+            methods=judge.methods(),
+            evaluations=results,  # type: ignore[arg-type]
+        )
+
+
+def plan_of(request: SweepRequest, models: ModelRegistry, settings: Settings) -> SweepPlan:
+    """The checkpoint's own encoding and a length within its training are measured too, where they were not asked for.
+
+    Raises:
+        UnknownModel: for a model that is not served.
+        InvalidEvaluation: for anything else that cannot be run as asked.
+    """
+    served = models.get(request.model)
+    lengths = _lengths(request, served)
+    methods: list[Method] = request.expanded()
+    own = parse({"method": "default"})
+    if own not in methods:
+        methods = [own, *methods]
+    plan = SweepPlan(
+        model=served.name,
+        trained_length=served.trained_length,
+        subjects=_subjects(methods, served, models, settings, longest=lengths[-1]),
+        reference=methods.index(own),
+        within=max(length for length in lengths if length <= served.trained_length),
+        target=request.target.length or lengths[-1],
+        tolerance=request.target.tolerance,
+        parts=[_part(index, request, methods, lengths, models, settings) for index in range(len(request.evaluations))],
+    )
+    affordable(plan, settings)
+    return plan
+
+
+def _subjects(
+    methods: list[Method], served: ServedModel, models: ModelRegistry, settings: Settings, *, longest: int
+) -> list[Subject]:
+    try:
+        return subjects_of(methods, served, models, settings, longest=longest)
+    except InvalidEvaluation as error:
+        name, _, index = error.param.partition(".")
+        if not index:
+            raise
+        # The sweep's methods are not the request's: factors and the reference are among them.
+        raise InvalidEvaluation(name, f"{label_of(methods[int(index)])}: {_message(error)}") from error
+
+
+def _message(error: InvalidEvaluation) -> str:
+    return str(error).partition(": ")[2]
+
+
+def _lengths(request: SweepRequest, served: ServedModel) -> list[int]:
+    trained = served.trained_length
+    lengths = set(request.length_values() or (trained * multiple for multiple in DEFAULT_MULTIPLES))
+    if request.target.length is not None:
+        lengths.add(request.target.length)
+    if min(lengths) > trained:
+        lengths.add(trained)
+    return sorted(lengths)
+
+
+def _part(
+    index: int,
+    request: SweepRequest,
+    methods: list[Method],
+    lengths: list[int],
+    models: ModelRegistry,
+    settings: Settings,
+) -> Plan:
+    part = request.evaluations[index]
+    whole = part.model_copy(update={"model": request.model, "methods": methods, "lengths": lengths})
+    try:
+        plan: Plan = PLANS[part.evaluation](whole, models, settings)
+    except InvalidEvaluation as error:
+        own = error.param.partition(".")[0] not in ("lengths", "methods")
+        param = f"evaluations.{index}.{error.param}" if own else error.param
+        raise InvalidEvaluation(param, _message(error)) from error
+    return plan

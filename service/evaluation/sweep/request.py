@@ -1,0 +1,77 @@
+"""The body of ``POST /sweep``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from service.evaluation.long_perplexity.request import LongPerplexityRequest
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.request import EvaluationRequest, Tokens
+from service.evaluation.retrieval.request import NeedleRequest, PasskeyRequest
+from service.evaluation.ruler.request import RulerRequest
+
+Part = Annotated[
+    PerplexityRequest | LongPerplexityRequest | PasskeyRequest | NeedleRequest | RulerRequest,
+    Field(discriminator="evaluation"),
+]
+
+THE_SWEEPS_OWN = ("model", "methods", "lengths", "stream", "background", "reuse", "timeout_s")
+
+
+class Target(BaseModel):
+    """What a method must do to be adequate, measured against the checkpoint's own encoding within its trained
+    length: a perplexity at most ``tolerance`` above it, a score at most ``tolerance`` below."""
+
+    length: Tokens | None = Field(None, description="Tokens that the model is to read; the longest length when absent.")
+    tolerance: Annotated[float, Field(ge=0, le=10)] = 0.1
+
+
+class SweepRequest(EvaluationRequest):
+    """Methods x factors x lengths x evaluations, and the best and the cheapest adequate method for a length."""
+
+    evaluation: Literal["sweep"] = "sweep"
+    factors: Annotated[list[Annotated[float, Field(ge=1)]], Field(min_length=1, max_length=64)] | None = Field(
+        None, description="Every method that takes a `factor` is measured under each of these; others once."
+    )
+    evaluations: Annotated[list[Part], Field(min_length=1, max_length=16)] = Field(
+        default_factory=lambda: [PerplexityRequest()],
+        description="What is measured: bodies of other evaluations, without model, methods and lengths.",
+    )
+    target: Target = Field(default_factory=Target)
+
+    @model_validator(mode="after")
+    def _parts_leave_the_rest_to_the_sweep(self) -> Self:
+        for index, part in enumerate(self.evaluations):
+            own = [name for name in THE_SWEEPS_OWN if name in part.model_fields_set]
+            if own:
+                raise ValueError(f"evaluations.{index}: {', '.join(own)} stand in the sweep itself")
+        if self.factors is not None and not any(_takes_factor(method) for method in self.methods):
+            raise ValueError("factors: none of the methods takes a factor")
+        return self
+
+    def texts(self) -> list[str | list[int]]:
+        return [text for part in self.evaluations for text in part.texts()]
+
+    def expanded(self) -> list[Any]:
+        """The methods under every factor, each encoding once, in the order of the request."""
+        several = []
+        for method in self.methods:
+            if self.factors is None or not _takes_factor(method):
+                several.append(method)
+            else:
+                fields = method.model_dump(exclude_unset=True) | {"method": method.method}
+                several += [type(method).model_validate({**fields, "factor": factor}) for factor in self.factors]
+        return list(dict.fromkeys(several))
+
+
+def _takes_factor(method: Any) -> bool:
+    return "factor" in type(method).model_fields
+
+
+def example() -> dict[str, Any]:
+    """A body that works on the embedded demo models."""
+    from patches import examples
+
+    return {"methods": examples()[:4], "factors": [4, 8], "lengths": [256, 512, 1024], "target": {"length": 1024}}

@@ -1,0 +1,109 @@
+"""What a sweep returns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from service.evaluation.long_perplexity.results import LongPerplexityResult
+from service.evaluation.perplexity.results import PerplexityResult
+from service.evaluation.results import EvaluationResult, Interval, MethodInResult, Row
+from service.evaluation.retrieval.results import NeedleResult, PasskeyResult
+from service.evaluation.ruler.results import RulerResult
+
+PartResult = Annotated[
+    PerplexityResult | LongPerplexityResult | PasskeyResult | NeedleResult | RulerResult,
+    Field(discriminator="evaluation"),
+]
+
+
+class Cost(BaseModel):
+    """What the encoding adds to ordinary attention, in the order in which it weighs: attentions per layer (bands),
+    whether all keys are rotated again when they are read, whether a bias is added to every score."""
+
+    attentions: int
+    rotated_when_read: bool
+    bias: bool
+
+
+class Judgement(BaseModel):
+    """One method by one evaluation at the target length.
+
+    ``reference`` is the checkpoint's own encoding within its trained length, ``limit`` what the tolerance makes of it.
+    ``sure`` says whether the whole interval is on the same side of the limit.
+    """
+
+    evaluation: int = Field(description="Index into `evaluations`.")
+    measure: str
+    value: float | None = Field(description="Null where nothing could be measured, as without key tokens.")
+    interval: Interval | None
+    reference: float | None
+    limit: float | None
+    adequate: bool | None = Field(description="Null where the reference finds nothing: there is nothing to compare.")
+    sure: bool
+    rank: int
+
+
+class SweepMethod(MethodInResult):
+    """``rank`` is by the mean rank over evaluations. ``adequate`` where every evaluation finds it so, ``windowed``
+    where what lies further back cannot be read at all."""
+
+    cost: Cost
+    windowed: bool
+    judgements: list[Judgement]
+    adequate: bool
+    sure: bool
+    rank: int
+
+
+class Answer(BaseModel):
+    """Labels of the best method, and of the cheapest adequate one: least cost, then the better rank.
+
+    ``confidence`` is the probability, by paired bootstrap over documents or blocks, that the best is better than
+    ``runner_up`` by the first evaluation; null where that has no pairs to resample.
+    """
+
+    best: str | None
+    runner_up: str | None
+    confidence: float | None
+    cheapest_adequate: str | None
+    cheapest_is_sure: bool | None
+    words: str
+
+
+class SweepResult(EvaluationResult):
+    """The answer, the judgements behind it and every part's own result."""
+
+    evaluation: Literal["sweep"] = "sweep"
+    target_length: int
+    tolerance: float
+    answer: Answer
+    methods: list[SweepMethod]
+    evaluations: list[PartResult]
+
+    def rows(self) -> list[Row]:
+        """One row per method and evaluation, at the target length."""
+        return [
+            {
+                "method": method.label,
+                "model": method.model,
+                "length": self.target_length,
+                "evaluation": self.evaluations[at.evaluation].evaluation,
+                "measure": at.measure,
+                "value": at.value,
+                "interval_low": at.interval.low if at.interval else None,
+                "interval_high": at.interval.high if at.interval else None,
+                "reference": at.reference,
+                "limit": at.limit,
+                "adequate": at.adequate,
+                "sure": at.sure,
+                "rank": at.rank,
+                "attentions": method.cost.attentions,
+                "rotated_when_read": method.cost.rotated_when_read,
+                "bias": method.cost.bias,
+                "trained_length": self.trained_length,
+            }
+            for method in self.methods
+            for at in method.judgements
+        ]

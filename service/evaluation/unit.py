@@ -1,0 +1,138 @@
+"""What evaluations are made of: units of work whose outcomes are kept, and plans that say what they amount to.
+
+A unit's outcome depends on its inputs, its encoding, the model and the code, and on nothing else. So it may be
+computed today or taken from a store, in any order, and the result is the same to the bit.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from patches import Method, Patched, ResolvedRecipe
+from service.evaluation.results import EvaluationResult, Progress
+from service.shorthand import label_of
+
+Outcome = dict[str, np.ndarray]
+"""Named arrays: what ``numpy.savez`` takes."""
+
+
+class Subject(NamedTuple):
+    """A method, and the model it is measured on: a method may name a variant of the requested one."""
+
+    method: Method
+    patch: Patched
+    model: str
+
+    @property
+    def label(self) -> str:
+        return label_of(self.method)
+
+
+@dataclass(frozen=True, eq=False)
+class Unit(ABC):
+    """One method on one document or sample, in passes of at most ``length`` tokens.
+
+    The encoding is resolved for ``length``, which is also the most that a pass holds in its cache. ``name`` is the
+    document's or the sample's, for people.
+    """
+
+    kind: ClassVar[str]
+    subject: Subject
+    length: int
+    name: str
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """Tokens that the passes read."""
+
+    @abstractmethod
+    def inputs(self) -> dict[str, Any]:
+        """JSON of all that the outcome depends on, beside the model, the resolved encoding and the code."""
+
+    @abstractmethod
+    def run(self) -> Generator[int, None, Outcome]:
+        """The outcome; yields the tokens of every chunk as it is done.
+
+        Raises:
+            SlotsExhausted: when every slot is taken.
+        """
+
+    @abstractmethod
+    def summary(self, outcome: Outcome) -> dict[str, float]:
+        """The outcome in a number or two, for whoever watches."""
+
+    @cached_property
+    def resolved(self) -> ResolvedRecipe:
+        return self.subject.patch.resolve(self.subject.method, self.length)
+
+    @contextmanager
+    def slot(self) -> Iterator[int]:
+        """A slot of this unit's encoding, held inside.
+
+        Raises:
+            SlotsExhausted: when every slot is taken.
+        """
+        slots = self.subject.patch.slots
+        slot = slots.acquire(self.resolved)
+        try:
+            yield slot
+        finally:
+            slots.release(slot)
+
+
+class Plan(ABC):
+    """A validated evaluation: nothing left to choose."""
+
+    @property
+    @abstractmethod
+    def units(self) -> Sequence[Unit]:
+        """What has to be run, in any order."""
+
+    @abstractmethod
+    def result(self, outcomes: Sequence[Outcome]) -> EvaluationResult:
+        """What the outcomes, one per unit and in their order, amount to."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all passes read."""
+        return sum(unit.tokens for unit in self.units)
+
+
+class Measured(NamedTuple):
+    """An outcome and the seconds that its unit took."""
+
+    outcome: Outcome
+    seconds: float
+
+
+def run_units(units: Sequence[Unit]) -> Generator[Progress, None, list[Measured]]:
+    """Run ``units`` one after another; yields progress after every chunk of tokens."""
+    began = time.perf_counter()
+    total, done, measured = sum(unit.tokens for unit in units), 0, []
+    for unit in units:
+        started, work = time.perf_counter(), unit.run()
+        try:
+            while True:
+                done += next(work)
+                seconds = time.perf_counter() - began
+                yield Progress(tokens_done=done, tokens_total=total, label=unit.subject.label, seconds=seconds)
+        except StopIteration as stop:
+            measured.append(Measured(stop.value, time.perf_counter() - started))
+        finally:
+            work.close()
+    return measured
+
+
+def evaluate(plan: Plan) -> Generator[Progress, None, EvaluationResult]:
+    """The whole plan on this thread."""
+    measured = yield from run_units(plan.units)
+    return plan.result([outcome for outcome, _ in measured])

@@ -1,0 +1,188 @@
+"""Sweeps: the numbers are those of the parts alone, and the answer follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from patches import parse
+from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.perplexity.plan import plan_of as perplexity_plan
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.perplexity.results import PerplexityResult
+from service.evaluation.results import Interval
+from service.evaluation.sweep.judging import Judge
+from service.evaluation.sweep.plan import plan_of
+from service.evaluation.sweep.request import SweepRequest
+from service.evaluation.unit import Subject, evaluate
+from service.models.registry import ModelRegistry
+from tests.service.conftest import TEXT
+from tests.service.evaluation.prompting import finish, registry, settings_of
+from tests.service.results import result_of
+
+YARN, LINEAR = {"method": "yarn", "factor": 4.0}, {"method": "linear", "factor": 2.0}
+PART: dict[str, Any] = {"evaluation": "perplexity", "input": TEXT}
+NEEDLE: dict[str, Any] = {
+    **{"evaluation": "needle", "input": TEXT, "samples": 1, "depths": [0.5], "max_new_tokens": 2},
+    **{"needle": "It is Q.", "question": "It is", "expected": ["Q"]},
+}
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints: Path) -> Iterator[ModelRegistry]:
+    yield from registry(checkpoints / "tiny")
+
+
+def plan(models: ModelRegistry, **body: Any) -> Any:
+    return plan_of(SweepRequest(**body), models, settings_of(Path("tiny")))
+
+
+def labels(request: SweepRequest) -> list[str]:
+    return [f"{method.method}:{getattr(method, 'factor', '-')}" for method in request.expanded()]
+
+
+def test_every_method_that_takes_a_factor_is_measured_under_each() -> None:
+    body = {"methods": [LINEAR, {"method": "none"}, YARN], "factors": [2, 8]}
+    assert labels(SweepRequest(**body)) == ["linear:2.0", "linear:8.0", "none:-", "yarn:2.0", "yarn:8.0"]
+    repeated = SweepRequest(methods=[LINEAR, {"method": "linear", "factor": 8.0}], factors=[2, 8])
+    assert labels(repeated) == ["linear:2.0", "linear:8.0"]
+
+
+def test_factors_keep_the_other_parameters() -> None:
+    (method,) = SweepRequest(methods=[YARN | {"beta_fast": 16.0}], factors=[8]).expanded()
+    assert method == parse({"method": "yarn", "factor": 8.0, "beta_fast": 16.0})
+
+
+def test_the_parts_are_the_evaluations_alone(models: ModelRegistry) -> None:
+    own = {"protocol": "tail", "tail": 16}
+    whole = finish(evaluate(plan(models, methods=[YARN, LINEAR], lengths=[64, 128], evaluations=[PART | own, PART])))
+    methods = [{"method": "default"}, YARN, LINEAR]
+    for part, options in zip(whole.evaluations, (own, {}), strict=True):
+        request = PerplexityRequest(input=TEXT, methods=methods, lengths=[64, 128], **options)
+        alone = finish(evaluate(perplexity_plan(request, models, settings_of(Path("tiny")))))
+        assert part.numbers() == alone.numbers()
+
+
+def test_the_order_of_units_does_not_matter(models: ModelRegistry) -> None:
+    sweep = plan(
+        models,
+        methods=[YARN],
+        lengths=[64, 128],
+        evaluations=[PART, NEEDLE],
+    )
+    forwards = [finish(unit.run()) for unit in sweep.units]
+    backwards = [finish(unit.run()) for unit in reversed(sweep.units)][::-1]
+    assert sweep.result(forwards).numbers() == sweep.result(backwards).numbers()
+    kinds = {type(part).__name__ for part in sweep.result(forwards).evaluations}
+    assert kinds == {"PerplexityResult", "NeedleResult"}
+
+
+def test_a_length_within_training_and_the_target_are_measured_too(models: ModelRegistry) -> None:
+    sweep = plan(models, methods=[YARN], lengths=[128], target={"length": 256}, evaluations=[PART])
+    assert sweep.parts[0].lengths == [64, 128, 256]
+    assert (sweep.within, sweep.target) == (64, 256)
+    assert [subject.label for subject in sweep.subjects] == ["default", "yarn(factor=4)"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"evaluations": [PART], "lengths": [1 << 20]}, "lengths", "beyond"),
+        ({"evaluations": [PART | {"protocol": "tail", "tail": 64}], "lengths": [64]}, "evaluations.0.tail", "below"),
+        ({"evaluations": [PART], "methods": [{"method": "t5_bias"}]}, "methods", "t5_bias: "),
+    ],
+    ids=["lengths", "part", "method"],
+)
+def test_what_is_wrong_is_named(models: ModelRegistry, body: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(InvalidEvaluation, match=message) as refused:
+        plan(models, **body)
+    assert refused.value.param == param
+    assert str(refused.value).count(param) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"evaluations": [PART | {"lengths": [64]}]}, "lengths stand in the sweep itself"),
+        ({"evaluations": [{"evaluation": "sweep"}]}, "evaluation"),
+        ({"methods": [{"method": "none"}], "factors": [2]}, "none of the methods takes a factor"),
+        ({"factors": [0.5], "methods": [YARN]}, "greater than or equal to 1"),
+        ({"target": {"tolerance": -0.1}}, "greater than or equal to 0"),
+    ],
+)
+def test_bodies_that_make_no_sense_are_refused(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        SweepRequest(**body)
+
+
+# The answer
+
+
+LENGTHS = [64, 256]
+METHODS = [{"method": "default"}, {"method": "self_extend"}, YARN, {"method": "streaming"}]
+
+
+def judged(models: ModelRegistry, *curves: list[list[float]], tolerance: float = 0.1, half: float = 0.0) -> Judge:
+    """Judges the four methods by perplexities at 64 and 256 tokens, with intervals of ``half`` the value around."""
+    patch = models.default.patch
+    subjects = [Subject(parse(fields), patch, "tiny") for fields in METHODS]
+    return Judge(subjects, [result(subjects, curve, half) for curve in curves], 0, 64, 256, tolerance)
+
+
+def result(subjects: list[Subject], curve: list[list[float]], half: float) -> PerplexityResult:
+    named = {subject.label: values for subject, values in zip(subjects, curve, strict=True)}
+    made = result_of(named, LENGTHS, trained_length=64)
+    for method, values in zip(made.methods, curve, strict=True):
+        for at, value in zip(method.lengths, values, strict=True):
+            at.interval = Interval(low=value * (1 - half), high=value * (1 + half), kind="documents")
+            rng = np.random.default_rng(at.length)
+            at.groups = [(float(np.log(value) * 100 + noise), 100) for noise in rng.normal(size=8)]
+    return made
+
+
+def test_the_best_and_the_cheapest_that_is_good_enough(models: ModelRegistry) -> None:
+    judge = judged(models, [[10, 90], [10, 10.2], [11, 10.9], [10, 11.5]])
+    answer = judge.answer()
+    assert (answer.best, answer.runner_up) == ("self_extend", "yarn(factor=4)")
+    assert answer.cheapest_adequate == "yarn(factor=4)", "one attention instead of two"
+    assert answer.confidence == 1.0
+    assert answer.cheapest_is_sure
+    assert [method.adequate for method in judge.methods()] == [False, True, True, False]
+    assert [method.rank for method in judge.methods()] == [4, 1, 2, 3]
+    assert "streaming cannot recall" in answer.words
+
+
+def test_an_interval_across_the_limit_is_not_sure(models: ModelRegistry) -> None:
+    methods = judged(models, [[10, 90], [10, 10.2], [11, 10.9], [10, 20]], half=0.05).methods()
+    assert [method.sure for method in methods] == [True, True, False, True]
+
+
+def test_no_method_need_be_good_enough(models: ModelRegistry) -> None:
+    answer = judged(models, [[10, 90], [10, 60], [11, 50], [10, 40]]).answer()
+    assert answer.best == "streaming"
+    assert answer.cheapest_adequate is None
+    assert "no method stays within 10%" in answer.words
+
+
+def test_several_evaluations_have_to_agree(models: ModelRegistry) -> None:
+    good, bad = [[10, 90], [10, 10.2], [11, 10.9], [10, 10.1]], [[10, 90], [10, 10.2], [11, 20], [10, 30]]
+    judge = judged(models, good, bad)
+    assert [method.adequate for method in judge.methods()] == [False, True, False, False]
+    assert judge.answer().best == "self_extend", "first and second by rank beats first and last"
+
+
+def test_the_tolerance_is_the_requests(models: ModelRegistry) -> None:
+    curve = [[10, 90], [10, 14], [11, 16], [10, 99]]
+    assert [m.adequate for m in judged(models, curve, tolerance=0.5).methods()] == [False, True, False, False]
+    assert [m.adequate for m in judged(models, curve, tolerance=0.7).methods()] == [False, True, True, False]
+
+
+def test_costs_are_of_the_encoding(models: ModelRegistry) -> None:
+    costs = [method.cost for method in judged(models, [[1.5, 2]] * 4).methods()]
+    assert [cost.attentions for cost in costs] == [1, 2, 1, 2]
+    assert [cost.rotated_when_read for cost in costs] == [False, True, False, True]
