@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from patches.attention.mass import AttentionMass
 from patches.encoding.distances import effective_distance
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe, ResolvedRecipe, RopeGeometry
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_POSITION",
     "METHODS",
+    "AttentionMass",
     "Batch",
     "Method",
     "Patched",

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import Attended, combine, has_causal_kernel, merge, sdpa_with_lse
+from patches.attention.observation import Observed, observer
 from patches.encoding.masks import CAUSAL, And, ChunkRange, DistanceRange, Predicate
 from patches.encoding.recipe import Band, PositionMap, RelativeScores, ResolvedRecipe
 from patches.encoding.rotary import per_pair, rotary_table, rotate
@@ -51,6 +52,9 @@ def attend(
     cache-write, raw otherwise. If keys were evicted, the first ``head`` columns are those at positions
     0 .. head - 1. ``batch`` keeps the tables that all layers of the forward share.
     """
+    observe = observer.get()
+    if observe is not None:
+        observe(Observed(query, key, resolved, layer, q_start, head))
     segment = _Segment(query, key, value, resolved, batch, layer, q_start, head)
     if layer.softcap is not None or layer.sinks is not None or resolved.recipe.relative is not None:
         return segment.eager()

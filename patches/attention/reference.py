@@ -18,15 +18,22 @@ def attend(
     *,
     q_start: int,
 ) -> torch.Tensor:
-    """Attention output [rows, heads, q, head_dim] in float32.
+    """Attention output [rows, heads, q, head_dim] in float32, of ``weights`` and ``value`` [rows, kv_heads, k, dim]."""
+    value = value.float().repeat_interleave(query.shape[1] // value.shape[1], 1)
+    return weights(query, key, resolved, layer, q_start=q_start) @ value
 
-    ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` and
-    ``value`` [rows, kv_heads, k, head_dim] end at the last of them. Keys (and queries) are rotated
-    already if the recipe rotates at cache-write, raw otherwise.
+
+def weights(
+    query: torch.Tensor, key: torch.Tensor, resolved: ResolvedRecipe, layer: Layer, *, q_start: int
+) -> torch.Tensor:
+    """Softmax weights [rows, heads, q, k] in float32. They sum to 1, or to less where ``layer`` has sinks.
+
+    ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads, k,
+    head_dim] ends at the last of them. Keys (and queries) are rotated already if the recipe rotates at cache-write,
+    raw otherwise.
     """
-    query, key, value = query.float(), key.float(), value.float()
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    query, key = query.float(), key.float()
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     q_idx = torch.arange(q_start, q_start + query.shape[2], device=query.device)
     kv_idx = torch.arange(int(q_idx[-1]) + 1 - key.shape[2], int(q_idx[-1]) + 1, device=query.device)
     pairs = q_idx[:, None], kv_idx[None, :]
@@ -49,8 +56,8 @@ def attend(
         scores = scores + resolved.recipe.score_bias(*pairs)
     if layer.sinks is not None:
         nothing = layer.sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
-        return torch.softmax(torch.cat((scores, nothing), dim=-1), dim=-1)[..., :-1] @ value
-    return torch.softmax(scores, dim=-1) @ value
+        return torch.softmax(torch.cat((scores, nothing), dim=-1), dim=-1)[..., :-1]
+    return torch.softmax(scores, dim=-1)
 
 
 def _band_scores(
