@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from patches import METHODS, Recipe, describe_methods, parse
 from service.api.answers import MethodInfo, MethodList, ModelInfo, ModelList
 from service.errors import ApiError, bad_request, validation_error
-from service.evaluation.frequency_plot import frequency_png
+from service.figures.frequencies import frequency_png
 from service.models.registry import ModelRegistry, ServedModel
 from service.shorthand import field_value, unknown_method
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from patches import METHODS, describe_methods, parse
 from service.cli.schema import choices, default_text, type_text
-from service.evaluation.method_plot import method_figure, multipliers_figure, svg
-from service.evaluation.samples import GEOMETRY, GROUPS, HEADS, PAIRS, TIMES_LONGER, TRAINED, Group, Sample, samples
+from service.figures.methods import method_figure, multipliers_figure, svg
+from service.figures.samples import GEOMETRY, GROUPS, HEADS, PAIRS, TIMES_LONGER, TRAINED, Group, Sample, samples
 from service.shorthand import to_shorthand
 
 PAGE, PICTURES = "methods.md", "methods"

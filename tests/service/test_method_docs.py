@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 
 from patches import METHODS
 from service.cli.method_docs import PICTURES, TEMPERATURES, methods_page, temperatures_figure, write_docs
-from service.evaluation.method_plot import method_figure, svg
-from service.evaluation.samples import HEADS, STANDING_IN, TRAINED, plain, sample, samples
+from service.figures.methods import method_figure, svg
+from service.figures.samples import HEADS, STANDING_IN, TRAINED, plain, sample, samples
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")

@@ -20,11 +20,11 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from patches import parse
-from service.evaluation.frequency_plot import frequency_figure, frequency_png
-from service.evaluation.plot_style import apart, line_style, tick_text, value_ticks
-from service.evaluation.plots import perplexity_figure, perplexity_html, perplexity_png
-from service.evaluation.results import PerplexityResult
-from service.evaluation.samples import GEOMETRY
+from service.evaluation.perplexity.results import PerplexityResult
+from service.figures.frequencies import frequency_figure, frequency_png
+from service.figures.perplexity import perplexity_figure, perplexity_html, perplexity_png
+from service.figures.samples import GEOMETRY
+from service.figures.style import apart, line_style, tick_text, value_ticks
 from tests.service.results import result_of
 
 DOUBLING = [256, 512, 1024, 2048]
@@ -127,7 +127,7 @@ class TestPng:
             assert set(pool.map(lambda _: perplexity_png(USUAL), range(8))) == {expected}
 
     def test_never_imports_pyplot(self) -> None:
-        code = "import service.evaluation.plots, service.evaluation.frequency_plot, sys; print(sorted(sys.modules))"
+        code = "import service.figures.perplexity, service.figures.frequencies, sys; print(sorted(sys.modules))"
         printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert "'matplotlib.figure'" in printed.stdout
         assert "'matplotlib.pyplot'" not in printed.stdout

@@ -1,0 +1,88 @@
+"""Layouts of axes: linear, logarithmic, tokens, shares, names; with their ends and ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median_low
+from typing import Any
+
+from service.figures.style import tick_text, value_ticks
+
+OFF_SCALE, MOST_RANGE = 20, 1e9
+"""A line may leave the picture at so many times what the better half stays below, and of the least value."""
+GRID = "#e4e4e4"
+
+
+def linear_axis(title: str, low: float, high: float, *, ticks: Sequence[float] | None = None) -> dict[str, Any]:
+    """Layout of a linear axis; ``low`` may be above ``high``."""
+    shown = {} if ticks is None else {"tickvals": list(ticks), "ticktext": [f"{tick:,.10g}" for tick in ticks]}
+    return {"title": {"text": title}, "range": [low, high], "gridcolor": GRID, "zeroline": False, **shown}
+
+
+def share_axis(title: str) -> dict[str, Any]:
+    """From 0 to 100 %."""
+    shares = [0, 0.25, 0.5, 0.75, 1]
+    return {**linear_axis(title, -0.03, 1.03, ticks=shares), "ticktext": [percent(share) for share in shares]}
+
+
+def percent(share: float) -> str:
+    """0.125 as 12.5 %, 0.5 as 50 %."""
+    return f"{100 * share:.3g} %"
+
+
+def percent_bar(title: str) -> dict[str, Any]:
+    """Colour bar from 0 to 100 %."""
+    shares = [0, 0.25, 0.5, 0.75, 1]
+    return {"title": {"text": title}, "tickvals": shares, "ticktext": [percent(share) for share in shares]}
+
+
+def log_axis(title: str, low: float, high: float, *, ticks: Sequence[float] | None = None) -> dict[str, Any]:
+    """Layout of a logarithmic axis with round numbers on it."""
+    ticks = value_ticks(low, high) if ticks is None else ticks
+    return {
+        "type": "log",
+        "title": {"text": title},
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": list(ticks),
+        "ticktext": [tick_text(tick) for tick in ticks],
+        "gridcolor": GRID,
+        "minor": {"showgrid": False},
+    }
+
+
+def value_axis(title: str, curves: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Logarithmic axis over the values of several curves; one that blows up leaves it, as ``OFF_SCALE`` says."""
+    highest = [max(curve) for curve in curves if curve]
+    least = min(value for curve in curves for value in curve)
+    margin = max((max(highest) / least) ** 0.03, 1.02)
+    most = min(max(highest), OFF_SCALE * median_low(highest), MOST_RANGE * least)
+    return log_axis(title, least / margin, most * margin)
+
+
+def beyond(curves: Sequence[Sequence[float]], axis: dict[str, Any]) -> str:
+    """A note on lines that leave a logarithmic axis at the top; nothing where none does."""
+    most = max(value for curve in curves for value in curve)
+    return f" · lines that leave the picture reach {most:,.4g}" if math.log10(most) > axis["range"][1] else ""
+
+
+def token_axis(title: str, lengths: Sequence[int], trained_length: int, most: int = 10) -> dict[str, Any]:
+    """Logarithmic axis of tokens over ``lengths``, and over the trained length where it is near."""
+    near = [trained_length] if min(lengths) / 4 <= trained_length <= max(lengths) * 4 else []
+    low, high = min([*lengths, *near]), max([*lengths, *near])
+    margin = max((high / low) ** 0.03, 1.05) if high > low else 2**0.5
+    ticks = sorted(set(lengths))
+    every = -(-len(ticks) // most)
+    return log_axis(title, low / margin, high * margin, ticks=ticks[::-1][::every][::-1])
+
+
+def category_axis(title: str, names: Sequence[str], *, reverse: bool = False) -> dict[str, Any]:
+    """Layout of an axis with one place 0, 1, ... per name."""
+    ends = [-0.5, len(names) - 0.5]
+    return {
+        "title": {"text": title},
+        "range": ends[::-1] if reverse else ends,
+        "tickvals": list(range(len(names))),
+        "ticktext": list(names),
+        "zeroline": False,
+    }

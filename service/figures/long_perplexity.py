@@ -1,0 +1,84 @@
+"""Perplexity of the tokens that need long context, and of all, by context length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from service.evaluation.long_perplexity.results import LongLengthResult, LongMethodResult, LongPerplexityResult
+from service.evaluation.perplexity.tables import short_number
+from service.figures.axes import beyond, token_axis, value_axis
+from service.figures.charts import Curve, add_curves, documents_text, mark_trained, name_of, new_figure
+from service.figures.picture import Picture, rows_of
+
+Value = Callable[[LongLengthResult], float | None]
+
+
+def long_perplexity_pictures(result: LongPerplexityResult) -> list[Picture]:
+    """Long perplexity where there is one at all, then perplexity over all scored tokens."""
+    key = result.evaluator
+    chosen = (
+        f"{key.key_tokens:,} of {key.tokens:,} tokens, chosen by {name_of(key, result)}: "
+        f"context {key.long_context:,} against {key.short_context:,}"
+    )
+    pictures = [
+        _picture(
+            result,
+            ("long-perplexity", "Long perplexity by context length", f"{chosen} · {documents_text(result.documents)}"),
+            lambda at: at.long_perplexity,
+            "Only over tokens that a model predicts clearly better with long context than with short. Lower is better; "
+            "shaded: 95 % intervals.",
+        ),
+        _picture(
+            result,
+            ("perplexity", "Perplexity over all scored tokens", documents_text(result.documents)),
+            lambda at: at.perplexity,
+            "For contrast: most tokens need only a little context, so this tells less about long context.",
+        ),
+    ]
+    return [picture for picture in pictures if picture is not None]
+
+
+def _picture(result: LongPerplexityResult, titles: tuple[str, str, str], value: Value, caption: str) -> Picture | None:
+    name, title, subtitle = titles
+    curves = [_curve(method, result, value, name == "long-perplexity") for method in result.methods]
+    if not any(curve.known for curve in curves):
+        return None
+    title = f"{title}: {result.model}"
+    known = [curve.known for curve in curves]
+    x = token_axis("context length, tokens", result.lengths, result.trained_length)
+    y = value_axis(name.replace("-", " "), known)
+    figure = new_figure(title, subtitle + beyond(known, y))
+    figure.update_layout(xaxis=x, yaxis=y)
+    mark_trained(figure, result.trained_length, x)
+    add_curves(figure, curves)
+    points = [(method, at) for method in result.methods for at in method.lengths]
+    rows = rows_of(
+        method=[name_of(method, result) for method, _ in points],
+        length=[at.length for _, at in points],
+        value=[value(at) for _, at in points],
+        interval_low=[at.interval.low if at.interval else None for _, at in points],
+        interval_high=[at.interval.high if at.interval else None for _, at in points],
+        key_tokens=[at.key_tokens for _, at in points],
+        tokens_scored=[at.tokens_scored for _, at in points],
+    )
+    if name == "perplexity":
+        rows = [{key: row[key] for key in ("method", "length", "value", "tokens_scored")} for row in rows]
+    return Picture(name, title, figure, rows, caption)
+
+
+def _curve(method: LongMethodResult, result: LongPerplexityResult, value: Value, with_intervals: bool) -> Curve:
+    points = [at for at in method.lengths if value(at) is not None]
+    values = [value(at) or 0.0 for at in points]
+    ends = [
+        (at.interval.low, at.interval.high) if at.interval and with_intervals else (y, y)
+        for at, y in zip(points, values, strict=True)
+    ]
+    return Curve(
+        name_of(method, result),
+        [at.length for at in points],
+        values,
+        [low for low, _ in ends],
+        [high for _, high in ends],
+        [f"{short_number(y)}<br>{at.key_tokens:,} key tokens of {at.tokens_scored:,}"
+         for at, y in zip(points, values, strict=True)],
+    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""How well tokens are predicted by how much context they have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from service.evaluation.perplexity.results import MethodResult, PositionBucket
+from service.evaluation.probe.results import ProbeMethod
+from service.evaluation.results import DocumentInfo, EvaluationResult
+from service.figures.axes import linear_axis, log_axis
+from service.figures.charts import Curve, add_curves, documents_text, mark_trained, name_of, new_figure
+from service.figures.picture import Picture, rows_of
+
+FIRST = 8
+"""Where the bucket of no context begins on a logarithmic axis."""
+
+
+def nll_by_position(
+    result: EvaluationResult,
+    methods: Sequence[MethodResult] | Sequence[ProbeMethod],
+    length: int,
+    documents: Sequence[DocumentInfo],
+) -> Picture | None:
+    """Mean NLL in nats of the tokens in each bucket of context, in passes of ``length``; None without buckets."""
+    buckets = [(name_of(method, result), bucket) for method in methods for bucket in method.nll_by_position]
+    if not buckets:
+        return None
+    title = f"NLL by position: {result.model}"
+    figure = new_figure(title, f"passes of {length:,} tokens · {documents_text(documents)}")
+    edges = sorted({edge for _, bucket in buckets for edge in (bucket.start, bucket.stop)})
+    x = log_axis("tokens of context before the predicted one", max(edges[0], FIRST), edges[-1], ticks=edges[1:])
+    nll = [bucket.nll_mean for _, bucket in buckets]
+    margin = max(0.05 * (max(nll) - min(nll)), 0.02)
+    figure.update_layout(xaxis=x, yaxis=linear_axis("NLL, nats per token", min(nll) - margin, max(nll) + margin))
+    mark_trained(figure, result.trained_length, x)
+    add_curves(figure, [_curve(name_of(method, result), method.nll_by_position) for method in methods])
+    rows = rows_of(
+        method=[name for name, _ in buckets],
+        context_start=[bucket.start for _, bucket in buckets],
+        context_stop=[bucket.stop for _, bucket in buckets],
+        nll_mean=nll,
+        tokens=[bucket.tokens for _, bucket in buckets],
+    )
+    caption = (
+        "Mean negative log-likelihood of tokens by how many tokens came before them. A line that rises right of the "
+        "trained length loses by longer context; one that keeps falling uses it."
+    )
+    return Picture("nll-by-position", title, figure, rows, caption)
+
+
+def _curve(name: str, buckets: Sequence[PositionBucket]) -> Curve:
+    return Curve(
+        name=name,
+        x=[math.sqrt(max(bucket.start, FIRST) * bucket.stop) for bucket in buckets],
+        y=[bucket.nll_mean for bucket in buckets],
+        hover=[f"{b.start:,} to {b.stop - 1:,} tokens of context<br>{b.tokens:,} tokens" for b in buckets],
+    )

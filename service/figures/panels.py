@@ -1,0 +1,85 @@
+"""Panels in a grid with the same axes, and heat maps in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from service.figures.charts import BOTTOM, TOP, label, write_layout
+from service.figures.style import INK
+
+COLUMNS, GAP = 3, 64
+"""Panels side by side, and pixels between one row of them and the next."""
+SEQUENTIAL = "Cividis"
+Axes = tuple[dict[str, Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A heat map: ``z`` [y, x], NaN where there is nothing; ``texts`` go into its cells."""
+
+    title: str
+    x: Sequence[float]
+    y: Sequence[float]
+    z: Sequence[Sequence[float | None]]
+    texts: Sequence[Sequence[str]] | None = None
+    hover: Sequence[Sequence[str]] | None = None
+
+
+def grid(titles: Sequence[str], texts: tuple[str, str], *, columns: int, panel_height: int, right: int) -> go.Figure:
+    """Empty panels under their ``titles``, row by row; ``texts`` are the figure's title and subtitle."""
+    columns = min(columns, len(titles))
+    lines = -(-len(titles) // columns)
+    inner = lines * panel_height + (lines - 1) * GAP
+    figure = make_subplots(
+        rows=lines,
+        cols=columns,
+        subplot_titles=[label(title, 100 // columns) for title in titles],
+        horizontal_spacing=0.05 if columns > 1 else 0.0,
+        vertical_spacing=GAP / inner if lines > 1 else 0.0,
+    )
+    write_layout(figure, *texts, height=inner + TOP + BOTTOM + 8, right=right)
+    figure.update_annotations(font={"size": 13, "color": INK})
+    return figure
+
+
+def place(figure: go.Figure, index: int, count: int, columns: int, axes: Axes, **more: Any) -> dict[str, int]:
+    """Row and column of panel ``index`` of ``count``, after writing its axes; titles only at the grid's edges."""
+    columns = min(columns, count)
+    at = {"row": index // columns + 1, "col": index % columns + 1}
+    nothing = {"text": ""}
+    x, y = dict(axes[0]), dict(axes[1])
+    x["title"] = x["title"] if index + columns >= count else nothing
+    y["title"] = y["title"] if at["col"] == 1 else nothing
+    figure.update_xaxes(**x, **more, **at)
+    figure.update_yaxes(**y, **more, showticklabels=at["col"] == 1, **at)
+    return at
+
+
+def heat_maps(
+    panels: Sequence[Panel],
+    texts: tuple[str, str],
+    axes: Axes,
+    colours: dict[str, Any],
+    *,
+    panel_height: int = 250,
+) -> go.Figure:
+    """Panels with the same axes and one colour bar; ``colours`` is Plotly's colour axis."""
+    figure = grid([panel.title for panel in panels], texts, columns=COLUMNS, panel_height=panel_height, right=110)
+    for index, panel in enumerate(panels):
+        at = place(figure, index, len(panels), COLUMNS, axes, showgrid=False)
+        figure.add_trace(_heat_map(panel), **at)
+    figure.update_layout(coloraxis={"colorscale": SEQUENTIAL, **colours})
+    return figure
+
+
+def _heat_map(panel: Panel) -> go.Heatmap:
+    texts = {} if panel.texts is None else {"text": panel.texts, "texttemplate": "%{text}", "textfont": {"size": 11}}
+    hover = {} if panel.hover is None else {"customdata": panel.hover, "hovertemplate": "%{customdata}<extra></extra>"}
+    return go.Heatmap(
+        x=list(panel.x), y=list(panel.y), z=panel.z, coloraxis="coloraxis", hoverongaps=False, **texts, **hover
+    )

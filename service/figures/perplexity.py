@@ -1,0 +1,302 @@
+"""Perplexity against context length as a picture.
+
+PNG through matplotlib's object interface, never pyplot, whose global state is not safe in a server;
+HTML through Plotly with its script inside, so that a saved page works offline.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from statistics import median_low
+from typing import Any
+
+import plotly.graph_objects as go
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from service.evaluation.perplexity.results import LengthResult, MethodResult, PerplexityResult
+from service.evaluation.perplexity.tables import (
+    documents_note,
+    interval_note,
+    method_name,
+    protocol_note,
+    short_number,
+    spaced,
+)
+from service.figures.picture import Picture
+from service.figures.style import (
+    FAINT,
+    INK,
+    TIMES,
+    LineStyle,
+    apart,
+    drawable,
+    line_style,
+    matplotlib_style,
+    plain_axes,
+    png,
+    scale_values,
+    shortened,
+    tick_text,
+    value_ticks,
+    write_titles,
+)
+
+LABEL_CHARS = 48
+MARKED_POINTS = 12
+OFF_SCALE = 20
+"""Lines may leave the picture at this many times what the better half of the methods stays below."""
+MOST_RANGE = 1e9
+"""Above the smallest value: more would show nothing, and 64-bit floats end at 1e308."""
+AXES_WIDTH, LEFT, TOP, BOTTOM = 6.4, 0.95, 1.05, 0.62  # inches
+LEADER, VALUE, SAMPLE, NAME = 0.22, 0.88, 0.95, 1.37  # inches right of the axes
+
+
+def perplexity_png(result: PerplexityResult) -> bytes:
+    """``perplexity_figure`` as PNG."""
+    return png(perplexity_figure(result))
+
+
+def perplexity_figure(result: PerplexityResult) -> Figure:
+    """Both axes logarithmic; a line and its 95 % interval per method, a mark at the trained length."""
+    labels = [drawable(shortened(method_name(method, result), LABEL_CHARS)) for method in result.methods]
+    width = LEFT + AXES_WIDTH + NAME + 0.3 + 0.075 * max(map(len, labels))
+    height = max(5.4, 0.2 * len(labels) + TOP + BOTTOM + 0.2)
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    write_titles(figure, f"Perplexity by context length: {result.model}", _subtitle(result, "▲ beyond the axis"))
+    box = (LEFT / width, BOTTOM / height, AXES_WIDTH / width, 1 - (TOP + BOTTOM) / height)
+    axes = plain_axes(figure, box)
+    for index, method in enumerate(result.methods):
+        _draw_method(axes, result, method, line_style(index))
+    _scale_lengths(axes, result)
+    low, high = _value_range(result)
+    scale_values(axes, low, high)
+    axes.set_ylabel("perplexity", color=INK)
+    _mark_off_scale(axes, result, high)
+    _label_ends(axes, result, labels, height - TOP - BOTTOM)
+    return figure
+
+
+def _draw_method(axes: Axes, result: PerplexityResult, method: MethodResult, style: LineStyle) -> None:
+    lengths = [at.length for at in method.lengths]
+    low, high = zip(*(_interval(at) for at in method.lengths), strict=True)
+    marked = spaced(lengths, result.trained_length, MARKED_POINTS)
+    if len(lengths) == 1:
+        axes.vlines(lengths, low, high, color=style.colour, lw=1.2)
+    else:
+        alpha = 0.15 if len(result.methods) <= 8 else 0.07
+        axes.fill_between(lengths, low, high, color=style.colour, alpha=alpha, lw=0)
+    axes.plot(
+        lengths,
+        [at.perplexity for at in method.lengths],
+        markevery=[lengths.index(length) for length in marked],
+        **matplotlib_style(style),
+    )
+
+
+def _scale_lengths(axes: Axes, result: PerplexityResult) -> None:
+    """Log2 axis with token counts below, and multiples of the trained length above."""
+    low, high = _length_range(result)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(low, high)
+    ticks = _length_ticks(result)
+    axes.xaxis.set_major_locator(ticker.FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda length, _: f"{length:,.0f}"))
+    axes.xaxis.set_minor_locator(ticker.FixedLocator([n for n in result.lengths if n not in ticks][:64]))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.set_xlabel("context length, tokens", color=INK)
+
+    def above(text: str, fraction: float, align: str) -> None:
+        axes.text(fraction, 1.02, text, transform=axes.transAxes, ha=align, size=8, color=FAINT)
+
+    trained = result.trained_length
+    if not low < trained < high:
+        note = f"trained length {trained:,}"
+        above(*((f"← {note}", 0.0, "left") if trained <= low else (f"{note} →", 1.0, "right")))
+        return
+    axes.axvline(trained, color=FAINT, lw=1.2, dashes=(5, 3), zorder=1)
+    axes.axvspan(trained, high, color="black", alpha=0.035, lw=0, zorder=0)
+    octaves = math.log2(high / low)
+    at = math.log2(trained / low) / octaves
+    above(f"trained length {trained:,}", min(max(at, 0.05), 0.9), "center")
+    for doubling in range(1, math.ceil(octaves)):
+        fraction = at + doubling / octaves
+        if at + 0.13 < fraction < 0.99 and (octaves < 14 or doubling % 2 == 0):
+            above(f"{2**doubling:,}{TIMES}", fraction, "center")
+
+
+def _mark_off_scale(axes: Axes, result: PerplexityResult, high: float) -> None:
+    """A triangle at the upper edge for every point above it."""
+    for index, method in enumerate(result.methods):
+        above = [at.length for at in method.lengths if at.perplexity > high]
+        marked = spaced(above, result.trained_length, MARKED_POINTS) if above else []
+        style = {"marker": "^", "ms": 6, "ls": "", "mec": "white", "mew": 0.7, "clip_on": False}
+        axes.plot(marked, [high] * len(marked), color=line_style(index).colour, zorder=5, **style)  # type: ignore[arg-type]
+
+
+def _label_ends(axes: Axes, result: PerplexityResult, labels: Sequence[str], inches: float) -> None:
+    """Right of the axes, level with each line's end where there is room: value, looks and name."""
+    inch = 1 / AXES_WIDTH
+    in_axes: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False}
+    to_fraction = axes.transData + axes.transAxes.inverted()
+    low, high = axes.get_ylim()
+    points = [(m.lengths[-1].length, min(max(m.lengths[-1].perplexity, low), high)) for m in result.methods]
+    ends = [to_fraction.transform(point) for point in points]
+    heights = apart([float(end[1]) for end in ends], 0.19 / inches, top=0.975)
+    header = f"at {result.lengths[-1]:,}"
+    axes.text(1 + VALUE * inch, 1.02, header, transform=axes.transAxes, ha="right", size=8, color=FAINT)
+    for index, (method, label, end, height) in enumerate(zip(result.methods, labels, ends, heights, strict=True)):
+        style = line_style(index)
+        leader = [float(end[0]), 1.0, 1 + LEADER * inch], [float(end[1]), float(end[1]), height]
+        axes.add_line(Line2D(*leader, color=style.colour, lw=0.7, alpha=0.7, **in_axes))
+        value = short_number(method.lengths[-1].perplexity)
+        axes.text(1 + VALUE * inch, height, value, ha="right", va="center", size=9, color=INK, **in_axes)
+        sample = [1 + (SAMPLE + shift) * inch for shift in (0.0, 0.17, 0.34)]
+        axes.add_line(Line2D(sample, [height] * 3, markevery=[1], **matplotlib_style(style), **in_axes))
+        axes.text(1 + NAME * inch, height, label, va="center", size=9, color=INK, parse_math=False, **in_axes)
+
+
+def perplexity_html(result: PerplexityResult) -> str:
+    """The same picture as one interactive page; Plotly's script is inside it, nothing else is loaded."""
+    return perplexity_picture(result).html()
+
+
+def perplexity_picture(result: PerplexityResult) -> Picture:
+    """Perplexity by context length, as page, PNG and rows."""
+    return Picture(
+        name="perplexity",
+        title=f"Perplexity by context length: {result.model}",
+        figure=perplexity_chart(result),
+        rows=result.rows(),
+        caption="Lower is better. Shaded: 95 % intervals. Right of the trained length the model reads positions "
+        "that it never saw in training.",
+        draw=lambda: perplexity_png(result),
+    )
+
+
+def perplexity_chart(result: PerplexityResult) -> go.Figure:
+    """The same picture as a Plotly figure."""
+    figure = go.Figure()
+    for index, method in enumerate(result.methods):
+        figure.add_traces(_traces(result, method, line_style(index), group=str(index)))
+    low, high = _value_range(result)
+    first, last = _length_range(result)
+    ticks = _length_ticks(result)
+    values = value_ticks(low, high)
+    title = f"Perplexity by context length: {result.model}"
+    figure.update_layout(
+        template="plotly_white",
+        title={
+            "text": html.escape(title),
+            "subtitle": {"text": html.escape(_subtitle(result, "double click shows what is beyond the axis"))},
+            "x": 0.02,
+        },
+        xaxis=_log_axis("context length, tokens", first, last, ticks, [f"{length:,}" for length in ticks]),
+        yaxis=_log_axis("perplexity", low, high, values, [tick_text(value) for value in values]),
+        hovermode="closest",
+        legend={"title": {"text": "method (click hides, double click isolates)"}},
+    )
+    if first < result.trained_length < last:
+        figure.add_shape(
+            type="line",
+            x0=result.trained_length,
+            x1=result.trained_length,
+            yref="paper",
+            y0=0,
+            y1=1,
+            line={"color": FAINT, "dash": "dash"},
+        )
+        note = f"trained length {result.trained_length:,}"
+        at = math.log10(result.trained_length)
+        figure.add_annotation(x=at, y=1, yref="paper", yanchor="bottom", text=note, showarrow=False)
+    return figure
+
+
+def _traces(result: PerplexityResult, method: MethodResult, style: LineStyle, group: str) -> list[go.Scatter]:
+    """The interval as a closed shape, and the line with its numbers on hover."""
+    name = html.escape(method_name(method, result))
+    lengths = [at.length for at in method.lengths]
+    low, high = zip(*(_interval(at) for at in method.lengths), strict=True)
+    band = go.Scatter(
+        x=lengths + lengths[::-1],
+        y=low + high[::-1],
+        fill="toself",
+        fillcolor=style.colour,
+        opacity=0.15,
+        mode="none",
+        hoverinfo="skip",
+        legendgroup=group,
+        showlegend=False,
+    )
+    numbers = [(*_interval(at), at.bits_per_byte, at.tokens_scored, at.windows) for at in method.lengths]
+    line = go.Scatter(
+        x=lengths,
+        y=[at.perplexity for at in method.lengths],
+        name=name,
+        legendgroup=group,
+        mode="lines+markers",
+        line={"color": style.colour, "dash": style.dash[1], "width": 2},
+        marker={"symbol": style.marker[1], "size": 8 if len(lengths) <= 32 else 4},
+        customdata=numbers,
+        hovertemplate="%{x:,} tokens: perplexity %{y:.5g}<br>95 % interval %{customdata[0]:.5g} to %{customdata[1]:.5g}"
+        "<br>%{customdata[2]:.4f} bits per byte<br>%{customdata[3]:,} tokens in %{customdata[4]:,} windows"
+        f"<extra>{name}</extra>",
+    )
+    return [band, line]
+
+
+def _log_axis(title: str, low: float, high: float, ticks: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
+    return {
+        "type": "log",
+        "title": {"text": title},
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": list(ticks),
+        "ticktext": list(texts),
+        "minor": {"showgrid": False},
+    }
+
+
+def _interval(at: LengthResult) -> tuple[float, float]:
+    """Low and high; the value itself where there is no interval."""
+    return (at.interval.low, at.interval.high) if at.interval else (at.perplexity, at.perplexity)
+
+
+def _subtitle(result: PerplexityResult, cut_note: str) -> str:
+    """Protocol, documents, what the intervals are over, and ``cut_note`` if something is cut off."""
+    highest = max(at.perplexity for method in result.methods for at in method.lengths)
+    cut = f" · {cut_note}" if highest > _value_range(result)[1] else ""
+    return f"{protocol_note(result)} protocol · {documents_note(result)} · {interval_note(result)}{cut}"
+
+
+def _length_range(result: PerplexityResult) -> tuple[float, float]:
+    """Ends of the length axis: the lengths, the trained length if it is near, and a margin."""
+    trained, first, last = result.trained_length, result.lengths[0], result.lengths[-1]
+    near = [trained] if first / 4 <= trained <= last * 4 else []
+    low, high = min(first, *near, last), max(last, *near, first)
+    margin = (high / low) ** 0.03 if high > low else 2**0.5
+    return low / margin, high * margin
+
+
+def _length_ticks(result: PerplexityResult) -> list[int]:
+    """Doublings of the trained length where at least three were measured, any lengths otherwise."""
+    trained = result.trained_length
+    doublings = [length for length in result.lengths if math.log2(length / trained).is_integer()]
+    return spaced(
+        doublings if len(doublings) >= 3 else result.lengths, trained, 12 if result.lengths[-1] < 100_000 else 9
+    )
+
+
+def _value_range(result: PerplexityResult) -> tuple[float, float]:
+    """Ends of the value axis: perplexities, blow-ups cut off, intervals up to a factor of two beyond."""
+    points = [at for method in result.methods for at in method.lengths]
+    highest = [max(at.perplexity for at in method.lengths) for method in result.methods]
+    least = min(at.perplexity for at in points)
+    most = min(max(highest), OFF_SCALE * median_low(highest), MOST_RANGE * least)
+    low = max(least / 2, min(_interval(at)[0] for at in points))
+    high = min(most * 2, max([most, *(_interval(at)[1] for at in points if at.perplexity <= most)]))
+    margin = max((high / low) ** 0.04, 1.02)
+    return low / margin, high * margin

@@ -1,0 +1,84 @@
+"""A picture: one Plotly figure, what it is called, and the numbers that it shows."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import plotly.graph_objects as go
+
+from service.evaluation.results import Row
+from service.figures.style import png
+
+CONFIG = {"responsive": True, "displaylogo": False}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure as a page, as PNG and as the table behind it; a notebook shows it as it is.
+
+    ``name`` is a word for files and addresses, ``caption`` a sentence on how to read it. ``draw`` is a drawing of its
+    own for PNG; otherwise the Plotly figure is drawn.
+    """
+
+    name: str
+    title: str
+    figure: go.Figure = field(repr=False)
+    rows: list[Row] = field(repr=False)
+    caption: str = ""
+    draw: Callable[[], bytes] | None = field(default=None, repr=False)
+
+    def png(self) -> bytes:
+        """The picture as PNG, without a browser."""
+        if self.draw is not None:
+            return self.draw()
+        from service.figures.raster import raster
+
+        return png(raster(self.figure))
+
+    def html(self) -> str:
+        """One page with Plotly's script in it: it works offline, and loads nothing."""
+        page = self.figure.to_html(include_plotlyjs=True, div_id=self.name, config=CONFIG, default_height="95vh")
+        return str(page).replace("<head>", f"<head><title>{html.escape(self.title)}</title>", 1)
+
+    def fragment(self, div_id: str) -> str:
+        """The figure alone, for a page that has Plotly's script."""
+        page = self.figure.to_html(
+            include_plotlyjs=False, full_html=False, div_id=div_id, config=CONFIG, default_height="520px"
+        )
+        return str(page)
+
+    def csv(self) -> str:
+        """The numbers behind the picture, full precision, comma-separated with a header (RFC 4180)."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(self.rows[0]) if self.rows else [])
+        writer.writeheader()
+        writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in self.rows)
+        return out.getvalue()
+
+    def _repr_html_(self) -> str:
+        page = self.figure.to_html(include_plotlyjs=True, full_html=False, config=CONFIG)
+        return str(page)
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+
+def _no_formula(value: object) -> object:
+    """Names come from requests: a spreadsheet must not run one that starts like a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def file_name(text: str) -> str:
+    """``text`` as a word for files and addresses: lower case, hyphens between words."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "picture"
+
+
+def rows_of(**columns: Any) -> list[Row]:
+    """Rows from columns of one length."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -1,0 +1,141 @@
+"""Plotly's traces drawn into matplotlib's axes: lines, closed shapes, bars, heat maps."""
+
+from __future__ import annotations
+
+import html
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, Normalize, to_rgb
+from matplotlib.lines import Line2D
+
+from service.figures.style import DASHES, INK, MARKERS, drawable
+
+MARKER_NAMES = {plotly: matplotlib for matplotlib, plotly in MARKERS}
+DASH_NAMES = {plotly: matplotlib for matplotlib, plotly in DASHES}
+HATCH_SCALE = 3
+
+
+class Colours(NamedTuple):
+    """Colours of heat maps, and the values at both ends."""
+
+    ramp: Colormap
+    norm: Normalize
+
+
+def draw_scatter(axes: Axes, trace: dict[str, Any], order: int) -> None:
+    """A line with or without markers, or a filled shape."""
+    x, y = numbers(trace["x"]), numbers(trace["y"])
+    if trace.get("fill") == "toself":
+        axes.fill(x, y, color=trace["fillcolor"], alpha=trace.get("opacity", 1.0), lw=0, zorder=1.5)
+    if trace.get("mode", "lines") == "none":
+        return
+    (line,) = axes.plot(x, y, **_line_style(trace), zorder=2 + order / 1000)
+    line.set_clip_on(trace.get("cliponaxis", True))
+    if "text" in trace.get("mode", ""):
+        _texts(axes, trace, x, y)
+
+
+def legend_line(trace: dict[str, Any]) -> Line2D:
+    """The sample of a line in a legend."""
+    return Line2D([0, 1], [0, 0], **_line_style(trace))
+
+
+def _line_style(trace: dict[str, Any]) -> dict[str, Any]:
+    mode, line, marker = trace.get("mode", "lines"), trace.get("line", {}), trace.get("marker", {})
+    colour = line.get("color") or marker.get("color") or INK
+    dash = DASH_NAMES[line.get("dash", "solid")]
+    return {
+        "color": colour,
+        "ls": dash if "lines" in mode else "",
+        "lw": line.get("width", 2) * 0.9,
+        "marker": MARKER_NAMES[marker.get("symbol", "circle")] if "markers" in mode else "",
+        "ms": marker.get("size", 6) * 0.75,
+        "mfc": marker.get("color") or colour,
+        "mec": "white",
+        "mew": 0.6,
+        "alpha": trace.get("opacity", 1.0),
+        "drawstyle": "steps-post" if line.get("shape") == "hv" else "default",
+    }
+
+
+def _texts(axes: Axes, trace: dict[str, Any], x: np.ndarray, y: np.ndarray) -> None:
+    place = trace.get("textposition", "middle center").split()
+    across = {"left": "right", "right": "left"}.get(place[-1], "center")
+    down = {"top": "bottom", "bottom": "top"}.get(place[0], "center")
+    offset = {"left": -4, "right": 4}.get(place[-1], 0), {"top": 3, "bottom": -3}.get(place[0], 0)
+    look: dict[str, Any] = {"ha": across, "va": down, "size": trace.get("textfont", {}).get("size", 11) * 0.69}
+    for shown, *at in zip(trace["text"], x, y, strict=True):
+        axes.annotate(
+            _plain(shown), tuple(at), offset, textcoords="offset points", color=INK, annotation_clip=False, **look
+        )
+
+
+def draw_bars(axes: Axes, trace: dict[str, Any]) -> None:
+    """Bars from zero, or from the end of a logarithmic axis, with their intervals."""
+    sideways = trace.get("orientation") == "h"
+    values, places = (numbers(trace[name]) for name in ("xy" if sideways else "yx"))
+    marker = trace.get("marker", {})
+    colours, hatches = marker.get("color", INK), (marker.get("pattern") or {}).get("shape", "")
+    colours = [colours] * len(values) if isinstance(colours, str) else list(colours)
+    hatches = [hatches] * len(values) if isinstance(hatches, str) else list(hatches)
+    logarithmic = (axes.get_xscale() if sideways else axes.get_yscale()) == "log"
+    start = min(axes.get_xlim() if sideways else axes.get_ylim()) if logarithmic else 0.0
+    sizes, width = values - start, trace.get("width") or 0.7
+    drawn = (
+        axes.barh(places, sizes, width, left=start, color=colours, zorder=2)
+        if sideways
+        else axes.bar(places, sizes, width, bottom=start, color=colours, zorder=2)
+    )
+    for patch, hatch in zip(drawn, hatches, strict=True):
+        patch.set_hatch(hatch * HATCH_SCALE)
+        patch.set_edgecolor("white" if hatch else "none")
+        patch.set_linewidth(0)
+    _draw_intervals(axes, trace.get("error_x" if sideways else "error_y") or {}, values, places, sideways)
+
+
+def _draw_intervals(axes: Axes, error: dict[str, Any], values: np.ndarray, places: np.ndarray, sideways: bool) -> None:
+    if error.get("array") is None:
+        return
+    more = numbers(error["array"])
+    less = more if error.get("arrayminus") is None else numbers(error["arrayminus"])
+    x, y = (values, places) if sideways else (places, values)
+    bar = {"xerr" if sideways else "yerr": np.stack((less, more))}
+    axes.errorbar(x, y, fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5, zorder=3, **bar)  # type: ignore[arg-type]
+
+
+def draw_heat_map(axes: Axes, trace: dict[str, Any], colours: Colours) -> None:
+    """A rectangle per cell, white where there is no value, with its text in it where it has one."""
+    x, y = numbers(trace["x"]), numbers(trace["y"])
+    z = np.array([[np.nan if value is None else value for value in row] for row in trace["z"]], dtype=float)
+    axes.pcolormesh(_edges(x), _edges(y), np.ma.masked_invalid(z), cmap=colours.ramp, norm=colours.norm, zorder=1)
+    texts = trace.get("text")
+    if texts is None:
+        return
+    size = trace.get("textfont", {}).get("size", 11) * 0.69
+    for row, line in enumerate(texts):
+        for column, shown in enumerate(line):
+            if np.isnan(z[row, column]):
+                continue
+            red, green, blue = to_rgb(colours.ramp(colours.norm(z[row, column])))
+            light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
+            ink = INK if light else "white"
+            axes.text(x[column], y[row], _plain(shown), ha="center", va="center", size=size, color=ink, zorder=3)
+
+
+def _edges(centres: np.ndarray) -> np.ndarray:
+    """Borders of cells around ``centres``: half way between neighbours."""
+    if len(centres) == 1:
+        return np.array([centres[0] - 0.5, centres[0] + 0.5])
+    between = (centres[1:] + centres[:-1]) / 2
+    return np.array([2 * centres[0] - between[0], *between, 2 * centres[-1] - between[-1]])
+
+
+def numbers(values: Any) -> np.ndarray:
+    """float64, NaN for None."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _plain(shown: Any) -> str:
+    return drawable(html.unescape(str(shown))).replace("$", r"\$")

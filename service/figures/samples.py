@@ -1,0 +1,116 @@
+"""What the documentation draws: every method for one small geometry, at four times the trained length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+
+from patches import METHODS, Recipe, ResolvedRecipe, RopeGeometry, effective_distance, parse, resolve
+
+PAIRS, HEADS, TRAINED, TIMES_LONGER = 32, 8, 256, 4
+GEOMETRY = RopeGeometry(
+    head_dim=2 * PAIRS,
+    rotary_dim=2 * PAIRS,
+    rope_theta=10_000.0,
+    original_max_position_embeddings=TRAINED,
+    max_position_embeddings=TIMES_LONGER * TRAINED,
+    num_attention_heads=HEADS,
+)
+
+STANDING_IN: dict[str, Any] = {
+    "partial_rotary_factor": 0.25,
+    "factor": float(TIMES_LONGER),
+    "short_factor": [1.0] * PAIRS,
+    "long_factor": [round(TIMES_LONGER ** min(1.0, i / 20), 3) for i in range(PAIRS)],
+    "inv_freq": [0.0 if i % 8 == 7 else round(10_000.0 ** (-i / PAIRS), 6) for i in range(PAIRS)],
+    "group_factors": [2, 8, 2, 8, 32, 32, 32, 4],
+    "relative_attention_bias": [
+        [round(-(head + 1) / HEADS * math.log1p(bucket), 3) for head in range(HEADS)] for bucket in range(32)
+    ],
+}
+"""Values by the name of the field, for a method that has none of its own or one that changes nothing."""
+
+Group = Literal["frequency schedule", "position map", "mask", "bias", "relative vectors", "absolute", "none"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A method as it is drawn: its request, and its numbers for ``length`` reserved tokens."""
+
+    fields: Mapping[str, Any]
+    geometry: RopeGeometry
+    length: int
+    resolved: ResolvedRecipe
+
+    @property
+    def name(self) -> str:
+        return str(self.fields["method"])
+
+    @property
+    def group(self) -> Group:
+        """What kind of encoding it is, told from the family it belongs to and from its parts."""
+        recipe = self.resolved.recipe
+        if self.geometry.adds_positions:
+            return "absolute"
+        if recipe.relative is not None:
+            return "relative vectors"
+        if recipe.schedule is None:
+            return "none" if recipe.score_bias is None else "bias"
+        tokens = torch.arange(self.length)
+        if effective_distance(recipe, tokens[-1:], tokens).isnan().any():
+            return "mask"
+        return "frequency schedule" if len(recipe.bands) == 1 else "position map"
+
+
+def plain() -> ResolvedRecipe:
+    """Plain RoPE, which pictures compare with."""
+    return resolve(parse({"method": "default"}), GEOMETRY, TRAINED)
+
+
+def samples() -> list[Sample]:
+    """Every method, in the order of the registry."""
+    return [sample(name) for name in METHODS]
+
+
+def sample(name: str) -> Sample:
+    """One method with its defaults, and values standing in for what has none or changes nothing."""
+    method = METHODS[name]
+    fields: dict[str, Any] = {"method": name}
+    neutral = []
+    for key, value in STANDING_IN.items():
+        field = method.model_fields.get(key)
+        if field is not None and (field.is_required() or (key in method.__annotations__ and field.default is None)):
+            fields[key] = value
+        elif field is not None and field.default == 1.0:
+            neutral.append(key)
+    drawn = _resolved(fields)
+    for key in neutral:
+        if _changes_nothing(drawn.resolved):
+            drawn = _resolved({**fields, key: STANDING_IN[key]})
+    return drawn
+
+
+def _resolved(fields: Mapping[str, Any]) -> Sample:
+    """On a model that the method is for, at four times the trained length, or at that where the method ends there."""
+    method = parse(fields)
+    geometry = GEOMETRY
+    if method.family in ("learned", "sinusoidal", "relative"):
+        rows = TRAINED if method.family == "learned" else None
+        geometry = replace(GEOMETRY, family=method.family, native=method, table_rows=rows)
+    try:
+        resolved, length = resolve(method, geometry, TIMES_LONGER * TRAINED), TIMES_LONGER * TRAINED
+    except ValueError:
+        resolved, length = resolve(method, geometry, TRAINED), TRAINED
+    return Sample(fields, geometry, length, resolved)
+
+
+def _changes_nothing(resolved: ResolvedRecipe) -> bool:
+    """Whether it is plain RoPE, or nothing at all."""
+    if not resolved.rotates:
+        return resolved.recipe == Recipe(None)
+    return resolved.is_plain and resolved.inv_freq == plain().inv_freq and resolved.attention_factor == 1.0

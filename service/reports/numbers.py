@@ -1,0 +1,70 @@
+"""A result's numbers as tables of text: the main ones by method and length, and every one there is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from service.evaluation.perplexity.tables import short_number
+from service.evaluation.results import EvaluationResult, MethodInResult
+from service.evaluation.scores import Score, Scores, scores_of
+from service.evaluation.sweep.results import SweepResult
+from service.figures.axes import percent
+from service.figures.charts import name_of
+
+
+class Cell(NamedTuple):
+    """A number, its 95 % interval below it, and whether it is the best of its column."""
+
+    text: str
+    interval: str = ""
+    is_best: bool = False
+
+
+class Table(NamedTuple):
+    """``rows`` begin with a name; cells follow, one per further column."""
+
+    caption: str
+    columns: list[str]
+    rows: list[tuple[str, list[Cell]]]
+
+
+def summaries(result: EvaluationResult) -> list[Table]:
+    """The main numbers by method and length; of a sweep, one table per part."""
+    parts: list[EvaluationResult] = list(result.evaluations) if isinstance(result, SweepResult) else [result]
+    return [_summary(part) for part in parts]
+
+
+def all_numbers(result: EvaluationResult) -> Table:
+    """Every row of the result, in full precision."""
+    rows = result.rows()
+    names = list(rows[0]) if rows else []
+    cells = [[Cell(exact(row[name])) for name in names] for row in rows]
+    return Table("Every number", names, [(line[0].text, line[1:]) for line in cells if line])
+
+
+def exact(value: object) -> str:
+    """A value without loss."""
+    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
+
+
+def _summary(result: EvaluationResult) -> Table:
+    scores = scores_of(result)
+    methods: list[MethodInResult] = getattr(result, "methods", [])
+    lengths = sorted({length for by_length in scores.by_method for length in by_length})
+    pick = min if scores.lower_is_better else max
+    best = {n: pick(by[n].value for by in scores.by_method if n in by) for n in lengths}
+    rows = [
+        (name_of(method, result), [_cell(by_length.get(n), best[n], scores) for n in lengths])
+        for method, by_length in zip(methods, scores.by_method, strict=True)
+    ]
+    better = "lower is better" if scores.lower_is_better else "higher is better"
+    caption = f"{scores.measure[:1].upper()}{scores.measure[1:]} by {scores.columns} ({better})"
+    return Table(caption, ["method", *(f"{length:,}" for length in lengths)], rows)
+
+
+def _cell(score: Score | None, best: float, scores: Scores) -> Cell:
+    if score is None:
+        return Cell("")
+    text = short_number if scores.lower_is_better else percent
+    interval = f"{text(score.interval.low)} to {text(score.interval.high)}" if score.interval else ""
+    return Cell(text(score.value), interval, score.value == best)
