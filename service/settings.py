@@ -79,6 +79,19 @@ class Settings(BaseSettings):
     score_chunk: Count = Field(512, description="Most tokens per chunk of scoring, between two generation steps.")
     prefix_sharing: bool = Field(True, description="Reuse cached prefixes of requests with the same encoding.")
 
+    database_url: str | None = Field(
+        None,
+        description="Where jobs are kept: sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME (extra `postgresql`); "
+        "a file in the user's data folder when unset.",
+    )
+    resume_jobs: bool = Field(
+        True, description="Work on unfinished jobs that other processes left in the database, not only on new ones."
+    )
+    max_jobs: Count = Field(10_000, description="Most unfinished jobs of one API key.")
+    outcomes_max_bytes: Count = Field(
+        2 << 30, description="Outcomes kept for later jobs; above it the least recently used ones leave."
+    )
+
     api_keys: HashedKeys = Field(
         (), description="API keys, separated by commas; hashed at once. None: no keys asked for."
     )

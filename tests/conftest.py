@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 settings.register_profile("ropeway", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ropeway")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers of the tests, those in processes of their own too, leave the user's jobs alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROPEWAY_DATABASE_URL", f"sqlite:///{tmp_path_factory.mktemp('jobs') / 'ropeway.db'}")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Evaluations that survive the server: what is asked, what is finished, and who works on it."""

@@ -1,0 +1,212 @@
+"""Opening the database: it is ours, whole and writable, or it is refused and left as it is."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, false, inspect, make_url, text
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from service.jobs.tables import Base
+
+VERSION_TABLE = "ropeway_version"
+BUSY_S = 30.0
+"""How long a transaction waits for another process's."""
+
+CONNECT_S = 10
+LOCK = 0x726F7065776179
+"""PostgreSQL's advisory lock of whoever migrates: "ropeway"."""
+
+_migrating = threading.Lock()  # alembic's context is one per process
+
+
+class StoreUnusable(RuntimeError):
+    """The database cannot hold jobs; the message says which, why, and what to do."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(
+            f"the database of jobs {url} cannot be used: {why}. It was left as it is: repair it, move it away, or "
+            "name another with ROPEWAY_DATABASE_URL"
+        )
+
+
+class Database:
+    """One open database. SQLite is used by one writer at a time, who waits at the beginning and never in between."""
+
+    def __init__(self, url: str) -> None:
+        """Raises:
+        StoreUnusable: when it is not ours, damaged, newer than this program, read-only or out of reach.
+        """
+        parsed = _parsed(url)
+        self.url = _shown(parsed)
+        try:
+            if parsed.get_backend_name() == "sqlite":
+                _refuse_strangers(parsed)
+            self._reads = _engine(parsed)
+            self._writes = self._reads.execution_options(immediate=True)
+            try:
+                with _migrating, self._writes.begin() as connection:
+                    _migrate(connection)
+            except BaseException:
+                self._reads.dispose()
+                raise
+        except (SQLAlchemyError, sqlite3.Error, OSError, CommandError, ImportError, _NotOursError) as error:
+            reason = str(getattr(error, "orig", None) or error).strip().rstrip(".")
+            raise StoreUnusable(self.url, reason) from error
+
+    @property
+    def engine(self) -> Engine:
+        return self._reads
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A transaction that sees one state of everything."""
+        with Session(self._reads) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A transaction that is on disk when the block is left."""
+        with Session(self._writes) as session, session.begin():
+            yield session
+
+    def close(self) -> None:
+        self._reads.dispose()
+
+
+class _NotOursError(Exception):
+    """What is wrong with the contents."""
+
+
+def default_url() -> str:
+    """The user's own database, in a folder that is made when it is needed.
+
+    Raises:
+        StoreUnusable: when the folder cannot be made.
+    """
+    folder = Path(platformdirs.user_data_dir("ropeway", appauthor=False))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnusable(str(folder), f"its folder cannot be made ({error})") from error
+    return URL.create("sqlite", database=str(folder / "ropeway.db")).render_as_string()
+
+
+def _parsed(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise StoreUnusable("(not shown: it may hold a password)", "this is not a database URL") from None
+    name = parsed.drivername.partition("+")[0]
+    if name in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if name != "sqlite":
+        raise StoreUnusable(_shown(parsed), "only sqlite:///PATH and postgresql://HOST/NAME are supported")
+    if parsed.query or parsed.database in (None, "", ":memory:"):
+        raise StoreUnusable(_shown(parsed), "jobs outlive the server: sqlite:///PATH must name a file, and no options")
+    return parsed.set(drivername="sqlite")
+
+
+def _shown(url: URL) -> str:
+    """Without the password; options may hold one too."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def _refuse_strangers(url: URL) -> None:
+    """Look at an SQLite file without the right to change it.
+
+    Raises:
+        _NotOursError: when it is no database of ours; sqlite3.Error when it cannot be read.
+    """
+    path = Path(str(url.database)).absolute()
+    if not path.parent.is_dir():
+        raise _NotOursError(f"the folder {path.parent} does not exist")
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    uri = f"{path.as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as connection:
+        if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise _NotOursError(f"the file is damaged ({found})")
+    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(uri, uri=True), poolclass=NullPool)
+    with engine.connect() as readonly:
+        _checked(readonly)
+
+
+def _engine(url: URL) -> Engine:
+    if url.get_backend_name() == "postgresql":
+        return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_S})
+    engine = create_engine(url, connect_args={"timeout": BUSY_S})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below, and not by Python's module
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        immediate = connection.get_execution_options().get("immediate")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    return engine
+
+
+def _config(connection: Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", "service.jobs:migrations")
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
+
+
+def _migrate(connection: Connection) -> None:
+    """Bring the tables to what this program knows, alone and all at once."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+    if not _checked(connection):
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        command.upgrade(_config(connection), "head")
+        _checked(connection)
+    # Changes nothing, and fails where nothing may be changed: SQLite begins a transaction on a read-only file.
+    for table in Base.metadata.sorted_tables:
+        connection.execute(table.delete().where(false()))
+
+
+def _checked(connection: Connection) -> bool:
+    """Whether the tables are there and the newest.
+
+    Raises:
+        _NotOursError: when they are somebody else's, or of a version that this program does not know.
+    """
+    names = set(inspect(connection).get_table_names())
+    if not names:
+        return False
+    if VERSION_TABLE not in names:
+        raise _NotOursError(f"it has tables of another program ({', '.join(sorted(names)[:5])})")
+    scripts = ScriptDirectory.from_config(_config())
+    version = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+    known = [script.revision for script in scripts.walk_revisions()]
+    if version not in known:
+        raise _NotOursError(f"its version {version} is unknown: a newer ropeway made it")
+    if version != known[0]:
+        return False
+    for table in Base.metadata.sorted_tables:
+        there = (
+            {column["name"] for column in inspect(connection).get_columns(table.name)} if table.name in names else {}
+        )
+        if missing := {column.name for column in table.columns} - set(there):
+            raise _NotOursError(f"its table {table.name} lacks {', '.join(sorted(missing))}")
+    return True

@@ -1,0 +1,227 @@
+"""Jobs as their workers see them: which come next, whose they are, and what is finished of them.
+
+A job belongs to whoever set its ``owner`` with a conditional UPDATE, until the lease runs out or the owner is known
+to be gone. Every change to a running job asks for the owner again, so whoever has lost a job can do it no harm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+from sqlalchemy.orm import Session, undefer
+
+from service.evaluation.unit import Outcome
+from service.jobs import outcomes
+from service.jobs.database import Database
+from service.jobs.outcomes import changed
+from service.jobs.owner import Owner
+from service.jobs.records import UNFINISHED, JobState
+from service.jobs.tables import FinishedUnit, Job
+
+LEASE_S = 30.0
+"""How long a job stays its owner's without a sign of life. Clocks of several machines may differ by less."""
+
+
+class LeaseLost(RuntimeError):
+    """The job is no longer this process's: it was cancelled, or another took it."""
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A job that is this process's now."""
+
+    number: int
+    id: str
+    tenant: str
+    request: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A unit whose outcome is known. ``data`` are the packed bytes of one that was just measured."""
+
+    position: int
+    key: str
+    label: str
+    name: str
+    length: int
+    tokens: int
+    summary: dict[str, float]
+    seconds: float = 0.0
+    data: bytes | None = None
+
+
+class JobQueue:
+    """The jobs that a process serving the models ``served`` may work on; ``only_own`` leaves out what others added."""
+
+    def __init__(self, database: Database, owner: Owner, served: Collection[str], *, only_own: bool) -> None:
+        self._database, self._served, self._only_own = database, frozenset(served), only_own
+        self._owner = str(owner)
+
+    def waiting(self, model: str, held: Collection[int]) -> dict[str, int]:
+        """Tenant -> number of its oldest job that needs ``model`` and could be claimed; ``held`` are worked on."""
+        with self._database.reading() as session:
+            needed = select(Job.models).where(Job.state.in_(UNFINISHED)).distinct()
+            fitting = [text for text in session.scalars(needed) if self._fits(json.loads(text), model)]
+            if not fitting:
+                return {}
+            free = and_(Job.models.in_(fitting), Job.number.not_in(held), self._free(session))
+            oldest = select(Job.tenant, func.min(Job.number)).where(free).group_by(Job.tenant)
+            return dict(session.execute(oldest).all())
+
+    def _fits(self, needed: list[str], model: str) -> bool:
+        return model in needed and self._served.issuperset(needed)
+
+    def _free(self, session: Session) -> ColumnElement[bool]:
+        """Whether a job is nobody's. What this process owns and does not hold, it gave up after an error."""
+        owners = session.scalars(select(Job.owner).where(Job.state == "running").distinct())
+        gone = [text for text in owners if text is not None and (text == self._owner or Owner.parse(text).is_gone())]
+        lapsed = or_(Job.owner.is_(None), Job.lease_until < datetime.now(UTC), Job.owner.in_(gone))
+        free = or_(Job.state == "queued", and_(Job.state == "running", lapsed))
+        return and_(free, Job.added_by == self._owner) if self._only_own else free
+
+    def claim(self, number: int) -> Claimed | None:
+        """Make a job this process's; None when another was quicker or it has ended."""
+        with self._database.writing() as session:
+            now = datetime.now(UTC)
+            taking = update(Job).where(Job.number == number, self._free(session))
+            taking = taking.values(
+                state="running",
+                owner=self._owner,
+                lease_until=now + timedelta(seconds=LEASE_S),
+                started_at=func.coalesce(Job.started_at, now),
+            )
+            if not changed(session.execute(taking)):
+                return None
+            job = session.get_one(Job, number, options=[undefer(Job.request)])
+            return Claimed(number, job.id, job.tenant, job.request)
+
+    def begin(self, number: int, keys: Sequence[str], tokens: int) -> set[int]:
+        """Note the plan's size; returns the positions that are finished already.
+
+        What was finished of a plan that has changed since (another model, other code) counts no longer.
+
+        Raises:
+            LeaseLost: when the job is another's by now.
+        """
+        with self._database.writing() as session:
+            job = self._held(session, number)
+            job.units_total, job.tokens_total = len(keys), tokens
+            rows = select(FinishedUnit.position, FinishedUnit.key).where(FinishedUnit.job == number)
+            found = dict(session.execute(rows).all())
+            valid = {p for p, key in found.items() if p < len(keys) and keys[p] == key}
+            self._forget(session, job, found.keys() - valid)
+            return valid
+
+    def outcome(self, key: str) -> Outcome | None:
+        """The stored outcome, if there is one and it is whole."""
+        with self._database.reading() as session:
+            return outcomes.get(session, key)
+
+    def record(self, number: int, units: Iterable[Finished]) -> bool:
+        """Put finished units and their outcomes on disk, all or none; false when the job is another's by now. Then
+        the outcomes alone are kept. Safe to repeat."""
+        units = list(units)
+        with self._database.writing() as session:
+            for unit in units:
+                if unit.data is not None:
+                    outcomes.put(session, unit.key, unit.data)
+            outcomes.touch(session, [unit.key for unit in units if unit.data is None])
+            try:
+                job = self._held(session, number)
+            except LeaseLost:
+                return False
+            of_job = FinishedUnit.job == number
+            recorded = set(session.scalars(select(FinishedUnit.position).where(of_job)))
+            last = session.scalar(select(func.max(FinishedUnit.number)).where(of_job)) or 0
+            new = [unit for unit in units if unit.position not in recorded]
+            for place, unit in enumerate(new, start=last + 1):
+                self._add(session, job, place, unit)
+            return True
+
+    def _add(self, session: Session, job: Job, place: int, unit: Finished) -> None:
+        reused = unit.data is None
+        row = FinishedUnit(job=job.number, number=place, reused=reused)
+        for name in ("position", "key", "label", "name", "length", "tokens", "seconds", "summary"):
+            setattr(row, name, getattr(unit, name))
+        session.add(row)
+        job.units_done += 1
+        job.tokens_done += unit.tokens
+        job.seconds += unit.seconds
+        if reused:
+            job.units_reused += 1
+            job.tokens_reused += unit.tokens
+
+    def outcomes(self, number: int) -> dict[int, Outcome]:
+        """Position -> outcome of every finished unit. One that is lost or damaged is unfinished again.
+
+        Raises:
+            LeaseLost: when the job is another's by now.
+        """
+        with self._database.reading() as session:
+            rows = select(FinishedUnit.position, FinishedUnit.key).where(FinishedUnit.job == number)
+            found = {position: outcomes.get(session, key) for position, key in session.execute(rows).all()}
+        lost = {position for position, outcome in found.items() if outcome is None}
+        if lost:
+            with self._database.writing() as session:
+                self._forget(session, self._held(session, number), lost)
+        return {position: outcome for position, outcome in found.items() if outcome is not None}
+
+    def _forget(self, session: Session, job: Job, positions: Collection[int]) -> None:
+        """Make units unfinished again and count anew what is finished."""
+        if not positions:
+            return
+        of_job = FinishedUnit.job == job.number
+        session.execute(delete(FinishedUnit).where(of_job, FinishedUnit.position.in_(positions)))
+        rows = session.execute(
+            select(FinishedUnit.reused, FinishedUnit.tokens, FinishedUnit.seconds).where(of_job)
+        ).all()
+        job.units_done, job.units_reused = len(rows), sum(reused for reused, _, _ in rows)
+        job.tokens_done = sum(tokens for _, tokens, _ in rows)
+        job.tokens_reused = sum(tokens for reused, tokens, _ in rows if reused)
+        job.seconds = sum(seconds for _, _, seconds in rows)
+
+    def finish(self, number: int, result: dict[str, Any]) -> bool:
+        """The job is done; false when it is another's by now."""
+        return self._end(number, "done", {"result": result})
+
+    def fail(self, number: int, code: str, message: str) -> bool:
+        """The job cannot be done; false when it is another's by now."""
+        return self._end(number, "failed", {"error": {"code": code, "message": message}})
+
+    def _end(self, number: int, state: JobState, values: dict[str, Any]) -> bool:
+        ended = {"state": state, "finished_at": datetime.now(UTC), "owner": None, "lease_until": None}
+        with self._database.writing() as session:
+            return changed(session.execute(update(Job).where(self._mine(number)).values(ended | values))) > 0
+
+    def beat(self, held: Collection[int]) -> set[int]:
+        """Renew the leases; returns the jobs that are still this process's."""
+        mine = and_(Job.number.in_(held), Job.owner == self._owner, Job.state == "running")
+        with self._database.writing() as session:
+            session.execute(update(Job).where(mine).values(lease_until=datetime.now(UTC) + timedelta(seconds=LEASE_S)))
+            return set(session.scalars(select(Job.number).where(mine)))
+
+    def release(self) -> None:
+        """Put back what this process has not finished, for anybody to go on with."""
+        mine = and_(Job.owner == self._owner, Job.state == "running")
+        with self._database.writing() as session:
+            session.execute(update(Job).where(mine).values(state="queued", owner=None, lease_until=None))
+
+    def prune(self, most_bytes: int) -> int:
+        """Remove old outcomes above ``most_bytes``; returns how many."""
+        with self._database.writing() as session:
+            return outcomes.prune(session, most_bytes)
+
+    def _mine(self, number: int) -> ColumnElement[bool]:
+        return and_(Job.number == number, Job.owner == self._owner, Job.state == "running")
+
+    def _held(self, session: Session, number: int) -> Job:
+        job = session.scalars(select(Job).where(self._mine(number)).with_for_update()).one_or_none()
+        if job is None:
+            raise LeaseLost
+        return job

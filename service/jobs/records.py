@@ -1,0 +1,57 @@
+"""What is told of a job."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+
+UNFINISHED: tuple[JobState, ...] = ("queued", "running")
+
+
+class JobError(BaseModel):
+    code: str
+    message: str
+
+
+class JobInfo(BaseModel):
+    """A job and how far it has got. Times are UTC; tokens are those that the passes of its units read.
+
+    ``tokens_done`` counts the units at work in this process too. ``seconds`` were spent measuring, whatever the clock
+    says; ``seconds_left`` is an estimate from them.
+    """
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    id: str
+    evaluation: str
+    model: str | None = Field(description="As it was requested; the default model when absent.")
+    state: JobState
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    units_total: int
+    units_done: int = 0
+    units_reused: int = Field(0, description="Units whose outcome was in the store already.")
+    tokens_total: int
+    tokens_done: int = 0
+    seconds: float = 0.0
+    seconds_left: float | None = Field(None, description="Absent until a unit is finished, and after the end.")
+    error: JobError | None = None
+    request: dict[str, Any] = Field(description="The body; empty in listings when it is long.")
+    links: dict[str, str] = Field(default_factory=dict)
+
+
+class UnitDone(BaseModel):
+    """One finished unit; ``number`` counts from 1 in the order of finishing."""
+
+    number: int
+    label: str
+    name: str
+    length: int
+    reused: bool
+    seconds: float
+    summary: dict[str, float]

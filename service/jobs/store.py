@@ -1,0 +1,214 @@
+"""Jobs as their owners see them: added, listed, cancelled, removed. ``service.jobs.queue`` is the side that works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import case, delete, func, select
+from sqlalchemy.orm import Session, undefer
+
+from service import context
+from service.evaluation.request import EvaluationRequest
+from service.jobs.database import Database
+from service.jobs.owner import Owner
+from service.jobs.records import UNFINISHED, JobError, JobInfo, JobState, UnitDone
+from service.jobs.tables import FinishedUnit, Job
+
+LISTED_REQUEST = 1 << 14
+"""Characters up to which listings show a request: one may hold megabytes of documents."""
+
+
+class UnknownJob(LookupError):
+    """The tenant has no such job."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"no such job: {job_id}")
+
+
+class JobUnfinished(RuntimeError):
+    """The job is still to be worked on: cancel it first."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id} has not ended: cancel it first")
+
+
+class JobStore:
+    """Jobs of every tenant in one database. Every call is synchronous and one transaction.
+
+    ``in_flight`` is what the runner of this process tells of units at work: job id -> tokens.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raises:
+        StoreUnusable: when the database cannot be used.
+        """
+        self.database = Database(url)
+        self.owner = Owner.this()
+        self.in_flight: dict[str, int] = {}
+
+    def add(self, tenant: str, request: EvaluationRequest, *, models: list[str], units: int, tokens: int) -> JobInfo:
+        """Queue what ``request`` asks for; ``models`` are the served ones that its units run on."""
+        job = Job(
+            id=context.new_id(),
+            tenant=tenant,
+            evaluation=request.evaluation,
+            model=request.model,
+            models=models_text(models),
+            state="queued",
+            created_at=datetime.now(UTC),
+            units_total=units,
+            tokens_total=tokens,
+            units_done=0,
+            units_reused=0,
+            tokens_done=0,
+            tokens_reused=0,
+            seconds=0.0,
+            added_by=str(self.owner),
+            request=_body(request),
+        )
+        with self.database.writing() as session:
+            session.add(job)
+            session.flush()
+            return self._info(job, job.request)
+
+    def get(self, tenant: str, job_id: str) -> JobInfo:
+        """Raises:
+        UnknownJob: when ``tenant`` has no such job.
+        """
+        with self.database.reading() as session:
+            job = _job(session, tenant, job_id)
+            return self._info(job, job.request)
+
+    def list(
+        self, tenant: str, *, state: JobState | None = None, limit: int = 100, before: str | None = None
+    ) -> list[JobInfo]:
+        """Newest first, those older than the job ``before``.
+
+        Raises:
+            UnknownJob: when there is no job ``before``.
+        """
+        request = Job.__table__.c.request
+        short = case((func.length(request) <= LISTED_REQUEST, request))
+        query = select(Job, short).where(Job.tenant == tenant).order_by(Job.number.desc()).limit(limit)
+        if state is not None:
+            query = query.where(Job.state == state)
+        with self.database.reading() as session:
+            if before is not None:
+                query = query.where(Job.number < _job(session, tenant, before).number)
+            return [self._info(job, asked or {}) for job, asked in session.execute(query)]
+
+    def unfinished(self, tenant: str) -> int:
+        """Jobs of ``tenant`` that are queued or running."""
+        query = select(func.count()).where(Job.tenant == tenant, Job.state.in_(UNFINISHED))
+        with self.database.reading() as session:
+            return session.scalar(query) or 0
+
+    def cancel(self, tenant: str, job_id: str) -> JobInfo:
+        """End an unfinished job; outcomes of finished units stay. One that has ended stays as it is.
+
+        Raises:
+            UnknownJob: when ``tenant`` has no such job.
+        """
+        with self.database.writing() as session:
+            job = _job(session, tenant, job_id, for_update=True)
+            if job.state in UNFINISHED:
+                job.state, job.finished_at, job.owner, job.lease_until = "cancelled", datetime.now(UTC), None, None
+            return self._info(job, job.request)
+
+    def remove(self, tenant: str, job_id: str) -> None:
+        """Forget a job that has ended, and its result.
+
+        Raises:
+            UnknownJob: when ``tenant`` has no such job; JobUnfinished when it has not ended.
+        """
+        with self.database.writing() as session:
+            job = _job(session, tenant, job_id, for_update=True)
+            if job.state in UNFINISHED:
+                raise JobUnfinished(job_id)
+            session.execute(delete(Job).where(Job.number == job.number))
+
+    def done_units(self, job_id: str, after: int = 0) -> list[UnitDone]:  # type: ignore[valid-type]
+        """Finished units with numbers above ``after``."""
+        query = (
+            select(FinishedUnit)
+            .join(Job)
+            .where(Job.id == job_id, FinishedUnit.number > after)
+            .order_by(FinishedUnit.number)
+        )
+        with self.database.reading() as session:
+            return [
+                UnitDone(
+                    number=unit.number,
+                    label=unit.label,
+                    name=unit.name,
+                    length=unit.length,
+                    reused=unit.reused,
+                    seconds=unit.seconds,
+                    summary=unit.summary,
+                )
+                for unit in session.scalars(query)
+            ]
+
+    def result(self, tenant: str, job_id: str) -> dict[str, Any] | None:
+        """JSON of the result; None until the job is done.
+
+        Raises:
+            UnknownJob: when ``tenant`` has no such job.
+        """
+        with self.database.reading() as session:
+            return _job(session, tenant, job_id).result
+
+    def close(self) -> None:
+        self.database.close()
+
+    def _info(self, job: Job, request: dict[str, Any]) -> JobInfo:
+        unfinished = job.state in UNFINISHED
+        in_flight = self.in_flight.get(job.id, 0) if unfinished else 0
+        done = min(job.tokens_done + in_flight, job.tokens_total)
+        measured = job.tokens_done - job.tokens_reused
+        left = job.seconds / measured * (job.tokens_total - done) if unfinished and measured else None
+        return JobInfo(
+            id=job.id,
+            evaluation=job.evaluation,
+            model=job.model,
+            state=job.state,
+            created_at=job.created_at,
+            started_at=job.started_at,
+            finished_at=job.finished_at,
+            units_total=job.units_total,
+            units_done=job.units_done,
+            units_reused=job.units_reused,
+            tokens_total=job.tokens_total,
+            tokens_done=done,
+            seconds=job.seconds,
+            seconds_left=left,
+            error=None if job.error is None else JobError.model_validate(job.error),
+            request=request,
+        )
+
+
+def _body(request: EvaluationRequest) -> dict[str, Any]:
+    """What a client would have sent, with the names that tell requests and methods apart."""
+    body = request.model_dump(mode="json", exclude_unset=True) | {"evaluation": request.evaluation}
+    if "methods" in body:
+        pairs = zip(request.methods, body["methods"], strict=True)
+        body["methods"] = [{"method": method.method} | fields for method, fields in pairs]
+    return body
+
+
+def models_text(models: Iterable[str]) -> str:
+    """The one way in which a set of models is written down."""
+    return json.dumps(sorted(set(models)))
+
+
+def _job(session: Session, tenant: str, job_id: str, *, for_update: bool = False) -> Job:
+    query = select(Job).where(Job.id == job_id, Job.tenant == tenant).options(undefer(Job.request))
+    if for_update:
+        query = query.with_for_update()  # SQLite's writers are alone anyway
+    job = session.scalars(query).one_or_none()
+    if job is None:
+        raise UnknownJob(job_id)
+    return job

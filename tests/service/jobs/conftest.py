@@ -1,0 +1,78 @@
+"""Stores in both databases, and a registry of the tiny models with a runner on it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import make_url
+
+from service.jobs.store import JobStore
+from service.models import loading
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+from tests.service.jobs.postgres import postgres_server
+from tests.service.serving import SMALL
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """URL with a place for a database's name."""
+    with postgres_server() as url:
+        yield url
+
+
+@pytest.fixture
+def postgres_url(postgres: str) -> str:
+    """An empty PostgreSQL database."""
+    name = f"ropeway_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres.format(name="postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    return postgres.format(name=name)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'jobs.db'}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind."""
+    found: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    assert make_url(found).get_backend_name() == request.param
+    return found
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[JobStore]:
+    opened = JobStore(url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def job_settings() -> Settings:
+    return Settings(_env_file=None, **SMALL | {"score_chunk": 16, "max_scored_tokens": 10_000_000})
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints: Path, job_settings: Settings) -> Iterator[ModelRegistry]:
+    """The tiny model and its variant, served for one module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "DEMO", checkpoints)
+        registry = ModelRegistry(job_settings)
+    yield registry
+    registry.close()
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """A perplexity request of two documents and three encodings: six units of 64 tokens."""
+    methods = [{"method": "default"}, {"method": "linear", "factor": 2.0}, {"method": "dynamic", "factor": 2.0}]
+    documents = [[n % 380 + 2 for n in range(start, start + 80)] for start in (0, 7)]
+    return {"evaluation": "perplexity", "input": documents, "methods": methods, "lengths": [64]} | fields

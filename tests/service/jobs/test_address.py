@@ -1,0 +1,165 @@
+"""An address changes with everything that an outcome depends on, and with nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patches import parse
+from service.evaluation.catalogue import plan_of
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.unit import Unit
+from service.jobs import address
+from service.jobs.address import Addresses, fingerprint, hash_of_sources
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+from tests.service.conftest import tiny_checkpoint
+from tests.service.jobs.conftest import body
+
+
+@pytest.fixture
+def key(models: ModelRegistry, job_settings: Settings) -> Any:
+    """Address of the first unit of a request."""
+
+    def of(tenant: str = "anna", job_id: str | None = None, **fields: Any) -> str:
+        return Addresses(models).key(unit_of(models, job_settings, **fields), tenant, job_id)
+
+    return of
+
+
+def unit_of(models: ModelRegistry, settings: Settings, **fields: Any) -> Unit:
+    return plan_of(PerplexityRequest.model_validate(body(**fields)), models, settings).units[0]
+
+
+def test_the_same_work_has_the_same_address(key: Any) -> None:
+    linear = {"method": "linear", "factor": 2.0}
+    assert key() == key()
+    assert key(methods=[linear]) == key(methods=[linear | {"attention_temperature": None}])
+    assert key() == key(model="tiny") == key(stream=True) == key(methods=[{"method": "default"}])
+    assert len(key()) == 64
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tenant": "berta"},
+        {"job_id": "a"},
+        {"input": [[9, 8, 7, *range(2, 80)]]},
+        {"lengths": [63]},
+        {"methods": [{"method": "linear", "factor": 2.0}]},
+        {"methods": [{"method": "default", "attention_temperature": 1.1}]},
+        {"methods": [{"method": "alibi"}]},
+        {"bos": "never"},
+        {"protocol": "disjoint"},
+    ],
+    ids=str,
+)
+def test_what_a_request_says_is_in_it(key: Any, fields: dict[str, Any]) -> None:
+    assert key() != key(**fields)
+
+
+def test_a_reserved_length_counts_where_it_matters(models: ModelRegistry, job_settings: Settings) -> None:
+    addresses = Addresses(models)
+    for method, matters in (({"method": "dynamic", "factor": 2.0}, True), ({"method": "linear", "factor": 2.0}, False)):
+        unit = unit_of(models, job_settings, methods=[method])
+        longer = replace(unit, length=unit.length * 4)
+        assert (addresses.key(unit, "anna") != addresses.key(longer, "anna")) is matters
+
+
+def test_code_numbers_and_chunks_are_in_it(
+    models: ModelRegistry, job_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = unit_of(models, job_settings)
+    before = Addresses(models).key(unit, "anna")
+    small = unit_of(models, job_settings.model_copy(update={"score_chunk": 32}))
+    assert Addresses(models).key(small, "anna") != before
+    for name, value in (("code_version", lambda: "other"), ("numerics", lambda _: ["other"])):
+        with monkeypatch.context() as patch:
+            patch.setattr(address, name, value)
+            assert Addresses(models).key(unit, "anna") != before
+    assert Addresses(models).key(unit, "anna") == before
+
+
+def test_numbers_name_version_device_format_and_threads(models: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.default.patch.model
+    found = address.numerics(model)
+    assert str(found).count(torch.__version__) == 1
+    assert found[1] == "cpu"
+    assert found[3:] == ["torch.float32", torch.get_num_threads()]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert address.numerics(model)[-1] == 77
+
+
+def test_sources_are_hashed_by_name_and_contents(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    for name, contents in (("a.py", "x = 1"), ("inner/b.py", "y = 2"), ("notes.txt", "any")):
+        (tmp_path / name).write_text(contents)
+    found = [hash_of_sources([tmp_path])]
+    (tmp_path / "notes.txt").write_text("other")
+    assert hash_of_sources([tmp_path]) == found[0]
+    (tmp_path / "inner/b.py").write_text("y = 3")
+    found.append(hash_of_sources([tmp_path]))
+    (tmp_path / "inner/b.py").rename(tmp_path / "inner/c.py")
+    found.append(hash_of_sources([tmp_path]))
+    assert len(set(found)) == 3
+    folders = [address.folder_of(package) for package in address.CODE]
+    assert {"hf.py", "scoring.py"} <= {path.name for folder in folders for path in folder.rglob("*.py")}
+
+
+class TestFingerprint:
+    @pytest.fixture(scope="class")
+    def loaded(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ModelRegistry]]:
+        """The same checkpoint in two folders."""
+        registries = []
+        for name in ("a", "b"):
+            folder = tiny_checkpoint(tmp_path_factory.mktemp("models") / name)
+            registries.append(ModelRegistry(Settings(_env_file=None, model=str(folder), cache_tokens=256)))
+        yield registries
+        for registry in registries:
+            registry.close()
+
+    def test_the_same_weights_elsewhere_are_the_same_model(self, loaded: list[ModelRegistry]) -> None:
+        first, second = (registry.default.patch.model for registry in loaded)
+        assert first.config._attn_implementation != second.config._attn_implementation  # each patched by itself
+        assert fingerprint(first) == fingerprint(second)
+
+    def test_any_change_is_seen(self, loaded: list[ModelRegistry]) -> None:
+        model = loaded[0].default.patch.model
+        before = fingerprint(model)
+        weight = model.model.layers[1].mlp.down_proj.weight.data
+        kept = weight.clone()
+        changes = {
+            "one number": lambda: weight[-1, -1].add_(1e-6),
+            "one bit": lambda: weight[3, 5].copy_(torch.nextafter(weight[3, 5], torch.tensor(9.0))),
+            "sign of two": lambda: weight.view(-1)[100:102].neg_(),
+            "swapped rows": lambda: weight.copy_(weight.flip(0)),
+            "all zero": lambda: weight.zero_(),
+        }
+        for name, change in changes.items():
+            change()
+            assert fingerprint(model) != before, name
+            weight.copy_(kept)
+        assert fingerprint(model) == before
+
+    def test_the_configuration_counts(self, loaded: list[ModelRegistry], monkeypatch: pytest.MonkeyPatch) -> None:
+        model = loaded[1].default.patch.model
+        before = fingerprint(model)
+        monkeypatch.setattr(model.config, "rms_norm_eps", 1e-3)
+        assert fingerprint(model) != before
+
+
+def test_methods_that_mean_the_same_share_an_address(models: ModelRegistry, job_settings: Settings) -> None:
+    """``default`` on a checkpoint that ships a scaling is that scaling by another name."""
+    unit = unit_of(models, job_settings)
+    patch = unit.subject.patch
+    linear = parse({"method": "linear", "factor": 2.0})
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(patch, "geometry", replace(patch.geometry, native=linear))
+        renamed = replace(unit, subject=unit.subject._replace(method=parse({"method": "default"})))
+        plain = replace(unit, subject=unit.subject._replace(method=linear))
+        assert Addresses(models).key(renamed, "anna") == Addresses(models).key(plain, "anna")

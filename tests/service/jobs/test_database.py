@@ -1,0 +1,194 @@
+"""A database is opened when it is ours, whole and writable; any other is refused and stays as it was."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import text
+
+from service.jobs.database import VERSION_TABLE, Database, StoreUnusable, default_url
+from service.jobs.store import JobStore
+from service.jobs.tables import Base
+from tests.service.jobs.postgres import NOBODY, ROOT
+
+
+def test_migrations_make_exactly_the_tables(url: str) -> None:
+    database = Database(url)
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    database.close()
+    Database(url).close()  # a second opening finds them
+
+
+def test_sqlite_is_durable_and_keeps_references(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    with database.reading() as session:
+        pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        found = [session.scalar(text(f"PRAGMA {name}")) for name in pragmas]
+    database.close()
+    assert found == ["wal", 2, 1, 30_000]
+
+
+def test_several_processes_open_a_new_database_at_once(url: str) -> None:
+    code = f"from service.jobs.database import Database; Database({url!r}).close()"
+    running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in running:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+
+
+def newer(path: Path) -> None:
+    JobStore(f"sqlite:///{path}").close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+        connection.commit()
+
+
+def lacking(path: Path) -> None:
+    JobStore(f"sqlite:///{path}").close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE outcomes DROP COLUMN checksum")
+        connection.commit()
+
+
+def foreign(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE jobs (id INTEGER)")
+        connection.commit()
+
+
+def damaged(path: Path) -> None:
+    JobStore(f"sqlite:///{path}").close()
+    contents = bytearray(path.read_bytes())
+    contents[4096 : 3 * 4096] = os.urandom(2 * 4096)
+    path.write_bytes(contents)
+
+
+def cut(path: Path) -> None:
+    JobStore(f"sqlite:///{path}").close()
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+CASES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: path.write_bytes(b"notes of last summer\n" * 400), "not a database"),
+    (lambda path: path.write_bytes(b"short"), "not a database"),
+    (foreign, "another program"),
+    (newer, "version 9999 is unknown: a newer ropeway"),
+    (lacking, "table outcomes lacks checksum"),
+    (damaged, "damaged|malformed"),
+    (cut, "damaged|malformed"),
+]
+
+
+@pytest.mark.parametrize(("make", "why"), CASES, ids=["text", "short", "foreign", "newer", "lacking", "damaged", "cut"])
+def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(
+    tmp_path: Path, make: Callable[[Path], object], why: str
+) -> None:
+    path = tmp_path / "jobs.db"
+    make(path)
+    before = path.read_bytes()
+    with pytest.raises(StoreUnusable, match=why) as refused:
+        JobStore(f"sqlite:///{path}")
+    assert str(path) in str(refused.value)
+    assert "ROPEWAY_DATABASE_URL" in str(refused.value)
+    assert path.read_bytes() == before
+
+
+@contextmanager
+def unprivileged() -> Iterator[Path]:
+    """A folder of somebody who is not root, as whom the block runs: root may read and write everything."""
+    with tempfile.TemporaryDirectory(prefix="ropeway-") as folder:
+        if ROOT:
+            os.chown(folder, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(folder)
+        finally:
+            if ROOT:
+                os.seteuid(0)
+
+
+@pytest.mark.parametrize("mode", [0, stat.S_IRUSR], ids=["unreadable", "read-only"])
+def test_a_file_without_the_right_to_it_is_refused(mode: int) -> None:
+    with unprivileged() as folder:
+        path = folder / "jobs.db"
+        JobStore(f"sqlite:///{path}").close()
+        before = path.read_bytes()
+        path.chmod(mode)
+        with pytest.raises(StoreUnusable, match=r"readonly|unable to open"):
+            JobStore(f"sqlite:///{path}")
+        path.chmod(0o600)
+        assert path.read_bytes() == before
+
+
+def test_a_folder_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnusable):
+        JobStore(f"sqlite:///{tmp_path}")
+    with pytest.raises(StoreUnusable, match="does not exist"):
+        JobStore(f"sqlite:///{tmp_path / 'nowhere' / 'jobs.db'}")
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("sqlite://", "must name a file"),
+        ("sqlite:///:memory:", "must name a file"),
+        ("mysql://anna:tulip@localhost/jobs", "only sqlite"),
+        ("nonsense tulip", "not a database URL"),
+        ("postgresql://anna:tulip@127.0.0.1:9/jobs?password=tulip", "refused"),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_without_its_password(url: str, why: str) -> None:
+    with pytest.raises(StoreUnusable, match=why) as refused:
+        JobStore(url)
+    assert "tulip" not in str(refused.value)
+
+
+def test_a_foreign_or_newer_postgresql_database_is_refused(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("CREATE TABLE jobs (id INTEGER)")
+    with pytest.raises(StoreUnusable, match="another program"):
+        JobStore(postgres_url)
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("DROP TABLE jobs")
+    JobStore(postgres_url).close()
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    with pytest.raises(StoreUnusable, match="a newer ropeway"):
+        JobStore(postgres_url)
+
+
+def test_a_readonly_postgresql_database_is_refused(postgres_url: str) -> None:
+    with pytest.raises(StoreUnusable, match="read-only"):
+        JobStore(f"{postgres_url}&options=-c%20default_transaction_read_only%3Don")
+
+
+def test_the_default_is_a_file_in_the_users_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("HOME", str(tmp_path))  # where there is no XDG
+    found = Path(default_url().removeprefix("sqlite:///"))
+    assert found.name == "ropeway.db"
+    assert found.is_relative_to(tmp_path)
+    JobStore(default_url()).close()
+    assert found.exists()
+
+
+def test_a_default_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("HOME", str(tmp_path / "data"))
+    with pytest.raises(StoreUnusable, match="cannot be made"):
+        default_url()

@@ -1,0 +1,204 @@
+"""Jobs over HTTP: from 202 to the report, and what is refused on the way."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from service.evaluation.catalogue import EVALUATIONS
+from tests.service.conftest import TEXT
+from tests.service.serving import events_of, serving
+
+BODY: dict[str, Any] = {
+    "evaluation": "perplexity",
+    "input": TEXT,
+    "methods": [{"method": "default"}, {"method": "yarn", "factor": 4.0}],
+    "lengths": [64, 128],
+}
+LONG: dict[str, Any] = BODY | {"protocol": "sliding", "stride": 10, "lengths": [64]}
+"""Hundreds of windows: seconds of work."""
+
+
+def submitted(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    answer = client.post("/jobs", json=BODY | fields)
+    assert answer.status_code == 202, answer.text
+    job: dict[str, Any] = answer.json()
+    assert answer.headers["location"] == f"/jobs/{job['id']}"
+    return job
+
+
+def ended(client: httpx.Client, job_id: str) -> dict[str, Any]:
+    until = time.monotonic() + 60
+    while True:
+        job: dict[str, Any] = client.get(f"/jobs/{job_id}").json()
+        if job["state"] not in ("queued", "running"):
+            return job
+        assert time.monotonic() < until, job
+        time.sleep(0.05)
+
+
+def running(client: httpx.Client) -> dict[str, Any]:
+    job = submitted(client, **LONG, reuse=False)
+    until = time.monotonic() + 30
+    while client.get(f"/jobs/{job['id']}").json()["tokens_done"] == 0:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return job
+
+
+def test_a_job_gives_what_the_route_gives(client: httpx.Client) -> None:
+    job = ended(client, submitted(client)["id"])
+    assert (job["state"], job["units_done"], job["units_total"]) == ("done", 2, 2)
+    assert job["tokens_done"] == job["tokens_total"]
+    direct = client.post("/perplexity", json={name: value for name, value in BODY.items() if name != "evaluation"})
+    stored = client.get(job["links"]["results.json"]).json()
+    varying = {"id", "seconds", "links"}
+    assert {k: v for k, v in stored.items() if k not in varying} == {
+        k: v for k, v in direct.json().items() if k not in varying
+    }
+    assert stored["id"] == job["id"]
+
+
+def test_every_link_leads_to_what_it_says(client: httpx.Client) -> None:
+    job = ended(client, submitted(client)["id"])
+    files = {name: client.get(link) for name, link in job["links"].items()}
+    assert set(files) == {
+        "events",
+        "results.json",
+        "results.csv",
+        "results.parquet",
+        "report.html",
+        "plot.png",
+    }
+    assert all(answer.status_code == 200 for answer in files.values())
+    result = files["results.json"].json()
+    rows = list(csv.DictReader(io.StringIO(files["results.csv"].text)))
+    table = parquet.read_table(io.BytesIO(files["results.parquet"].content)).to_pylist()
+    perplexities = [at["perplexity"] for method in result["methods"] for at in method["lengths"]]
+    assert [float(row["perplexity"]) for row in rows] == perplexities
+    assert [row["perplexity"] for row in table] == perplexities
+    assert Image.open(io.BytesIO(files["plot.png"].content)).format == "PNG"
+    page = files["report.html"]
+    assert "yarn(factor=4)" in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity"])
+def test_background_on_a_route_makes_a_job(client: httpx.Client, evaluation: str) -> None:
+    body = {name: value for name, value in BODY.items() if name != "evaluation"}
+    answer = client.post(f"/{evaluation}", json=body | {"background": True})
+    assert answer.status_code == 202
+    job = ended(client, answer.json()["id"])
+    assert (job["state"], job["evaluation"]) == ("done", evaluation)
+
+
+def test_events_tell_every_unit_once_and_go_on_after_the_last_that_was_seen(client: httpx.Client) -> None:
+    job = submitted(client, reuse=False)
+    with client.stream("GET", f"/jobs/{job['id']}/events") as answer:
+        told = events_of(answer)
+    units = [data for name, data in told if name == "unit"]
+    assert [unit["number"] for unit in units] == [1, 2]
+    assert [unit["label"] for unit in units] == ["default", "yarn(factor=4)"]
+    assert all(unit["summary"]["nll_mean"] > 0 and not unit["reused"] for unit in units)
+    assert told[-1][0] == "job"
+    assert told[-1][1]["state"] == "done"
+    with client.stream("GET", f"/jobs/{job['id']}/events", headers={"Last-Event-ID": "1"}) as answer:
+        again = events_of(answer)
+    assert [data["number"] for name, data in again if name == "unit"] == [2]
+
+
+def test_the_same_again_is_taken_from_the_store_unless_it_is_not_wanted(client: httpx.Client) -> None:
+    ended(client, submitted(client)["id"])
+    assert ended(client, submitted(client)["id"])["units_reused"] == 2
+    assert ended(client, submitted(client, reuse=False)["id"])["units_reused"] == 0
+    longer = ended(client, submitted(client, lengths=[64, 128, 256])["id"])
+    assert longer["units_reused"] == 0, "the passes are longer"
+
+
+def test_a_running_job_is_cancelled_and_an_ended_one_forgotten(client: httpx.Client) -> None:
+    job = running(client)
+    early = client.get(f"/jobs/{job['id']}/results.json")
+    assert (early.status_code, early.json()["error"]["code"]) == (409, "job_running")
+    assert client.delete(f"/jobs/{job['id']}").json()["state"] == "cancelled"
+    gone = client.get(f"/jobs/{job['id']}/results.json")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (409, "job_cancelled")
+    assert client.delete(f"/jobs/{job['id']}").status_code == 204
+    assert client.get(f"/jobs/{job['id']}").status_code == 404
+
+
+def test_generation_goes_on_beside_a_job(client: httpx.Client) -> None:
+    job = running(client)
+    answer = client.post("/generate", json={"prompt": [5, 6, 7], "max_new_tokens": 16})
+    assert answer.status_code == 200
+    assert client.get(f"/jobs/{job['id']}").json()["state"] == "running"
+    client.delete(f"/jobs/{job['id']}")
+
+
+def test_jobs_are_listed_newest_first_and_page_by_page(client: httpx.Client) -> None:
+    ids = [submitted(client)["id"] for _ in range(3)]
+    for job_id in ids:
+        ended(client, job_id)
+    first = [job["id"] for job in client.get("/jobs?limit=2").json()["jobs"]]
+    assert first == [ids[2], ids[1]]
+    rest = [job["id"] for job in client.get(f"/jobs?limit=1&before={first[-1]}").json()["jobs"]]
+    assert rest == [ids[0]]
+    assert {job["state"] for job in client.get("/jobs?state=done").json()["jobs"]} == {"done"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"stream": True}, 400, "stream"),
+        ({"timeout_s": 5.0}, 400, "stream"),
+        ({"lengths": [1 << 20]}, 400, "lengths"),
+        ({"evaluation": "nonsense"}, 400, "evaluation"),
+        ({"model": "nonsense"}, 404, "model"),
+        ({"methods": [{"method": "yarn"}]}, 400, "methods.0"),
+        ({"depths": [0.5]}, 400, "depths"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_at_once(
+    client: httpx.Client, fields: dict[str, Any], status: int, param: str
+) -> None:
+    answer = client.post("/jobs", json=BODY | fields)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", ["", "/events", "/results.json", "/results.csv", "/plot.png", "/report.html"])
+def test_unknown_jobs_are_404(client: httpx.Client, path: str) -> None:
+    answer = client.get(f"/jobs/nonsense{path}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_another_key_sees_nothing_of_a_job(checkpoints: Path, tmp_path: Path) -> None:
+    ann, bob = ({"Authorization": f"Bearer {name}"} for name in ("ann", "bob"))
+    database = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with (
+        serving(checkpoints, api_keys="ann,bob", max_jobs=1, database_url=database) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        job = client.post("/jobs", json=LONG, headers=ann).json()["id"]
+        assert client.get("/jobs", headers=bob).json() == {"jobs": []}
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("GET", "/results.json")):
+            assert client.request(method, f"/jobs/{job}{path}", headers=bob).status_code == 404
+        refused = client.post("/jobs", json=BODY, headers=ann)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_jobs")
+        assert client.post("/jobs", json=BODY, headers=bob).status_code == 202
+        assert client.delete(f"/jobs/{job}", headers=ann).json()["state"] == "cancelled"
+
+
+def test_every_evaluation_has_a_route_and_an_example_that_parses(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    for name, evaluation in EVALUATIONS.items():
+        assert f"/{name}" in document["paths"]
+        assert evaluation.request.model_validate(evaluation.example()).evaluation == name
+        assert evaluation.result.model_fields["evaluation"].default == name

@@ -1,0 +1,376 @@
+"""Jobs are done: in turn, once, resumed to the bit, and without disturbing anybody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from patches import SlotsExhausted, parse
+from service.engine.admission import QueueFull
+from service.engine.engine import EngineFailed
+from service.engine.request import SamplingParams
+from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.perplexity.plan import WindowsUnit
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.unit import Outcome, Plan, evaluate
+from service.jobs import runner as running_jobs
+from service.jobs.queue import Finished, JobQueue
+from service.jobs.records import JobInfo
+from service.jobs.runner import MOST_RETRIES, JobRunner
+from service.jobs.store import JobStore
+from service.jobs.tables import Job, StoredOutcome
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+from tests.service.jobs.conftest import body
+
+LONG: dict[str, Any] = {"input": [[n % 380 + 2 for n in range(2000)]], "lengths": [2000]}
+"""Units of some 150 chunks."""
+
+
+class Bench:
+    """A store, the models and what was measured on them, unit by unit."""
+
+    def __init__(self, store: JobStore, models: ModelRegistry, settings: Settings) -> None:
+        self.store, self.models, self.settings = store, models, settings
+        self.started: list[tuple[str, str]] = []
+
+    def plan(self, **fields: Any) -> Plan:
+        return plan_of(PerplexityRequest.model_validate(body(**fields)), self.models, self.settings)
+
+    def add(self, tenant: str = "anna", **fields: Any) -> str:
+        plan, request = self.plan(**fields), PerplexityRequest.model_validate(body(**fields))
+        names = [unit.subject.model for unit in plan.units]
+        return self.store.add(tenant, request, models=names, units=len(plan.units), tokens=plan.tokens).id
+
+    @asynccontextmanager
+    async def running(self, store: JobStore | None = None, **settings: Any) -> AsyncIterator[JobRunner]:
+        chosen = self.settings.model_copy(update=settings)
+        runner = JobRunner(store or self.store, self.models, chosen)
+        runner.start()
+        try:
+            yield runner
+        finally:
+            await runner.close()
+
+    async def until(self, condition: Callable[[], object], seconds: float = 30) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def ended(self, *ids: str, tenant: str = "anna") -> list[JobInfo]:
+        await self.until(lambda: all(self.store.get(tenant, i).state not in ("queued", "running") for i in ids))
+        return [self.store.get(tenant, i) for i in ids]
+
+    def numbers(self, job_id: str, tenant: str = "anna") -> dict[str, Any]:
+        stored = self.store.result(tenant, job_id)
+        assert stored is not None
+        result = EVALUATIONS["perplexity"].result.model_validate(stored)
+        assert (result.id, result.seconds) == (job_id, None)
+        return result.numbers()
+
+    def expected(self, **fields: Any) -> dict[str, Any]:
+        """Of the same evaluation on this thread, without a job."""
+        work = evaluate(self.plan(**fields))
+        while True:
+            try:
+                next(work)
+            except StopIteration as stop:
+                numbers: dict[str, Any] = stop.value.numbers()
+                return numbers
+
+
+@pytest.fixture
+def bench(store: JobStore, models: ModelRegistry, job_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench(store, models, job_settings)
+    run = WindowsUnit.run
+
+    def counted(unit: WindowsUnit) -> Generator[int, None, Outcome]:
+        made.started.append((unit.subject.label, unit.name))
+        return (yield from run(unit))
+
+    monkeypatch.setattr(WindowsUnit, "run", counted)
+    monkeypatch.setattr(running_jobs, "RETRY_S", 0.01)
+    return made
+
+
+only_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+
+
+async def test_a_job_gives_what_the_evaluation_gives(bench: Bench) -> None:
+    expected = bench.expected()
+    bench.started.clear()
+    job_id = bench.add()
+    async with bench.running():
+        (job,) = await bench.ended(job_id)
+    assert bench.numbers(job_id) == expected
+    assert (job.state, job.units_done, job.units_total, job.units_reused) == ("done", 6, 6, 0)
+    assert job.tokens_done == job.tokens_total == bench.plan().tokens
+    assert job.seconds > 0
+    assert job.started_at is not None
+    assert job.finished_at is not None
+    done = bench.store.done_units(job_id)
+    assert [unit.number for unit in done] == list(range(1, 7))
+    assert [(unit.label, unit.name) for unit in done] == bench.started
+    assert all(set(unit.summary) == {"nll_mean"} for unit in done)
+
+
+async def test_the_second_job_computes_nothing_unless_it_asks_to(bench: Bench) -> None:
+    expected = bench.expected()
+    async with bench.running() as runner:
+        first = bench.add()
+        runner.notify()
+        await bench.ended(first)
+        bench.started.clear()
+        again, part = bench.add(), bench.add(methods=[{"method": "linear", "factor": 2.0}])
+        runner.notify()
+        jobs = await bench.ended(again, part)
+        assert [(job.units_done, job.units_reused, job.seconds) for job in jobs] == [(6, 6, 0.0), (2, 2, 0.0)]
+        assert bench.started == []
+        assert bench.numbers(again) == expected
+        afresh, others = bench.add(reuse=False), bench.add("berta")
+        runner.notify()
+        (job,) = await bench.ended(afresh)
+        (other,) = await bench.ended(others, tenant="berta")
+    assert (job.units_reused, other.units_reused, len(bench.started)) == (0, 0, 12)
+    assert bench.numbers(afresh) == bench.numbers(others, "berta") == expected
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+async def test_a_closed_runner_loses_nothing(bench: Bench, reuse: bool) -> None:
+    fields = {"reuse": reuse, "lengths": [40, 64]}
+    expected = bench.expected(**fields)
+    bench.started.clear()
+    job_id = bench.add(**fields)
+    finished: list[Any] = []
+    closed = 0
+    while bench.store.get("anna", job_id).state != "done":
+        async with bench.running():
+            before = len(finished)
+            await bench.until(
+                lambda: (
+                    len(bench.store.done_units(job_id)) > before  # noqa: B023 - called in this round
+                    or bench.store.get("anna", job_id).state == "done"
+                )
+            )
+        closed += 1
+        found = bench.store.done_units(job_id)
+        assert found[: len(finished)] == finished
+        finished = found
+    assert closed > 2
+    assert bench.numbers(job_id) == expected
+    assert set(Counter((u.label, u.name, u.length) for u in finished).values()) == {1}
+    assert len(bench.started) <= len(finished) + closed  # only units at work were begun again
+
+
+@only_sqlite
+async def test_cancelling_ends_the_unit_at_work_and_nothing_else(bench: Bench) -> None:
+    engine = bench.models.default.engine
+    job_id, other = bench.add(**LONG), bench.add("berta")
+    async with bench.running() as runner:
+        await bench.until(lambda: runner.progress(job_id) > 0)
+        assert bench.store.get("anna", job_id).tokens_done > 0
+        assert bench.store.cancel("anna", job_id).state == "cancelled"
+        runner.notify()
+        await bench.until(lambda: runner.progress(job_id) == 0 and engine.scores.reserved == 0, 5)
+        (job,) = await bench.ended(other, tenant="berta")
+    assert job.state == "done"
+    assert bench.store.get("anna", job_id).state == "cancelled"
+    await bench.until(lambda: engine.patch.slots.in_use() == 0)
+
+
+@only_sqlite
+async def test_tenants_take_turns_and_each_has_its_oldest_job_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whose = {}
+    for n, tenant in enumerate(["anna", "anna", "berta", "clara", "anna"]):
+        job = bench.add(tenant, input=[list(range(2 + n, 90 + n))])  # 3 units each
+        with bench.store.database.reading() as session:
+            number = session.scalar(select(Job.number).where(Job.id == job))
+        whose[number] = f"{tenant}{n}"
+    order, record = [], JobQueue.record
+
+    def noted(queue: JobQueue, number: int, units: list[Finished]) -> bool:
+        order.extend([whose[number]] * len(units))
+        return record(queue, number, units)
+
+    monkeypatch.setattr(JobQueue, "record", noted)
+    async with bench.running() as runner:
+        most = 0
+        while any(bench.store.list(name, state="queued") for name in ("anna", "berta", "clara")):
+            most = max(most, len(runner._active))
+            await asyncio.sleep(0.002)
+        await bench.until(lambda: len(order) == 15)
+    turns = ["anna0", "berta2", "clara3"] * 3
+    assert order == [*turns, *["anna1"] * 3, *["anna4"] * 3]
+    assert most <= 3  # a plan for each tenant at most, not for each job
+
+
+@only_sqlite
+@pytest.mark.parametrize(
+    ("error", "times", "state", "code"),
+    [
+        (MemoryError("out of memory"), MOST_RETRIES, "done", None),
+        (MemoryError("out of memory"), MOST_RETRIES + 1, "failed", "out_of_memory"),
+        (EngineFailed("stalls"), MOST_RETRIES, "done", None),
+        (EngineFailed("stalls"), MOST_RETRIES + 1, "failed", "engine_failed"),
+        (SlotsExhausted("128"), 2 * MOST_RETRIES, "done", None),
+        (QueueFull("full"), 2 * MOST_RETRIES, "done", None),
+        (KeyError("a defect"), 1, "failed", "internal_error"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+async def test_units_that_fail(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int, state: str, code: str | None
+) -> None:
+    run, left = WindowsUnit.run, [times]
+
+    def failing(unit: WindowsUnit) -> Generator[int, None, Outcome]:
+        if unit.subject.method.method == "linear" and left[0]:
+            left[0] -= 1
+            raise error
+        return (yield from run(unit))
+
+    monkeypatch.setattr(WindowsUnit, "run", failing)
+    job_id, other = bench.add(), bench.add("berta", methods=[{"method": "default"}])
+    async with bench.running():
+        (job,) = await bench.ended(job_id)
+        (unharmed,) = await bench.ended(other, tenant="berta")
+    assert (job.state, unharmed.state, left) == (state, "done", [0])
+    assert (job.error.code if job.error else None) == code
+    assert bench.models.default.engine.patch.slots.in_use() == 0
+    if state == "done":
+        assert set(Counter(unit.number for unit in bench.store.done_units(job_id)).values()) == {1}
+
+
+@only_sqlite
+async def test_what_cannot_be_planned_any_more_fails_with_its_message(bench: Bench) -> None:
+    job_id, other = bench.add(), bench.add("berta", methods=[{"method": "default"}])
+    async with bench.running(max_scored_tokens=200):
+        (job,) = await bench.ended(job_id)
+        (unharmed,) = await bench.ended(other, tenant="berta")
+    assert job.error is not None
+    assert (job.state, job.error.code) == ("failed", "invalid_value")
+    assert "200" in job.error.message
+    assert unharmed.state == "done"
+
+
+async def test_a_damaged_outcome_is_measured_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = bench.expected()
+    first = bench.add()
+    async with bench.running() as runner:
+        await bench.ended(first)
+        bench.started.clear()
+        with bench.store.database.writing() as session:
+            key = session.scalars(select(StoredOutcome.key)).first()
+            session.execute(update(StoredOutcome).where(StoredOutcome.key == key).values(data=b"PK broken"))
+        again = bench.add()
+        runner.notify()
+        (job,) = await bench.ended(again)
+    assert (job.units_reused, len(bench.started)) == (5, 1)
+    assert bench.numbers(again) == expected
+    assert "outcome_damaged" in "".join(capsys.readouterr())
+
+
+@only_sqlite
+async def test_damage_during_a_job_is_repaired_before_its_result(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, finish = bench.expected(), JobQueue.outcomes
+    damaged = []
+
+    def damaging(queue: JobQueue, number: int) -> dict[int, Outcome]:
+        if not damaged:
+            with bench.store.database.writing() as session:
+                damaged.append(session.execute(update(StoredOutcome).values(data=b"")))
+        return finish(queue, number)
+
+    monkeypatch.setattr(JobQueue, "outcomes", damaging)
+    bench.started.clear()
+    job_id = bench.add()
+    async with bench.running():
+        (job,) = await bench.ended(job_id)
+    assert (job.state, job.units_done, len(bench.started)) == ("done", 6, 12)
+    assert bench.numbers(job_id) == expected
+
+
+@only_sqlite
+async def test_generation_is_answered_while_a_long_unit_runs(bench: Bench) -> None:
+    engine, job_id = bench.models.default.engine, bench.add(**LONG)
+    async with bench.running() as runner:
+        await bench.until(lambda: runner.progress(job_id) > 0)
+        finished = len(bench.store.done_units(job_id))
+        sampling = SamplingParams(temperature=0.0)
+        async for generation in engine.generate([2, 3, 4], parse({"method": "default"}), sampling, 8):
+            tokens = len(generation.token_ids)
+        assert tokens == 8
+        assert len(bench.store.done_units(job_id)) == finished
+        assert bench.store.get("anna", job_id).state == "running"
+
+
+@only_sqlite
+async def test_progress_is_told_and_counted_in(bench: Bench) -> None:
+    job_id = bench.add(methods=[{"method": "default"}], **LONG)
+    async with bench.running() as runner:
+        seen = []
+        while bench.store.get("anna", job_id).state != "done":
+            await runner.changed(10)
+            seen.append(bench.store.get("anna", job_id).tokens_done)
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 10
+    assert seen[-1] == bench.store.get("anna", job_id).tokens_total
+    assert bench.store.in_flight == {}
+
+
+@only_sqlite
+async def test_a_variants_units_run_on_its_own_engine(bench: Bench) -> None:
+    fields = {"methods": [{"method": "default"}, {"method": "alibi"}]}
+    expected = bench.expected(**fields)
+    job_id = bench.add(**fields)
+    async with bench.running():
+        await bench.ended(job_id)
+    assert {method["model"] for method in expected["methods"]} == {"tiny", "tiny-alibi"}
+    assert bench.numbers(job_id) == expected
+
+
+async def test_two_processes_do_every_unit_once(bench: Bench, url: str) -> None:
+    ids = [bench.add("anna", input=[list(range(2 + n, 90 + n))]) for n in range(4)]
+    ids += [bench.add("anna", input=[list(range(9 + n, 97 + n))]) for n in range(4)]
+    other = JobStore(url)
+    async with bench.running(), bench.running(other):
+        jobs = await bench.ended(*ids)
+    other.close()
+    assert {job.state for job in jobs} == {"done"}
+    assert len(bench.started) == sum(job.units_total for job in jobs) == 24
+
+
+@only_sqlite
+async def test_only_own_jobs_and_served_models(bench: Bench, url: str) -> None:
+    request = PerplexityRequest.model_validate(body())
+    elsewhere = bench.store.add("anna", request, models=["tiny", "not served"], units=6, tokens=1).id
+    left = bench.add()
+    other = JobStore(url)
+    own = other.add("anna", request, models=["tiny"], units=6, tokens=1).id
+    async with bench.running(other, resume_jobs=False):
+        await bench.ended(own)
+        await asyncio.sleep(0.1)
+    other.close()
+    assert [bench.store.get("anna", job).state for job in (elsewhere, left, own)] == ["queued", "queued", "done"]
+
+
+@only_sqlite
+async def test_old_outcomes_leave(bench: Bench) -> None:
+    job_id = bench.add()
+    async with bench.running(outcomes_max_bytes=1):
+        await bench.ended(job_id)
+
+        def kept() -> int:
+            with bench.store.database.reading() as session:
+                return len(session.scalars(select(StoredOutcome.key)).all())
+
+        await bench.until(lambda: kept() == 0)
+    assert bench.store.result("anna", job_id) is not None
