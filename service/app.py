@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 
 import torch
@@ -12,12 +12,15 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.middleware.cors import CORSMiddleware
 
 from service import errors, tracing
-from service.api import generate, health, methods, metrics, openai, perplexity
+from service.api import evaluations, generate, health, jobs, methods, metrics, openai
 from service.api.access import AccessControl, ApiKeys
 from service.api.admission import TokenRate
 from service.api.answers import failures
 from service.api.limits import BodyLimit
 from service.api.scope import RequestScope, Traffic
+from service.jobs.database import default_url
+from service.jobs.runner import JobRunner
+from service.jobs.store import JobStore
 from service.metrics import Metrics
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -33,7 +36,14 @@ def create_app(settings: Settings) -> FastAPI:
         models = app.state.models = ModelRegistry(settings, app.state.metrics)
         app.state.metrics.watch(models)
         try:
-            with metrics.own_port(settings, app.state.metrics), tracing.exporting(app):
+            async with AsyncExitStack() as stack:
+                store = app.state.jobs = await run_in_threadpool(JobStore, settings.database_url or default_url())
+                stack.push_async_callback(run_in_threadpool, store.close)
+                runner = app.state.job_runner = JobRunner(store, models, settings)
+                runner.start()
+                stack.push_async_callback(runner.close)
+                stack.enter_context(metrics.own_port(settings, app.state.metrics))
+                stack.enter_context(tracing.exporting(app))
                 yield
         finally:
             app.state.traffic.draining = True
@@ -46,13 +56,13 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.settings = settings
-    app.state.results = perplexity.RecentResults()
+    app.state.results = evaluations.RecentResults()
     app.state.metrics, app.state.traffic = Metrics(), Traffic()
     app.state.token_rate = TokenRate(settings.key_tokens_per_minute)
     _add_layers(app, settings)
     errors.install(app)
     tracing.install(app, settings)
-    for group in (generate, perplexity, openai, methods):
+    for group in (generate, evaluations, jobs, openai, methods):
         app.include_router(group.router, responses=failures())
     app.include_router(health.router, responses=failures([503]))
     if settings.metrics_port is None:
@@ -69,7 +79,7 @@ def _add_layers(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )

@@ -6,6 +6,7 @@ A context variable and not an argument, so that isolation and logs hold on route
 from __future__ import annotations
 
 import time
+import uuid
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -41,3 +42,8 @@ def current() -> RequestContext:
 def enter(context: RequestContext) -> None:
     """Make ``context`` the current one for this task and the tasks it starts."""
     _current.set(context)
+
+
+def new_id() -> str:
+    """An identifier that nobody guesses."""
+    return uuid.uuid4().hex

@@ -20,8 +20,10 @@ from service import context
 from service.engine.admission import QueueFull, TooLarge
 from service.engine.engine import EngineFailed, EngineStopping
 from service.engine.memory import OutOfMemory
-from service.evaluation.planning import InvalidEvaluation
+from service.evaluation.answers import RESULTS
+from service.evaluation.checks import InvalidEvaluation
 from service.inputs import TAGS
+from service.jobs.store import JobUnfinished, UnknownJob
 from service.models.registry import UnknownModel
 
 MAX_PROBLEMS = 10
@@ -97,7 +99,9 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     RequestValidationError: lambda error: validation_error(error.errors()),
     UnknownModel: _unknown_model,
     TooLarge: lambda error: context_length_exceeded(error.needed, 0, error.capacity),
+    UnknownJob: lambda error: ApiError(404, str(error), code="not_found"),
     InvalidEvaluation: lambda error: bad_request(str(error), error.param),
+    JobUnfinished: lambda error: ApiError(409, str(error), code="job_unfinished"),
     QueueFull: lambda error: ApiError(429, f"the queue is full: {error}", code="queue_full"),
     SlotsExhausted: lambda error: ApiError(
         503, f"too many different encodings at once: {error}", code="slots_exhausted"
@@ -111,18 +115,19 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
 
 def validation_error(problems: Sequence[Any]) -> ApiError:
     """One message from pydantic's list: field, what is wrong, what is allowed."""
-    lines = [f"{_field(problem['loc'])}: {problem['msg']}"[:MAX_CHARS] for problem in problems[:MAX_PROBLEMS]]
+    lines = [f"{_field(problem)}: {problem['msg']}"[:MAX_CHARS] for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
-    param = _field(problems[0]["loc"])[:MAX_CHARS] if problems else None
+    param = _field(problems[0])[:MAX_CHARS] if problems else None
     return bad_request("; ".join(lines), param=param, code="invalid_request")
 
 
-def _field(location: Sequence[int | str]) -> str:
-    """Dotted path of a field, without what unions and validators put into pydantic's locations."""
-    noise = {"body", "query", "path", *TAGS, *METHODS}
-    parts = [str(part) for part in location if part not in noise and "[" not in str(part)]
-    return ".".join(parts) or "body"
+def _field(problem: Mapping[str, Any]) -> str:
+    """Dotted path of a field, without what unions and validators put into pydantic's locations. A body that does not
+    say which of several it is lacks the field that tells them apart."""
+    noise = {"body", "query", "path", *TAGS, *METHODS, *RESULTS}
+    parts = [str(part) for part in problem["loc"] if part not in noise and "[" not in str(part)]
+    return ".".join(parts) or str(problem.get("ctx", {}).get("discriminator", "body")).strip("'")
 
 
 def body_of(error: ApiError) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from service.jobs.records import JobInfo
+
 
 class Alternative(BaseModel):
     token_id: int
@@ -118,6 +120,12 @@ class ModelInfo(BaseModel):
 
 class ModelList(BaseModel):
     models: list[ModelInfo]
+
+
+class JobList(BaseModel):
+    """Newest first; ``before`` the last one's id gives the next."""
+
+    jobs: list[JobInfo]
 
 
 class Live(BaseModel):

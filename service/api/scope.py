@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-import uuid
 from dataclasses import dataclass
 
 import structlog
@@ -67,7 +66,7 @@ class RequestScope:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         current = RequestContext(
-            given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex, timeout_s=self.settings.max_timeout_s
+            given if REQUEST_ID.fullmatch(given) else context.new_id(), timeout_s=self.settings.max_timeout_s
         )
         context.enter(current)
         structlog.contextvars.bind_contextvars(request_id=current.request_id)

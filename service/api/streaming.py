@@ -73,14 +73,16 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def event(data: Any, name: str | None = None) -> str:
-    """One event; ``data`` is a JSON value or an already encoded string."""
+def event(data: Any, name: str | None = None, number: int | None = None) -> str:
+    """One event; ``data`` is a JSON value or an already encoded string. A client that lost the connection names the
+    last ``number`` that it has seen."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-    return (f"event: {name}\n" if name else "") + f"data: {text}\n\n"
+    head = (f"event: {name}\n" if name else "") + ("" if number is None else f"id: {number}\n")
+    return f"{head}data: {text}\n\n"
 
 
 def event_stream(work: Callable[[Emit], Awaitable[None]]) -> StreamingResponse:
-    """Stream what ``work`` emits, as ``emit(data, name=None)``, then ``[DONE]``.
+    """Stream what ``work`` emits, as ``emit(data, name=None, number=None)``, then ``[DONE]``.
 
     A failure becomes a last ``{"error": ...}`` event. Closing the stream cancels ``work``.
     """
@@ -93,7 +95,7 @@ async def _events(work: Callable[[Emit], Awaitable[None]]) -> AsyncIterator[str]
     async def run() -> None:
         try:
             async with before_deadline():
-                await work(lambda data, name=None: queue.put_nowait(event(data, name)))
+                await work(lambda *told: queue.put_nowait(event(*told)))
         except Exception as error:
             queue.put_nowait(event(body_of(report(error))))
         finally:

@@ -137,7 +137,7 @@ def _answers(client: Ropeway) -> None:
 
 def _curve(client: Ropeway, output: Path) -> None:
     """One sweep from the trained length to eight times it, shown and saved."""
-    from service.evaluation.tables import perplexity_csv
+    from service.evaluation.tables import csv_of
 
     trained = client.models()[0].trained_length
     names = ENCODINGS["perplexity"]
@@ -147,7 +147,7 @@ def _curve(client: Ropeway, output: Path) -> None:
     print_table(result)
     save_plot(result, output / "curve.png")
     save_plot(result, output / "curve.html")
-    (output / "table.csv").write_text(perplexity_csv(result), encoding="utf-8", newline="")
+    (output / "table.csv").write_text(csv_of(result), encoding="utf-8", newline="")
     (output / "result.json").write_text(result.model_dump_json(indent=2), encoding="utf-8")
     files = "curve.png curve.html table.csv result.json"
     stdout.print(Text(f"scored in {result.seconds:.1f} s; saved in {output}: {files}"))

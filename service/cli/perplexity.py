@@ -29,7 +29,7 @@ Lengths = Annotated[
     ),
 ]
 Protocol = Annotated[
-    Literal["curve", "sliding", "disjoint", "tail"] | None, typer.Option(help="Which tokens get which context.")
+    Literal["curve", "sliding", "disjoint", "tail", "rolling"] | None, typer.Option(help="Which tokens get which context.")
 ]
 Plots = Annotated[
     list[Path] | None, typer.Option("--plot", metavar="FILE", help="Save the curve as .png or .html; repeatable.")
@@ -57,7 +57,7 @@ def perplexity(  # noqa: PLR0913 - one argument per option
         raise typer.BadParameter("--json and --csv exclude each other")
     for path in plots or []:
         check_plot(path)
-    names, texts = _documents(files or [])
+    names, texts = documents(files or [])
     request = {
         "input": texts,
         "methods": encodings(pe, check=server is None),
@@ -100,7 +100,7 @@ def sweep(client: Ropeway, request: dict[str, Any]) -> PerplexityResult:
 
 def print_table(result: PerplexityResult) -> None:
     """What was measured, then the numbers."""
-    from service.evaluation.tables import heading, perplexity_rich
+    from service.evaluation.perplexity.tables import heading, perplexity_rich
 
     stdout.print(Text(printable(heading(result)), style="bold"))
     stdout.print(perplexity_rich(result))
@@ -120,7 +120,7 @@ def check_plot(path: Path) -> None:
 
 def save_plot(result: PerplexityResult, path: Path) -> None:
     """Write the curve as PNG or HTML, by the file's ending."""
-    from service.evaluation.plots import perplexity_html, perplexity_png
+    from service.figures.perplexity import perplexity_html, perplexity_png
 
     if path.suffix.lower() == ".png":
         path.write_bytes(perplexity_png(result))
@@ -128,7 +128,7 @@ def save_plot(result: PerplexityResult, path: Path) -> None:
         path.write_text(perplexity_html(result), encoding="utf-8")
 
 
-def _documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
+def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
     """(names, the request's input): one text or several; a built-in document goes by its name."""
     from service.evaluation.documents import BUILT_IN
 
@@ -147,11 +147,11 @@ def _documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
 
 
 def _print(result: PerplexityResult, as_json: bool, as_csv: bool) -> None:
-    from service.evaluation.tables import perplexity_csv
+    from service.evaluation.tables import csv_of
 
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     elif as_csv:
-        typer.echo(perplexity_csv(result), nl=False)
+        typer.echo(csv_of(result), nl=False)
     else:
         print_table(result)

@@ -20,11 +20,15 @@ from service.client.asynchronous import AsyncRopeway
 from service.client.errors import RopewayError
 from service.client.events import StreamEvent
 from service.client.synchronous import Ropeway
-from service.evaluation.results import PerplexityResult, Progress
+from service.evaluation.perplexity.results import PerplexityResult
+from service.evaluation.results import EvaluationResult, Progress
+from service.jobs.records import JobInfo, UnitDone
 
 __all__ = [
     "AsyncRopeway",
+    "EvaluationResult",
     "GenerateResponse",
+    "JobInfo",
     "MethodInfo",
     "ModelInfo",
     "PerplexityResult",
@@ -37,4 +41,5 @@ __all__ = [
     "RopewayError",
     "StreamEvent",
     "TextDelta",
+    "UnitDone",
 ]

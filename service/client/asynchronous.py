@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Self, TypeVar, Unpack
@@ -10,21 +11,33 @@ import httpx
 from httpx_sse import EventSource
 from pydantic import BaseModel
 
-from service.api.answers import GenerateResponse, MethodInfo, MethodList, ModelInfo, ModelList, Ready
-from service.client.errors import incomplete, refusal, translated
-from service.client.events import StreamEvent, payload, read, stream_event, typed
+from service.api.answers import GenerateResponse, JobList, MethodInfo, MethodList, ModelInfo, ModelList, Ready
+from service.client.errors import RopewayError, incomplete, refusal, translated
+from service.client.events import (
+    StreamEvent,
+    job_event,
+    json_of,
+    payload,
+    read,
+    stream_event,
+    typed,
+    typed_result,
+)
 from service.client.requests import (
     Encoding,
     GenerateOptions,
     PerplexityOptions,
     Prompt,
     connection,
+    evaluation_body,
     generate_body,
     perplexity_body,
 )
-from service.client.retries import async_retrying
+from service.client.retries import RECONNECT_S, RECONNECTS, async_retrying
 from service.client.synchronous import Received
-from service.evaluation.results import PerplexityResult, Progress
+from service.evaluation.perplexity.results import PerplexityResult
+from service.evaluation.results import EvaluationResult, Progress
+from service.jobs.records import JobInfo, JobState, UnitDone
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -68,17 +81,65 @@ class AsyncRopeway:
         **options: Unpack[PerplexityOptions],
     ) -> PerplexityResult:
         """Perplexity of documents under every method at every length; ``on_progress`` hears how far it has got."""
-        result = None
-        async with aclosing(self._events("/perplexity", perplexity_body(input, methods, options))) as events:
-            async for event, response in events:
-                value = payload(event, response)
-                if event.event == "result":
-                    result = typed(PerplexityResult, value, response)
-                elif event.event == "progress" and on_progress is not None:
-                    on_progress(typed(Progress, value, response))
-        if result is None:
-            raise incomplete()
+        result = await self._measured("perplexity", perplexity_body(input, methods, options), on_progress)
+        assert isinstance(result, PerplexityResult)
         return result
+
+    async def evaluate(
+        self, evaluation: str, *, on_progress: Callable[[Progress], None] | None = None, **fields: Any
+    ) -> EvaluationResult:
+        """Any evaluation, by its name and the fields of its body, answered when it is done. For what may take long,
+        ``submit`` makes a job of it."""
+        return await self._measured(evaluation, evaluation_body(fields), on_progress)
+
+    async def submit(self, evaluation: str, **fields: Any) -> JobInfo:
+        """Queue an evaluation: it goes on whether or not anybody waits, and past the server's death."""
+        body = {"evaluation": evaluation, **evaluation_body(fields)}
+        return await self._ask(JobInfo, "POST", "/jobs", body)
+
+    async def job(self, job_id: str) -> JobInfo:
+        """How far a job is."""
+        return await self._ask(JobInfo, "GET", f"/jobs/{job_id}")
+
+    async def jobs(self, *, state: JobState | None = None, limit: int = 100) -> list[JobInfo]:
+        """The newest jobs of this API key, newest first."""
+        query = str(httpx.QueryParams({"limit": limit} if state is None else {"limit": limit, "state": state}))
+        return (await self._ask(JobList, "GET", f"/jobs?{query}")).jobs
+
+    async def follow(self, job_id: str, *, after: int = 0) -> AsyncGenerator[UnitDone | JobInfo]:
+        """Units of a job as they are finished, from the one numbered ``after`` + 1 on, with the job in between as it
+        gets on; the last item is the job when it has ended. Goes on where it was when a connection is lost."""
+        reconnects = 0
+        while True:
+            try:
+                async with aclosing(self._events("GET", f"/jobs/{job_id}/events", after=after)) as events:
+                    async for event, response in events:
+                        reconnects = 0
+                        item = job_event(event, response)
+                        if item is None:
+                            continue
+                        after = item.number if isinstance(item, UnitDone) else after
+                        yield item
+                        if event.event == "job":
+                            return
+            except RopewayError as error:
+                if error.status is not None or reconnects == RECONNECTS:
+                    raise
+            reconnects += 1
+            await asyncio.sleep(RECONNECT_S)
+
+    async def cancel(self, job_id: str) -> None:
+        """End a job, or forget it if it has ended."""
+        await self._answer("DELETE", f"/jobs/{job_id}")
+
+    async def result(self, job_id: str) -> EvaluationResult:
+        """The result of a job that is done."""
+        response = await self._answer("GET", f"/jobs/{job_id}/results.json")
+        return typed_result(json_of(response), response)
+
+    async def download(self, job_id: str, file: str) -> bytes:
+        """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that is done."""
+        return (await self._answer("GET", f"/jobs/{job_id}/{file}")).content
 
     async def methods(self) -> list[MethodInfo]:
         """Every positional encoding that a request can choose."""
@@ -109,14 +170,41 @@ class AsyncRopeway:
 
         return await self._retrying.copy()(once)
 
+    async def _measured(
+        self, evaluation: str, body: dict[str, Any], on_progress: Callable[[Progress], None] | None
+    ) -> EvaluationResult:
+        result = None
+        async with aclosing(self._events("POST", f"/{evaluation}", {**body, "stream": True})) as events:
+            async for event, response in events:
+                value = payload(event, response)
+                if event.event == "result":
+                    result = typed_result(value, response)
+                elif event.event == "progress" and on_progress is not None:
+                    on_progress(typed(Progress, value, response))
+        if result is None:
+            raise incomplete()
+        return result
+
+    async def _answer(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        async def once() -> httpx.Response:
+            with translated(self._http.base_url):
+                response: httpx.Response = await self._http.request(method, path, json=body)
+            if not response.is_success:
+                raise refusal(response)
+            return response
+
+        return await self._retrying.copy()(once)
+
     async def _stream(self, body: dict[str, Any]) -> AsyncGenerator[StreamEvent]:
-        async with aclosing(self._events("/generate", body)) as events:
+        async with aclosing(self._events("POST", "/generate", {**body, "stream": True})) as events:
             async for event, response in events:
                 yield stream_event(event, response)
 
-    async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Received]:
+    async def _events(
+        self, method: str, path: str, body: dict[str, Any] | None = None, after: int | None = None
+    ) -> AsyncGenerator[Received]:
         """Events until ``[DONE]``, with the response that they are of."""
-        response: httpx.Response = await self._retrying.copy()(self._open, path, body)
+        response: httpx.Response = await self._retrying.copy()(self._open, method, path, body, after)
         async with aclosing(response):
             with translated(self._http.base_url):
                 async with aclosing(EventSource(response).aiter_sse()) as events:
@@ -126,9 +214,10 @@ class AsyncRopeway:
                         yield event, response
         raise incomplete(response)
 
-    async def _open(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    async def _open(self, method: str, path: str, body: dict[str, Any] | None, after: int | None) -> httpx.Response:
         with translated(self._http.base_url):
-            request = self._http.build_request("POST", path, json={**body, "stream": True})
+            seen = None if after is None else {"Last-Event-ID": str(after)}
+            request = self._http.build_request(method, path, json=body, headers=seen)
             response = await self._http.send(request, stream=True)
             if not response.is_success:
                 async with aclosing(response):

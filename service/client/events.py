@@ -11,6 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from service.api.answers import PrefillProgress, ResultEnd, TextDelta
 from service.client.errors import RopewayError, in_stream, refusal
+from service.evaluation.answers import RESULTS
+from service.evaluation.results import EvaluationResult
+from service.jobs.records import JobInfo, UnitDone
 
 StreamEvent = TextDelta | PrefillProgress | ResultEnd
 """What ``stream`` gives: text as it comes, how far a long prompt has been read, and how a result ended."""
@@ -26,9 +29,18 @@ def read(kind: type[T], response: httpx.Response) -> T:
     """
     if not response.is_success:
         raise refusal(response)
+    return typed(kind, json_of(response), response)
+
+
+def json_of(response: httpx.Response) -> Any:
+    """The JSON of an answer.
+
+    Raises:
+        RopewayError: for what is no JSON.
+    """
     try:
-        return kind.model_validate_json(response.content)
-    except ValidationError as error:
+        return response.json()
+    except ValueError as error:
         raise _unexpected(response) from error
 
 
@@ -73,6 +85,30 @@ def stream_event(event: ServerSentEvent, response: httpx.Response) -> StreamEven
     if "text" in value:
         return typed(TextDelta, value, response)
     return typed(ResultEnd, value, response)
+
+
+def job_event(event: ServerSentEvent, response: httpx.Response) -> UnitDone | JobInfo | None:
+    """One event of a job; None for one that carries less than all of it.
+
+    Raises:
+        RopewayError: when it carries an error or nothing known.
+    """
+    value = payload(event, response)
+    if event.event == "unit":
+        return typed(UnitDone, value, response)
+    return typed(JobInfo, value, response)
+
+
+def typed_result(value: Any, response: httpx.Response) -> EvaluationResult:
+    """The result of whichever evaluation it is.
+
+    Raises:
+        RopewayError: when it is of none that is known.
+    """
+    kind = RESULTS.get(value.get("evaluation")) if isinstance(value, dict) else None
+    if kind is None:
+        raise _unexpected(response)
+    return typed(kind, value, response)
 
 
 def _unexpected(response: httpx.Response) -> RopewayError:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 import httpx
 
 from service.client.errors import RopewayError
-from service.evaluation.results import Protocol
+from service.evaluation.perplexity.results import Protocol
 
 Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
 """A text, token ids, or a list of either."""
@@ -78,9 +78,18 @@ def perplexity_body(
     Raises:
         RopewayError: when a short form cannot be read.
     """
-    encodings = _encodings(methods, "methods")
-    several = encodings if encodings is None or isinstance(encodings, list) else [encodings]
-    return _given({"input": documents, "methods": several, **options})
+    return evaluation_body({"input": documents, "methods": methods, **options})
+
+
+def evaluation_body(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of any evaluation; ``methods`` may be in the short form.
+
+    Raises:
+        RopewayError: when a short form cannot be read.
+    """
+    methods = _encodings(fields.get("methods"), "methods")
+    several = methods if methods is None or isinstance(methods, list) else [methods]
+    return _given({**fields, "methods": several})
 
 
 def _encodings(pe: Encoding | Sequence[Encoding] | None, param: str) -> Any:

@@ -12,6 +12,9 @@ from service.client.errors import RopewayError
 LONGEST_WAIT_S = 120.0
 """A server that asks for more patience than this is not waited for."""
 
+RECONNECTS, RECONNECT_S = 30, 2.0
+"""A job is followed across a restart of its server: so often, so many seconds apart."""
+
 _backoff = wait_exponential(multiplier=0.5, max=8.0) + wait_random(0, 0.5)
 
 

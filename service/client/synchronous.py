@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, Self, TypeVar, Unpack
@@ -10,20 +11,32 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api.answers import GenerateResponse, MethodInfo, MethodList, ModelInfo, ModelList, Ready
-from service.client.errors import incomplete, refusal, translated
-from service.client.events import StreamEvent, payload, read, stream_event, typed
+from service.api.answers import GenerateResponse, JobList, MethodInfo, MethodList, ModelInfo, ModelList, Ready
+from service.client.errors import RopewayError, incomplete, refusal, translated
+from service.client.events import (
+    StreamEvent,
+    job_event,
+    json_of,
+    payload,
+    read,
+    stream_event,
+    typed,
+    typed_result,
+)
 from service.client.requests import (
     Encoding,
     GenerateOptions,
     PerplexityOptions,
     Prompt,
     connection,
+    evaluation_body,
     generate_body,
     perplexity_body,
 )
-from service.client.retries import retrying
-from service.evaluation.results import PerplexityResult, Progress
+from service.client.retries import RECONNECT_S, RECONNECTS, retrying
+from service.evaluation.perplexity.results import PerplexityResult
+from service.evaluation.results import EvaluationResult, Progress
+from service.jobs.records import JobInfo, JobState, UnitDone
 
 T = TypeVar("T", bound=BaseModel)
 Received = tuple[ServerSentEvent, httpx.Response]
@@ -72,17 +85,65 @@ class Ropeway:
         **options: Unpack[PerplexityOptions],
     ) -> PerplexityResult:
         """Perplexity of documents under every method at every length; ``on_progress`` hears how far it has got."""
-        result = None
-        with closing(self._events("/perplexity", perplexity_body(input, methods, options))) as events:
-            for event, response in events:
-                value = payload(event, response)
-                if event.event == "result":
-                    result = typed(PerplexityResult, value, response)
-                elif event.event == "progress" and on_progress is not None:
-                    on_progress(typed(Progress, value, response))
-        if result is None:
-            raise incomplete()
+        result = self._measured("perplexity", perplexity_body(input, methods, options), on_progress)
+        assert isinstance(result, PerplexityResult)
         return result
+
+    def evaluate(
+        self, evaluation: str, *, on_progress: Callable[[Progress], None] | None = None, **fields: Any
+    ) -> EvaluationResult:
+        """Any evaluation, by its name and the fields of its body, answered when it is done. For what may take long,
+        ``submit`` makes a job of it."""
+        return self._measured(evaluation, evaluation_body(fields), on_progress)
+
+    def submit(self, evaluation: str, **fields: Any) -> JobInfo:
+        """Queue an evaluation: it goes on whether or not anybody waits, and past the server's death."""
+        body = {"evaluation": evaluation, **evaluation_body(fields)}
+        return self._ask(JobInfo, "POST", "/jobs", body)
+
+    def job(self, job_id: str) -> JobInfo:
+        """How far a job is."""
+        return self._ask(JobInfo, "GET", f"/jobs/{job_id}")
+
+    def jobs(self, *, state: JobState | None = None, limit: int = 100) -> list[JobInfo]:
+        """The newest jobs of this API key, newest first."""
+        query = str(httpx.QueryParams({"limit": limit} if state is None else {"limit": limit, "state": state}))
+        return (self._ask(JobList, "GET", f"/jobs?{query}")).jobs
+
+    def follow(self, job_id: str, *, after: int = 0) -> Generator[UnitDone | JobInfo]:
+        """Units of a job as they are finished, from the one numbered ``after`` + 1 on, with the job in between as it
+        gets on; the last item is the job when it has ended. Goes on where it was when a connection is lost."""
+        reconnects = 0
+        while True:
+            try:
+                with closing(self._events("GET", f"/jobs/{job_id}/events", after=after)) as events:
+                    for event, response in events:
+                        reconnects = 0
+                        item = job_event(event, response)
+                        if item is None:
+                            continue
+                        after = item.number if isinstance(item, UnitDone) else after
+                        yield item
+                        if event.event == "job":
+                            return
+            except RopewayError as error:
+                if error.status is not None or reconnects == RECONNECTS:
+                    raise
+            reconnects += 1
+            time.sleep(RECONNECT_S)
+
+    def cancel(self, job_id: str) -> None:
+        """End a job, or forget it if it has ended."""
+        self._answer("DELETE", f"/jobs/{job_id}")
+
+    def result(self, job_id: str) -> EvaluationResult:
+        """The result of a job that is done."""
+        response = self._answer("GET", f"/jobs/{job_id}/results.json")
+        return typed_result(json_of(response), response)
+
+    def download(self, job_id: str, file: str) -> bytes:
+        """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that is done."""
+        return self._answer("GET", f"/jobs/{job_id}/{file}").content
 
     def methods(self) -> list[MethodInfo]:
         """Every positional encoding that a request can choose."""
@@ -113,14 +174,41 @@ class Ropeway:
 
         return self._retrying.copy()(once)
 
+    def _measured(
+        self, evaluation: str, body: dict[str, Any], on_progress: Callable[[Progress], None] | None
+    ) -> EvaluationResult:
+        result = None
+        with closing(self._events("POST", f"/{evaluation}", {**body, "stream": True})) as events:
+            for event, response in events:
+                value = payload(event, response)
+                if event.event == "result":
+                    result = typed_result(value, response)
+                elif event.event == "progress" and on_progress is not None:
+                    on_progress(typed(Progress, value, response))
+        if result is None:
+            raise incomplete()
+        return result
+
+    def _answer(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        def once() -> httpx.Response:
+            with translated(self._http.base_url):
+                response: httpx.Response = self._http.request(method, path, json=body)
+            if not response.is_success:
+                raise refusal(response)
+            return response
+
+        return self._retrying.copy()(once)
+
     def _stream(self, body: dict[str, Any]) -> Generator[StreamEvent]:
-        with closing(self._events("/generate", body)) as events:
+        with closing(self._events("POST", "/generate", {**body, "stream": True})) as events:
             for event, response in events:
                 yield stream_event(event, response)
 
-    def _events(self, path: str, body: dict[str, Any]) -> Generator[Received]:
+    def _events(
+        self, method: str, path: str, body: dict[str, Any] | None = None, after: int | None = None
+    ) -> Generator[Received]:
         """Events until ``[DONE]``, with the response that they are of."""
-        response = self._retrying.copy()(self._open, path, body)
+        response = self._retrying.copy()(self._open, method, path, body, after)
         with closing(response), translated(self._http.base_url):
             for event in EventSource(response).iter_sse():
                 if event.data == "[DONE]":
@@ -128,9 +216,10 @@ class Ropeway:
                 yield event, response
         raise incomplete(response)
 
-    def _open(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    def _open(self, method: str, path: str, body: dict[str, Any] | None, after: int | None) -> httpx.Response:
         with translated(self._http.base_url):
-            request = self._http.build_request("POST", path, json={**body, "stream": True})
+            seen = None if after is None else {"Last-Event-ID": str(after)}
+            request = self._http.build_request(method, path, json=body, headers=seen)
             response = self._http.send(request, stream=True)
             if not response.is_success:
                 with closing(response):

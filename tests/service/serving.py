@@ -1,12 +1,20 @@
-"""A server with settings of its own, and its application, for tests that reach behind the routes."""
+"""Servers with settings of their own, in this process or in another, and what tests ask of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 from fastapi import FastAPI
 
@@ -15,6 +23,11 @@ from service.cli.server import local_server
 from service.engine.engine import Engine
 from service.models import loading
 from service.settings import Settings
+
+LONG = [5, 6, 7]
+"""A prompt that the tiny model goes on from for hundreds of tokens."""
+
+SHORT: dict[str, Any] = {"prompt": LONG, "max_new_tokens": 12}
 
 SMALL: dict[str, Any] = {
     "model": "demo",
@@ -52,3 +65,77 @@ def engine_of(app: FastAPI) -> Engine:
 def runner_of(app: FastAPI) -> Any:
     """What runs a step: tests make it fail."""
     return engine_of(app)._manager.batch_processor.model_runner  # type: ignore[union-attr]
+
+
+def generate(url: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{url}/generate", json=SHORT | body, timeout=60)
+
+
+def token_ids(url: str, **body: Any) -> list[int]:
+    answer = generate(url, **body)
+    assert answer.status_code == 200, answer.text
+    ids: list[int] = answer.json()["results"][0]["token_ids"]
+    return ids
+
+
+def events(url: str, path: str = "/generate", **body: Any) -> list[tuple[str, Any]]:
+    """(event name, data) of a whole stream."""
+    with httpx.stream("POST", f"{url}{path}", json={**body, "stream": True}, timeout=60) as answer:
+        return events_of(answer)
+
+
+def events_of(answer: httpx.Response) -> list[tuple[str, Any]]:
+    """(event name, data) of a stream that has been opened."""
+    found, name = [], "message"
+    assert answer.status_code == 200, answer.read()
+    for line in answer.iter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            found.append((name, line.removeprefix("data: ")))
+            name = "message"
+    assert found[-1] == ("message", "[DONE]")
+    return [(name, json.loads(data)) for name, data in found[:-1]]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.01)
+
+
+def idle(app: FastAPI) -> bool:
+    """Whether no request holds a place, memory or a slot."""
+    engine = engine_of(app)
+    load = engine.load()
+    held = load["running"] + load["waiting"] + load["scoring"] + load["slots_in_use"]
+    reserved = engine.generations.reserved + engine.scores.reserved
+    return bool(held + reserved + app.state.traffic.in_flight == 0)
+
+
+@contextmanager
+def process(folder: Path, *settings: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`ropeway serve` of the model in ``folder`` as a process of its own, and its base URL. ``settings`` are
+    NAME=VALUE; the log goes to a file, which never fills up as a pipe does."""
+    command = [sys.executable, "-m", "service.cli", "serve", "--model", str(folder), "--port", "0"]
+    command += [flag for setting in settings for flag in ("--set", setting)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with log.open("wb") as stderr:
+        running = subprocess.Popen(command, stderr=stderr, stdout=stderr, env=environment, cwd=folder)
+        try:
+            wait_for(lambda: "Uvicorn running" in log.read_text() or running.poll() is not None, 60)
+            found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+            assert found, log.read_text()
+            yield running, found[0]
+        finally:
+            running.kill()
+            running.wait()
+
+
+def ends(running: subprocess.Popen[bytes], within_s: float) -> int:
+    """Exit code of a process that ends within so many seconds, and leaves no child behind."""
+    children = psutil.Process(running.pid).children(recursive=True)
+    code = running.wait(within_s)
+    assert not psutil.wait_procs(children, timeout=1)[1]
+    return code

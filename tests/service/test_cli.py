@@ -22,7 +22,7 @@ from service.cli import app, client
 from service.cli.options import lengths
 from service.client import Ropeway
 from service.evaluation.documents import language_reference
-from service.evaluation.results import PerplexityResult
+from service.evaluation.perplexity.results import PerplexityResult
 from tests.service.results import result_of
 
 TRAINED_LENGTH = 64

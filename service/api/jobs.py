@@ -1,0 +1,216 @@
+"""Jobs: evaluations that outlive the request, and the server, that asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+
+from service import context
+from service.api.admission import TokenRate, log_prompts
+from service.api.answers import JobList
+from service.api.pages import page
+from service.api.streaming import Emit, event_stream
+from service.errors import ApiError, bad_request
+from service.evaluation.answers import RESULTS, AnyResult
+from service.evaluation.catalogue import EVALUATIONS, AnyRequest, plan_of
+from service.evaluation.request import EvaluationRequest
+from service.evaluation.results import EvaluationResult
+from service.evaluation.tables import csv_of, parquet_of
+from service.figures.results import png_of
+from service.jobs.records import UNFINISHED, JobInfo, JobState
+from service.jobs.runner import JobRunner
+from service.jobs.store import JobStore
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+LOOK_AGAIN_S = 2.0
+"""Events of a job that another process runs are looked for this often."""
+
+FILES = ("results.json", "results.csv", "results.parquet", "report.html", "plot.png")
+
+
+async def submit(body: EvaluationRequest, request: Request) -> JSONResponse:
+    """202 and the job, after everything about the request has been checked.
+
+    Raises:
+        ApiError: 400 for an option that a job cannot have, 429 for too many unfinished jobs or tokens a minute.
+        UnknownModel, InvalidEvaluation: from the plan.
+    """
+    state = request.app.state
+    if body.stream or body.timeout_s is not None:
+        raise bad_request("a job takes neither stream nor timeout_s: follow its events", "stream")
+    store, runner = _store(request), _runner(request)
+    rate: TokenRate = state.token_rate
+    await rate.check()
+    tenant = context.current().tenant
+    most = state.settings.max_jobs
+    if await run_in_threadpool(store.unfinished, tenant) >= most:
+        raise ApiError(429, f"{most} unfinished jobs of this API key are the most", code="too_many_jobs")
+    plan = await run_in_threadpool(plan_of, body, state.models, state.settings)
+    log_prompts(request, body.texts())
+    await rate.charge(plan.tokens)
+    names = sorted({unit.subject.model for unit in plan.units})
+    job = await run_in_threadpool(store.add, tenant, body, models=names, units=len(plan.units), tokens=plan.tokens)
+    runner.notify()
+    info = _linked(job)
+    return JSONResponse(info.model_dump(mode="json"), status_code=202, headers={"Location": f"/jobs/{info.id}"})
+
+
+@router.post("", status_code=202, response_model=JobInfo)
+async def create(
+    body: Annotated[
+        AnyRequest,
+        Body(openapi_examples={name: {"value": {"evaluation": name} | e.example()} for name, e in EVALUATIONS.items()}),
+    ],
+    request: Request,
+) -> Any:
+    """Queue an evaluation. It is worked on between generation steps, unit by unit; what is finished stays finished
+    whatever happens to the server."""
+    return await submit(body, request)
+
+
+@router.get("", response_model=JobList)
+async def jobs(
+    request: Request,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: Annotated[str | None, Query(description="Only jobs older than this one.")] = None,
+) -> JobList:
+    """The jobs of this API key."""
+    found = await run_in_threadpool(
+        _store(request).list, context.current().tenant, state=state, limit=limit, before=before
+    )
+    return JobList(jobs=[_linked(job) for job in found])
+
+
+@router.get("/{job_id}", response_model=JobInfo)
+async def job(job_id: str, request: Request) -> JobInfo:
+    """How far a job is, and what became of it."""
+    return await _job(job_id, request)
+
+
+@router.delete("/{job_id}", response_model=JobInfo, responses={204: {"description": "An ended job is forgotten."}})
+async def delete(job_id: str, request: Request) -> Any:
+    """Cancel a job that has not ended; forget one that has."""
+    store, tenant = _store(request), context.current().tenant
+    before = await run_in_threadpool(store.get, tenant, job_id)
+    if before.state not in UNFINISHED:
+        await run_in_threadpool(store.remove, tenant, job_id)
+        return Response(status_code=204)
+    ended = await run_in_threadpool(store.cancel, tenant, job_id)
+    _runner(request).notify()
+    return _linked(ended)
+
+
+@router.get("/{job_id}/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+async def events(job_id: str, request: Request) -> Any:
+    """Server-sent events until the job has ended: ``unit`` for every finished unit, numbered, from the one after
+    ``Last-Event-ID``; ``progress`` when tokens were read; at the end ``job``."""
+    await _job(job_id, request)
+    last = request.headers.get("last-event-id", "0")
+    if not last.isdigit():
+        raise bad_request("Last-Event-ID: the number of a unit event", "Last-Event-ID")
+    context.current().timeout_s = None  # a job may take days
+
+    async def follow(emit: Emit) -> None:
+        await _follow(job_id, int(last), request, emit)
+
+    return event_stream(follow)
+
+
+async def _follow(job_id: str, after: int, request: Request, emit: Emit) -> None:
+    store, runner, traffic = _store(request), _runner(request), request.app.state.traffic
+    told = -1
+    while True:
+        info = await _job(job_id, request)
+        for unit in await run_in_threadpool(store.done_units, job_id, after):
+            emit(unit.model_dump_json(), "unit", unit.number)
+            after = unit.number
+        if info.state not in UNFINISHED:
+            emit(info.model_dump_json(), "job")
+            return
+        if info.tokens_done != told:
+            emit(info.model_copy(update={"request": {}}).model_dump_json(), "progress")
+            told = info.tokens_done
+        if traffic.draining:
+            raise ApiError(503, "the server is shutting down; the job goes on when it is back", code="shutting_down")
+        await runner.changed(LOOK_AGAIN_S)
+
+
+@router.get("/{job_id}/results.json", response_model=AnyResult)
+async def results_json(job_id: str, request: Request) -> Any:
+    """The result, which depends on its inputs alone: times are with the job."""
+    return JSONResponse(await _result_json(job_id, request))
+
+
+@router.get("/{job_id}/results.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+async def results_csv(job_id: str, request: Request) -> Response:
+    """Every number as a long table."""
+    return Response(await _made(job_id, request, csv_of), media_type="text/csv")
+
+
+PARQUET = "application/vnd.apache.parquet"
+
+
+@router.get("/{job_id}/results.parquet", response_class=Response, responses={200: {"content": {PARQUET: {}}}})
+async def results_parquet(job_id: str, request: Request) -> Response:
+    """The same table for pandas, Polars and DuckDB."""
+    return Response(await _made(job_id, request, parquet_of), media_type=PARQUET)
+
+
+@router.get("/{job_id}/plot.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
+async def plot_png(job_id: str, request: Request) -> Response:
+    """The result's first picture."""
+    return Response(await _made(job_id, request, png_of), media_type="image/png")
+
+
+@router.get("/{job_id}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
+async def report_html(job_id: str, request: Request) -> Response:
+    """What was asked, what came out, every picture and every number on one page that needs no network."""
+    from service.reports.html import report_of
+
+    info = await _job(job_id, request)
+    return page(await _made(job_id, request, lambda result: report_of(result, info)))
+
+
+async def _made(job_id: str, request: Request, make: Callable[[EvaluationResult], Any]) -> Any:
+    stored = await _result_json(job_id, request)
+    result = RESULTS[stored["evaluation"]].model_validate(stored)
+    return await run_in_threadpool(make, result)
+
+
+async def _result_json(job_id: str, request: Request) -> dict[str, Any]:
+    """Raises:
+    ApiError: 409 while the job has no result.
+    """
+    stored: dict[str, Any] | None = await run_in_threadpool(_store(request).result, context.current().tenant, job_id)
+    if stored is None:
+        info = await _job(job_id, request)
+        why = f": {info.error.message}" if info.error else ""
+        raise ApiError(409, f"the job has no result, it is {info.state}{why}", code=f"job_{info.state}")
+    return stored
+
+
+async def _job(job_id: str, request: Request) -> JobInfo:
+    info = await run_in_threadpool(_store(request).get, context.current().tenant, job_id)
+    return _linked(info)
+
+
+def _linked(info: JobInfo) -> JobInfo:
+    names = ["events", *(FILES if info.state == "done" else ())]
+    info.links = {name: f"/jobs/{info.id}/{name}" for name in names}
+    return info
+
+
+def _store(request: Request) -> JobStore:
+    store: JobStore = request.app.state.jobs
+    return store
+
+
+def _runner(request: Request) -> JobRunner:
+    runner: JobRunner = request.app.state.job_runner
+    return runner

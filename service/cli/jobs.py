@@ -1,0 +1,113 @@
+"""``ropeway jobs`` and ``ropeway report``: what a server works on, and what came of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.client import connected
+from service.cli.evaluations import finish, save, show
+from service.cli.options import Server
+from service.cli.terminal import printable, stdout
+from service.client import JobInfo, Ropeway
+from service.client.requests import DEFAULT_URL
+
+jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, results.", no_args_is_help=True)
+
+Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or as much of it as makes it unique.")]
+
+
+@contextmanager
+def _connected(server: str | None) -> Iterator[Ropeway]:
+    """A client of the server that has the jobs: the one that is named, ROPEWAY_URL's, or the default address."""
+    with connected(server or os.environ.get("ROPEWAY_URL") or DEFAULT_URL) as client:
+        yield client
+
+
+def _whole(client: Ropeway, job_id: str) -> str:
+    """The id that starts with ``job_id``."""
+    if len(job_id) >= 32:
+        return job_id
+    found = [job.id for job in client.jobs(limit=1000) if job.id.startswith(job_id)]
+    if len(found) > 1:
+        raise typer.BadParameter(f"{len(found)} jobs start with {job_id!r}", param_hint="JOB")
+    return found[0] if found else job_id
+
+
+@jobs.command("list")
+def list_jobs(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most jobs.")] = 20, server: Server = None
+) -> None:
+    """The newest jobs, newest first."""
+    with _connected(server) as client:
+        found = client.jobs(limit=limit)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("job", "evaluation", "state", "units", "created"):
+        table.add_column(column)
+    for job in found:
+        units = f"{job.units_done}/{job.units_total}"
+        created = f"{job.created_at:%Y-%m-%d %H:%M}"
+        table.add_row(job.id[:12], job.evaluation, Text(job.state, style=_style(job)), units, created)
+    stdout.print(table)
+
+
+@jobs.command("show")
+def show_job(job_id: Id, server: Server = None) -> None:
+    """One job in full, as JSON."""
+    with _connected(server) as client:
+        typer.echo(client.job(_whole(client, job_id)).model_dump_json(indent=2))
+
+
+@jobs.command("follow")
+def follow(job_id: Id, server: Server = None) -> None:
+    """Watch a job until it ends, then print its result. Ctrl-C cancels the job."""
+    with _connected(server) as client:
+        job = finish(client, client.job(_whole(client, job_id)))
+        show(client.result(job.id), as_json=False, as_csv=False)
+
+
+@jobs.command("cancel")
+def cancel(job_id: Id, server: Server = None) -> None:
+    """End a job, or forget it if it has ended. What it has finished stays in the store for other jobs."""
+    with _connected(server) as client:
+        client.cancel(_whole(client, job_id))
+
+
+@jobs.command("results")
+def results(
+    job_id: Id,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")] = False,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Save every number as Parquet.")] = None,
+    server: Server = None,
+) -> None:
+    """The result of a job that is done."""
+    with _connected(server) as client:
+        whole = _whole(client, job_id)
+        if parquet is not None:
+            save(parquet, client.download(whole, "results.parquet"))
+        else:
+            show(client.result(whole), as_json=as_json, as_csv=as_csv)
+
+
+def report(
+    job_id: Id,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="JOB.html when absent.")] = None,
+    server: Server = None,
+) -> None:
+    """Save the report of a job: one HTML file with every picture and every number."""
+    with _connected(server) as client:
+        whole = _whole(client, job_id)
+        save(output or Path(f"{printable(whole)}.html"), client.download(whole, "report.html"))
+
+
+def _style(job: JobInfo) -> str:
+    return {"done": "green", "failed": "red", "running": "yellow"}.get(job.state, "")
