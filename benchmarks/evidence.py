@@ -1,6 +1,7 @@
-"""The measured tables of docs/evidence.md, made from the numbers that ``--record`` left beside the results.
+"""The measured tables of docs/evidence.md and docs/method-table.md, made from the numbers that ``--record`` left
+beside the results.
 
-``python -m benchmarks.evidence`` writes them in between the page's markers; recording does so too. What stands around
+``python -m benchmarks.evidence`` writes them in between the pages' markers; recording does so too. What stands around
 them, the published tables and the words, is written by hand.
 """
 
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dynamic_consistency import LABELS
-from service.evaluation.tables import short_number
+from service.evaluation.perplexity.tables import short_number
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, RECORDED = ROOT / "docs" / "evidence.md", ROOT / "benchmarks"
-MARKED = re.compile(r"<!-- measured:(\w+):start -->\n(.*?)<!-- measured:\1:end -->", re.S)
+PAGES = (ROOT / "docs" / "evidence.md", ROOT / "docs" / "method-table.md")
+RECORDED = ROOT / "benchmarks"
+MARKED = re.compile(r"<!-- measured:([\w-]+):start -->\n(.*?)<!-- measured:\1:end -->", re.S)
+WHOLE = "all-"
+"""Before a model's name: every method of it, with intervals."""
 Numbers = dict[str, dict[str, Any]]
 
 METHODS: dict[str, tuple[str, ...]] = {
@@ -56,6 +60,8 @@ def table(name: str, numbers: Numbers) -> str:
     """One table, or for the name of a benchmark how it was measured."""
     if name in SOURCES:
         return "\n".join(f"- {note}" for note in [*numbers[name]["notes"], numbers[name]["machine"]])
+    if name.startswith(WHOLE):
+        return _markdown(_whole(name.removeprefix(WHOLE), numbers["method_table"]))
     if name in METHODS:
         return _markdown(_by_method(METHODS[name], numbers["method_table"]))
     return _markdown(TABLES[name](numbers))
@@ -68,6 +74,19 @@ def _by_method(names: tuple[str, ...], numbers: dict[str, Any]) -> Iterator[list
         if {entry["method"] for entry in rows} == set(names):
             for entry in rows:
                 yield [model["model"], f"`{entry['label']}`", *map(short_number, entry["perplexity"])]
+
+
+def _whole(model: str, numbers: dict[str, Any]) -> Iterator[list[str]]:
+    """All methods of one model, best first at the longest length; an interval under every number."""
+    (measured,) = (entry for entry in numbers["models"] if entry["model"] == model)
+    yield ["", "method", *(f"{multiple}x" for multiple in numbers["multiples"])]
+    for rank, entry in enumerate(sorted(measured["methods"], key=lambda entry: entry["perplexity"][-1]), 1):
+        yield [str(rank), f"`{entry['label']}`", *map(_with_interval, entry["perplexity"], entry["interval"])]
+
+
+def _with_interval(value: float, interval: list[float] | None) -> str:
+    low_high = "" if interval is None else f" <sub>{short_number(interval[0])} to {short_number(interval[1])}</sub>"
+    return f"{short_number(value)}{low_high}"
 
 
 def _consistency(numbers: Numbers) -> Iterator[list[str]]:
@@ -89,8 +108,9 @@ def _markdown(rows: Iterator[list[str]]) -> str:
 
 
 def update() -> None:
-    """Write the page."""
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), recorded()), encoding="utf-8")
+    """Write the pages."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8"), recorded()), encoding="utf-8")
 
 
 if __name__ == "__main__":

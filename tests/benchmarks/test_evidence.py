@@ -1,4 +1,4 @@
-"""docs/evidence.md shows the numbers that were recorded, and the requests behind them do what they are said to."""
+"""docs/evidence.md and docs/method-table.md show the recorded numbers, and the requests behind them do what they are said to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from patches import METHODS, RopeGeometry, parse, patched, resolve
 from tests.methods import ROWS
 from tests.models import tiny_model
 
-PAGE = evidence.PAGE.read_text(encoding="utf-8")
+EVIDENCE, WHOLE = (page.read_text(encoding="utf-8") for page in evidence.PAGES)
 GEOMETRIES = [
     RopeGeometry(64, 64, 1e4, 256, 256, num_attention_heads=4),
     RopeGeometry(8, 8, 1e4, 512, 512, num_attention_heads=8),
@@ -30,13 +30,17 @@ GEOMETRIES = [
 
 def test_the_measured_tables_are_the_recorded_numbers() -> None:
     """Regenerate with: python -m benchmarks.evidence"""
-    assert evidence.filled(PAGE, evidence.recorded()) == PAGE
+    for page in (EVIDENCE, WHOLE):
+        assert evidence.filled(page, evidence.recorded()) == page
 
 
 def test_every_table_is_on_the_page_once() -> None:
-    marked = [found[1] for found in evidence.MARKED.finditer(PAGE)]
+    marked = [found[1] for found in evidence.MARKED.finditer(EVIDENCE)]
     assert sorted(marked) == sorted([*evidence.METHODS, *evidence.TABLES, *evidence.SOURCES])
-    assert PAGE.count("<!-- measured:") == 2 * len(marked)
+    assert EVIDENCE.count("<!-- measured:") == 2 * len(marked)
+    whole = [found[1] for found in evidence.MARKED.finditer(WHOLE)]
+    models = [entry["model"] for entry in evidence.recorded()["method_table"]["models"]]
+    assert whole == [*(f"{evidence.WHOLE}{model}" for model in models), "method_table"]
     assert all(set(names) <= set(METHODS) for names in evidence.METHODS.values())
 
 
@@ -44,9 +48,10 @@ def test_another_number_is_another_page() -> None:
     changed = copy.deepcopy(evidence.recorded())
     model = changed["method_table"]["models"][0]
     model["methods"][0]["perplexity"][-1] = 123456.0
-    assert "| 123,456 |" in evidence.filled(PAGE, changed)
+    assert "| 123,456 |" in evidence.filled(EVIDENCE, changed)
+    assert "| 123,456 <sub>" in evidence.filled(WHOLE, changed)
     model["methods"] = [entry for entry in model["methods"] if entry["method"] != "linear"]
-    assert f"| {model['model']} | `linear" not in evidence.filled(PAGE, changed), "a model without it has no rows there"
+    assert f"| {model['model']} | `linear" not in evidence.filled(EVIDENCE, changed), "a model without it has no rows there"
 
 
 def test_a_marker_without_a_table_is_an_error() -> None:
@@ -55,10 +60,10 @@ def test_a_marker_without_a_table_is_an_error() -> None:
 
 
 def test_pictures_and_links_exist() -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", PAGE) if "://" not in link]
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", EVIDENCE + WHOLE) if "://" not in link]
     assert links
     for link in links:
-        assert (evidence.PAGE.parent / link).exists(), link
+        assert (evidence.PAGES[0].parent / link).exists(), link
 
 
 def test_recording_writes_pictures_and_numbers_beside_the_results(tmp_path: Path) -> None:
