@@ -201,7 +201,7 @@ async def test_a_step_that_runs_out_of_memory_is_repeated_exactly(
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return tokens
 
-        monkeypatch.setattr("service.engine.adapter.sample", failing)
+        monkeypatch.setattr("service.engine.adapter.runner.sample", failing)
         jobs = [finish(engine, STREAMING, prompt_of(length), 80) for length in (20, 31, 300)]
         *results, blamed = await asyncio.gather(*jobs, return_exceptions=True)
         assert isinstance(blamed, OutOfMemory)

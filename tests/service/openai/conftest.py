@@ -1,4 +1,4 @@
-"""A tiny model with a chat template behind a real socket, and the same weights in plain transformers."""
+"""A tiny model with a chat template in a server process, and the same weights in plain transformers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from service.cli.server import local_server
-from service.settings import Settings
 from tests.service.conftest import tiny_checkpoint, tiny_tokenizer
+from tests.service.serving import process
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -59,18 +58,17 @@ def tokenizer(tiny: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def url(tiny: Path) -> Iterator[str]:
-    """Base URL of a running server."""
-    settings = Settings(
-        _env_file=None,
-        model=str(tiny),
-        cache_tokens=4096,
-        score_tokens=8192,
-        max_batch_tokens=128,
-        max_new_tokens=1024,
-        score_chunk=64,
-    )
-    with local_server(settings) as base:
+def url(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Base URL of a server that runs as a process of its own."""
+    settings = {
+        "cache_tokens": 4096,
+        "score_tokens": 8192,
+        "max_batch_tokens": 128,
+        "max_new_tokens": 1024,
+        "score_chunk": 64,
+    }
+    log = tmp_path_factory.mktemp("server") / "log"
+    with process(tiny, *(f"{name}={value}" for name, value in settings.items()), log=log) as (_, base):
         yield base
 
 

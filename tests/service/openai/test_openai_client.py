@@ -112,9 +112,8 @@ def test_refusals_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
     assert caught.value.param == "pe.factor"
 
 
-def test_a_failure_in_a_stream_is_an_exception_after_the_text(
-    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_in_a_stream_is_an_exception_after_the_text(small_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the server of this process, whose engine can be made to fail."""
     whole = Engine.generate
 
     async def breaks(self: Engine, *args: Any, **kwargs: Any) -> AsyncIterator[Generation]:
@@ -128,14 +127,15 @@ def test_a_failure_in_a_stream_is_an_exception_after_the_text(
             await steps.aclose()
 
     monkeypatch.setattr(Engine, "generate", breaks)
-    for path in (client.completions, client.chat.completions):
-        given: dict[str, Any] = {"prompt": TEXT[:80]} if path is client.completions else {"messages": MESSAGES}
-        stream: Any = path.create(model="tiny", max_tokens=20, temperature=0, stream=True, **given)
-        seen = []
-        with pytest.raises(openai.APIError, match="broken on purpose") as caught:
-            seen.extend(stream)
-        assert caught.value.code == "engine_failed"
-        assert len(seen) >= 3
+    with openai.OpenAI(base_url=f"{small_url}/v1", api_key="none", max_retries=0) as client:
+        for path in (client.completions, client.chat.completions):
+            given: dict[str, Any] = {"prompt": TEXT[:80]} if path is client.completions else {"messages": MESSAGES}
+            stream: Any = path.create(model="tiny", max_tokens=20, temperature=0, stream=True, **given)
+            seen = []
+            with pytest.raises(openai.APIError, match="broken on purpose") as caught:
+                seen.extend(stream)
+            assert caught.value.code == "engine_failed"
+            assert len(seen) >= 3
 
 
 class Sent:
@@ -156,7 +156,8 @@ class Sent:
 
 @pytest.fixture(scope="module")
 def small_url(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with room for one request of 2000 tokens and one waiting, of a model that never ends by itself."""
+    """A server in this process with room for one request of 2000 tokens and one waiting, of a model that never ends
+    by itself."""
     endless = tmp_path_factory.mktemp("endless") / "tiny"
     shutil.copytree(tiny, endless)
     for name in ("config.json", "generation_config.json"):

@@ -1,0 +1,38 @@
+"""What the manager reads of a model's configuration to size its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from patches import Patched
+
+
+class _AsCached:
+    """A configuration read through: only what the cache is sized by differs."""
+
+    def __init__(self, config: Any, heads: int, width: int) -> None:
+        self._config = config
+        self.num_key_value_heads, self.head_dim = heads, width
+        kinds, whole = getattr(config, "layer_types", None), "full_attention"
+        self.layer_types = kinds and [whole if kind == "chunked_attention" else kind for kind in kinds]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+@contextmanager
+def configured_as_cached(patch: Patched) -> Iterator[None]:
+    """Within it, the model's configuration tells of what is cached, which the manager sizes its cache by.
+
+    Heads and width are those that reach the attention (latent attention caches less by itself). A layer that
+    attends within chunks, which the manager does not know, keeps everything: our attention leaves out the rest.
+    """
+    config = patch.model.config
+    sizes = _AsCached(config.get_text_config(), *patch.cached)
+    vars(config)["get_text_config"] = lambda *_, **__: sizes
+    try:
+        yield
+    finally:
+        del vars(config)["get_text_config"]

@@ -1,0 +1,197 @@
+"""The manager: it starts and runs the generation thread, and builds its parts as this service needs them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
+from transformers.generation.continuous_batching.continuous_api import (
+    BackgroundThreadStatus,
+    ContinuousBatchingManager,
+    ContinuousBatchProcessor,
+)
+
+from patches import Patched
+from service.engine import THREAD_NAME
+from service.engine.adapter.cache import EncodingCache
+from service.engine.adapter.configuration import configured_as_cached
+from service.engine.adapter.inputs import SlottedInputs
+from service.engine.adapter.runner import RequestRunner
+from service.engine.adapter.scheduler import WindowedScheduler
+from service.engine.adapter.windowed import WindowedAllocator
+from service.engine.interleave import Interleaved
+from service.engine.memory import OutOfMemory, give_back, is_out_of_memory
+from service.engine.request import EngineRequest
+from service.engine.window import Window
+
+
+class EncodingManager(ContinuousBatchingManager):
+    """Continuous batching in which every request brings its slot.
+
+    ``requests`` maps request ids to what the event loop knows of them; it must hold a request before
+    ``add_request`` is called for it and until its last output.
+    """
+
+    def __init__(
+        self,
+        patch: Patched,
+        *,
+        cache_tokens: int,
+        page_size: int,
+        max_batch_tokens: int,
+        max_requests_per_batch: int,
+        prefix_sharing: bool,
+    ) -> None:
+        self.patch = patch
+        self.requests: dict[str, EngineRequest] = {}
+        self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
+        self.heartbeat = time.monotonic()
+        self._abandoned = False
+        self._step_tokens = max_batch_tokens
+        config = ContinuousBatchingConfig(
+            page_size=page_size,
+            num_blocks=-(-cache_tokens // page_size),
+            max_batch_tokens=max_batch_tokens,
+            max_requests_per_batch=max_requests_per_batch,
+            max_memory_percent=1.0,  # the budget is ours: num_blocks is already measured against free memory
+            allow_block_sharing=prefix_sharing,
+            safety_margin=0.0,  # admission reserves all that a request ever holds, so decoding never runs out
+            auto_switch_to_flash=False,
+            # CUDA graphs replay without running Python, and so would replay one batch's segments for another.
+            use_cuda_graph=False,
+            use_async_batching=False,
+        )
+        # do_sample stays off in the manager: it draws all rows from one shared generator.
+        generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
+        with configured_as_cached(patch):
+            super().__init__(patch.model, generation_config, config)
+
+    def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
+        """The model already runs our attention, which the manager's list of names does not know."""
+
+    def _create_batch_processor(self) -> ContinuousBatchProcessor:
+        with configured_as_cached(self.patch):
+            processor = super()._create_batch_processor()
+        # The manager builds these itself and takes no classes, hence the change of class after the fact.
+        _adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests)
+        _adopt(processor.model_runner, RequestRunner, requests=self.requests, patch=self.patch)
+        vocab_size = int(self.model.config.get_text_config().vocab_size)
+        token_bits = (vocab_size - 1).bit_length()
+        _adopt(processor.cache, EncodingCache, requests=self.requests, numbers={}, holders={}, token_bits=token_bits)
+        _adopt(processor.scheduler, WindowedScheduler)
+        whole = processor.cache.cache_allocators.get(FULL_ATTENTION)
+        if whole is not None:
+            _adopt(whole, WindowedAllocator, requests=self.requests, windows={}, dropped={}, turns=iter(()))
+        return processor
+
+    def start(self) -> None:
+        """As the base class, on a daemon thread: one that stalls for good must not keep the process alive."""
+        self.background_thread_status.clear()
+        thread = threading.Thread(target=self._run_generation_loop, name=THREAD_NAME, daemon=True)
+        self._generation_thread: Any = thread
+        thread.start()
+
+    def abandon(self, error: Exception) -> None:
+        """Give up on a thread that is dead or stalls: fail the work queued beside its requests, and let it end
+        by itself, without another step, if it ever comes back."""
+        self._abandoned = True
+        self.background_thread_status.request_stop(
+            BackgroundThreadStatus.HARD_STOP, self.distributed_helper.global_rank
+        )
+        self.interleaved.close(error)
+
+    def _generation_loop_body(self, batch_processor: ContinuousBatchProcessor, bootstrapping: bool) -> bool:
+        self.heartbeat = time.monotonic()
+        if self.interleaved.advance():
+            self._wake_up_loop.set()  # with work left, an idle manager must not sleep
+            self.heartbeat = time.monotonic()
+        return not self._abandoned and super()._generation_loop_body(batch_processor, bootstrapping)
+
+    def _generation_step(self) -> None:
+        """One step. Running out of memory in it fails the largest request of the batch; the others repeat it."""
+        processor = self.batch_processor
+        assert processor is not None
+        inputs: SlottedInputs = processor.inputs_and_outputs  # type: ignore[assignment]
+        while inputs.requests_in_batch and self._runs_out_of_memory():
+            give_back()
+            blamed = inputs.undo_step()
+            others = len(processor.scheduler.active_requests) > 1 or len(self.interleaved) > 0
+            error = OutOfMemory("decoding" if blamed.state.generated_tokens else "prefill", alone=not others)
+            request = self.requests.get(blamed.state.request_id)
+            if request is not None:
+                request.failure = error
+            processor._handle_request_error(error, blamed.state)
+            processor.scheduler.finish_request(blamed.state.request_id)
+            inputs.prepare_again(without=blamed)
+            self.heartbeat = time.monotonic()
+        for future in inputs.requests_in_batch:
+            request = self.requests.get(future.state.request_id)
+            if request is not None and request.on_prefill is not None and not future.has_new_token:
+                request.on_prefill(future.state.position_offset)
+
+    def _runs_out_of_memory(self) -> bool:
+        try:
+            super()._generation_step()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return True
+        return False
+
+    def submit(self, request: EngineRequest) -> None:
+        """Hand one request to the generation thread; its outputs go to the registered handler."""
+        self.add_request(
+            request.prompt_ids,
+            request_id=request.request_id,
+            max_new_tokens=request.max_new_tokens,
+            streaming=True,
+            eos_token_id=list(request.eos_token_ids) or -1,
+        )
+
+    def wake(self) -> None:
+        """Make an idle generation thread look for work now."""
+        self._wake_up_loop.set()
+
+    def fatal_error(self) -> Exception | None:
+        """What killed the generation thread, or None."""
+        return self.background_thread_status.fatal_error
+
+    def discard_handler(self, request_id: str) -> None:
+        """Forget a request that will not be heard of again (cancelled before its last output)."""
+        with self.output_router._lock:
+            self.output_router.result_handlers.pop(request_id, None)
+        self.requests.pop(request_id, None)
+
+    def tokens_held(self, kept: tuple[int, int] | None, length: int) -> int:
+        """The most tokens of cache that a generation of ``length`` tokens ever holds, by pages, when queries reach
+        the ``kept`` (first, last) keys only; None reaches all."""
+        if kept is None:
+            return length
+        window = Window(*kept, self.continuous_batching_config.page_size)
+        held = window.tokens_held(length, self._step_tokens)
+        sliding = getattr(self.model.config.get_text_config(), "sliding_window", None) or 0
+        return max(held, min(length, sliding))  # layers that slide by themselves keep their own window
+
+    def tokens_in_cache(self) -> tuple[int, int]:
+        """(tokens in use, tokens the cache holds), by pages."""
+        processor = self.batch_processor
+        if processor is None:
+            return 0, 0
+        total = processor.cache.num_blocks * self.continuous_batching_config.page_size
+        return round((1.0 - processor.cache.compute_free_capacity()) * total), total
+
+    def load(self) -> tuple[int, int]:
+        """(running, waiting) requests."""
+        processor = self.batch_processor
+        if processor is None:
+            return 0, self.input_queue.qsize()
+        scheduler = processor.scheduler
+        return len(scheduler.active_requests), len(scheduler.waiting_requests) + self.input_queue.qsize()
+
+
+def _adopt(built: object, kind: type, **attributes: object) -> None:
+    built.__class__ = kind
+    vars(built).update(attributes)
