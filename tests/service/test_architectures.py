@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from patches import Method, encode, parse, patched
+from patches import Method, Patched, encode, parse, patched
 from service.engine.engine import Engine, EngineLimits, Generation
 from service.engine.request import SamplingParams
-from tests.models import FAMILIES, VOCAB_SIZE, tiny_model
+from tests.models import FAMILIES, OTHER_FAMILIES, VOCAB_SIZE, tiny_model
+from tests.patches.test_other_families import FAMILY, REQUESTS
 
 METHODS = [
     parse({"method": "default"}),
@@ -26,28 +28,43 @@ LIMITS = EngineLimits(cache_tokens=1024, score_tokens=64, max_batch_tokens=32)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_mixed_encodings_in_a_paged_batch(family: str) -> None:
     sizes: dict[str, Any] = {"sliding_window": 16} if family == "mistral" else {}
-    _, model = tiny_model(family, **sizes)
+    await check(tiny_model(family, **sizes)[1], METHODS)
+
+
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+async def test_families_with_seams_of_their_own(name: str) -> None:
+    """The first request extends what has an end; the second is the checkpoint's own."""
+    methods = [parse(fields) for fields in REQUESTS[FAMILY[name]][:4]]
+    methods[1] = parse({"method": "default"})
+    await check(tiny_model(name)[1], methods)
+
+
+async def check(model: PreTrainedModel, methods: list[Method]) -> None:
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (50, 13, 80, 41)]
     with patched(model) as patch:
         engine = Engine(patch, LIMITS, eos_token_ids=())
         try:
-            jobs = [finished(engine, *pair) for pair in zip(prompts, METHODS, strict=True)]
+            jobs = [finished(engine, *pair) for pair in zip(prompts, methods, strict=True)]
             generations = await asyncio.gather(*jobs)
         finally:
             engine.stop(grace_s=1.0)
         for prompt, generation in zip(prompts, generations, strict=True):
-            slot = patch.slots.acquire(generation.resolved)
-            ids = list(prompt)
-            for _ in range(NEW):
-                position_ids = encode(torch.arange(len(ids)), slot)[None]
-                with torch.no_grad():
-                    logits = model(torch.tensor([ids]), position_ids=position_ids, use_cache=False).logits
-                ids.append(int(logits[0, -1].argmax()))
-            assert generation.token_ids == ids[len(prompt) :]
+            assert generation.token_ids == greedy(patch, prompt, generation)
 
 
 async def finished(engine: Engine, prompt: list[int], method: Method) -> Generation:
     async for generation in engine.generate(prompt, method, SamplingParams(), NEW):
         last = generation
     return last
+
+
+@torch.no_grad()
+def greedy(patch: Patched, prompt: list[int], generation: Generation) -> list[int]:
+    """Token ids of the same encoding, every one from a whole pass."""
+    slot, ids = patch.slots.acquire(generation.resolved), list(prompt)
+    for _ in range(NEW):
+        position_ids = encode(torch.arange(len(ids)), slot)[None]
+        logits = patch.model(torch.tensor([ids]), position_ids=position_ids, use_cache=False).logits
+        ids.append(int(logits[0, -1].argmax()))
+    return ids[len(prompt) :]

@@ -22,8 +22,8 @@ from service.evaluation.retrieval.prompts import Draft
 from service.evaluation.retrieval.results import LengthScore
 from service.evaluation.ruler import lexicon
 from service.evaluation.ruler.plan import RulerPlan, effective_length, plan_of
-from service.evaluation.ruler.request import RulerRequest, TaskName
-from service.evaluation.ruler.results import RulerResult
+from service.evaluation.ruler.request import RulerRequest
+from service.evaluation.ruler.results import RulerResult, TaskName
 from service.evaluation.ruler.tasks import draft_of
 from service.evaluation.unit import evaluate, run_units
 from service.models.registry import ModelRegistry

@@ -12,6 +12,7 @@ import pytest
 from psycopg import sql
 from sqlalchemy import make_url
 
+from service.evaluation.unit import Plan, evaluate
 from service.jobs.store import JobStore
 from service.models import loading
 from service.models.registry import ModelRegistry
@@ -76,3 +77,14 @@ def body(**fields: Any) -> dict[str, Any]:
     methods = [{"method": "default"}, {"method": "linear", "factor": 2.0}, {"method": "dynamic", "factor": 2.0}]
     documents = [[n % 380 + 2 for n in range(start, start + 80)] for start in (0, 7)]
     return {"evaluation": "perplexity", "input": documents, "methods": methods, "lengths": [64]} | fields
+
+
+def in_one_run(plan: Plan) -> dict[str, Any]:
+    """The numbers of an evaluation that nothing interrupts, made on this thread."""
+    work = evaluate(plan)
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            numbers: dict[str, Any] = stop.value.numbers()
+            return numbers

@@ -18,7 +18,7 @@ from service.engine.request import SamplingParams
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.evaluation.unit import Outcome, Plan, evaluate
+from service.evaluation.unit import Outcome, Plan
 from service.jobs import runner as running_jobs
 from service.jobs.queue import Finished, JobQueue
 from service.jobs.records import JobInfo
@@ -27,7 +27,7 @@ from service.jobs.store import JobStore
 from service.jobs.tables import Job, StoredOutcome
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.service.jobs.conftest import body
+from tests.service.jobs.conftest import body, in_one_run
 
 LONG: dict[str, Any] = {"input": [[n % 380 + 2 for n in range(2000)]], "lengths": [2000]}
 """Units of some 150 chunks."""
@@ -76,13 +76,7 @@ class Bench:
 
     def expected(self, **fields: Any) -> dict[str, Any]:
         """Of the same evaluation on this thread, without a job."""
-        work = evaluate(self.plan(**fields))
-        while True:
-            try:
-                next(work)
-            except StopIteration as stop:
-                numbers: dict[str, Any] = stop.value.numbers()
-                return numbers
+        return in_one_run(self.plan(**fields))
 
 
 @pytest.fixture

@@ -1,0 +1,165 @@
+"""The shell's evaluations and jobs against the live server."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pyarrow import parquet
+
+from service.cli.evaluations import COMMANDS, value_of
+from service.client import Ropeway
+from service.evaluation.catalogue import EVALUATIONS
+from tests.service.conftest import TEXT
+from tests.service.test_cli import ropeway
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "ropes.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+def succeeded(*arguments: str) -> str:
+    result = ropeway(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_every_evaluation_has_a_command_with_its_fields() -> None:
+    assert {name.replace("-", "_") for name in COMMANDS} | {"perplexity"} == set(EVALUATIONS)
+    for name, options in {
+        "passkey": ["--depths", "--samples", "--digits"],
+        "sweep": ["--factors", "--target", "--evaluations"],
+        "probe": ["--distances", "--segment"],
+    }.items():
+        assert all(option in succeeded(name, "--help") for option in ["--lengths", "--report", "--fields"])
+        shown = succeeded(name, "--fields")
+        assert all(option in shown for option in options), shown
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("0.5", 0.5),
+        ("0,0.5,1", [0, 0.5, 1]),
+        ("[1, 2]", [1, 2]),
+        ('{"length": 512}', {"length": 512}),
+        ("word", "word"),
+        ("niah_single_1,vt", ["niah_single_1", "vt"]),
+        ("true", True),
+    ],
+)
+def test_values_of_options(text: str, value: Any) -> None:
+    assert value_of(text) == value
+
+
+def test_a_table_a_report_and_a_picture(server: str, text: str, tmp_path: Path) -> None:
+    report, picture = tmp_path / "report.html", tmp_path / "plot.png"
+    shown = succeeded(
+        "long-perplexity",
+        text,
+        *("--pe", "default", "--pe", "yarn:4", "--lengths", "64,128", "--alpha", "0.1", "--beta", "-6"),
+        *("--server", server, "--report", str(report), "--plot", str(picture)),
+    )
+    assert "yarn(factor=4)" in shown
+    assert "128" in shown
+    assert report.read_text().startswith("<!doctype html>")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_and_csv_are_the_whole_result(server: str, text: str) -> None:
+    common = ["sweep", text, "--pe", "yarn:2", "--factors", "2,4", "--lengths", "64,128", "--server", server]
+    result = json.loads(succeeded(*common, "--json"))
+    assert result["evaluations"][0]["documents"][0]["tokens"] > 1000
+    assert [method["label"] for method in result["methods"]] == ["default", "yarn(factor=2)", "yarn(factor=4)"]
+    rows = list(csv.DictReader(io.StringIO(succeeded(*common, "--csv"))))
+    assert [row["method"] for row in rows] == ["default", "yarn(factor=2)", "yarn(factor=4)"]
+    assert result["answer"]["words"].partition(";")[0] in " ".join(succeeded(*common).split())
+
+
+def test_documents_are_named_after_their_files(server: str, text: str) -> None:
+    result = json.loads(succeeded("long-perplexity", text, "--lengths", "64", "--server", server, "--json"))
+    assert [document["name"] for document in result["documents"]] == ["ropes.txt"]
+
+
+def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -> None:
+    shown = succeeded("sweep", text, "--model", str(checkpoints / "tiny"), "--pe", "yarn:2", "--lengths", "64,128")
+    assert "yarn(factor=2)" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--json", "--csv"], "exclude each other"),
+        (["--background"], "--background needs --server"),
+        (["--plot", "x.jpeg"], "must end in .png or .html"),
+        (["--nonsense", "1"], "no option --nonsense"),
+        (["--sample", "1"], "did you mean --samples?"),
+        (["--samples"], "--samples needs a value"),
+        (["--pe", "nonsense"], "unknown method"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_done(arguments: list[str], message: str) -> None:
+    result = ropeway("passkey", *arguments)
+    assert result.exit_code == 2
+    assert message in result.output.replace("\n", " ")
+
+
+def test_what_the_server_refuses_is_said(server: str) -> None:
+    result = ropeway("passkey", "--depths", "2", "--server", server)
+    assert result.exit_code == 1
+    assert "depths.0" in result.output
+
+
+# Jobs
+
+
+@pytest.fixture
+def done(server: str) -> str:
+    with Ropeway(server) as client:
+        job = client.submit("perplexity", input=TEXT, methods=["default", "yarn:4"], lengths=[64, 128])
+        *_, last = client.follow(job.id)
+    assert getattr(last, "state", None) == "done"
+    return job.id
+
+
+def test_a_job_in_the_background_is_found_again(server: str, text: str) -> None:
+    job_id = succeeded("long-perplexity", text, "--lengths", "64", "--server", server, "--background").strip()
+    assert "long_perplexity" in json.loads(succeeded("jobs", "show", job_id[:16], "--server", server))["evaluation"]
+    assert job_id[:12] in succeeded("jobs", "list", "--server", server)
+    assert "64" in succeeded("jobs", "follow", job_id, "--server", server)
+
+
+def test_results_of_a_job(server: str, done: str, tmp_path: Path) -> None:
+    shown = succeeded("jobs", "results", done, "--server", server)
+    assert "yarn(factor=4)" in shown
+    rows = list(csv.DictReader(io.StringIO(succeeded("jobs", "results", done, "--server", server, "--csv"))))
+    table = tmp_path / "table.parquet"
+    succeeded("jobs", "results", done, "--server", server, "--parquet", str(table))
+    assert parquet.read_table(table).column("perplexity").to_pylist() == [float(row["perplexity"]) for row in rows]
+    page = tmp_path / "page.html"
+    succeeded("report", done, "-o", str(page), "--server", server)
+    assert "yarn(factor=4)" in page.read_text()
+
+
+def test_a_job_is_cancelled(server: str, done: str) -> None:
+    succeeded("jobs", "cancel", done, "--server", server)
+    result = ropeway("jobs", "show", done, "--server", server)
+    assert result.exit_code == 1
+    assert "no such job" in result.output
+
+
+def test_jobs_are_those_of_the_server_that_the_environment_names(
+    server: str, done: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROPEWAY_URL", server)
+    assert done[:12] in succeeded("jobs", "list")
+    assert httpx.get(f"{server}/jobs/{done}").status_code == 200

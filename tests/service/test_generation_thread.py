@@ -1,0 +1,126 @@
+"""A generation thread that dies or stalls is replaced, and probes tell of it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service.engine.engine import EngineLimits
+from tests.service.serving import SHORT, engine_of, events, generate, idle, serving, token_ids, wait_for
+from tests.service.test_engine import finish, running
+
+
+@pytest.fixture(scope="module")
+def served(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
+    with serving(checkpoints) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def stalling(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
+    with serving(checkpoints, stall_timeout_s=1.5) as server:
+        yield server
+
+
+def hold_steps(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The thread stays in its next step until the event is set."""
+    release = threading.Event()
+    manager: Any = engine_of(app)._manager
+    monkeypatch.setattr(manager, "_generation_step", lambda: release.wait(30))
+    return release
+
+
+def test_a_thread_that_stalls_under_requests_is_replaced(
+    stalling: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, app = stalling
+    before, restarts = token_ids(url), engine_of(app).restarts
+    stuck = engine_of(app)._manager
+    release = hold_steps(app, monkeypatch)
+    with ThreadPoolExecutor(3) as pool:
+        streaming = pool.submit(events, url, **SHORT)
+        answer = generate(url)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
+        assert "retry-after" in answer.headers
+        assert streaming.result()[-1][1]["error"]["code"] == "engine_failed"
+    assert token_ids(url) == before
+    assert engine_of(app).restarts == restarts + 1
+    metrics = httpx.get(f"{url}/metrics").text
+    assert re.search(rf'ropeway_engine_restarts_total{{model_name="tiny"}} {restarts + 1}\.0', metrics)
+    release.set()
+    wait_for(lambda: not stuck.is_running())  # it ends by itself, and touches nothing
+    assert token_ids(url) == before
+    wait_for(lambda: idle(app))
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/health/ready"])
+def test_probes_tell_of_a_thread_that_stalls_and_replace_it(
+    stalling: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    url, app = stalling
+    engine, release = engine_of(app), threading.Event()
+    lost, restarts = engine._manager, engine.restarts
+    monkeypatch.setattr(lost.interleaved, "advance", lambda: release.wait(30) and False)
+    refused: list[httpx.Response] = []
+
+    def refuses() -> bool:
+        refused.append(httpx.get(f"{url}{path}"))
+        return refused[-1].status_code == 503
+
+    wait_for(refuses)
+    assert refused[-1].json()["error"]["code"] == "not_ready"
+    assert "retry-after" in refused[-1].headers
+    assert engine.restarts == restarts + 1
+    for probe in ("/health", "/health/ready", "/health/live"):
+        assert httpx.get(f"{url}{probe}").status_code == 200
+    assert engine.restarts == restarts + 1
+    release.set()
+    wait_for(lambda: not lost.is_running())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("end", [SystemExit, ArithmeticError])
+def test_a_thread_that_dies_is_replaced_with_a_clean_cache(
+    served: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    url, app = served
+    prompt = [(7 * n) % 380 + 2 for n in range(200)]
+    before = token_ids(url, prompt=prompt)
+    engine = engine_of(app)
+    lost, restarts = engine._manager, engine.restarts
+
+    def dies() -> None:
+        raise end("killed")
+
+    monkeypatch.setattr(lost, "_generation_step", dies)
+    assert generate(url, prompt=prompt).json()["error"]["code"] == "engine_failed"
+    wait_for(lambda: httpx.get(f"{url}/health/ready").status_code == 200)
+    assert engine._manager is not lost
+    assert engine.restarts == restarts + 1
+    assert engine.load()["cache_tokens_used"] == 0
+    assert token_ids(url, prompt=prompt) == before
+
+
+async def test_scoring_in_a_stalled_step_fails_too(checkpoints: Path) -> None:
+    release = threading.Event()
+
+    def stuck() -> Iterator[int]:
+        release.wait(20)
+        yield 1
+
+    limits = EngineLimits(2048, 1024, stall_timeout_s=0.3)
+    async with running(checkpoints, limits) as engine:
+        await finish(engine, [2], 1)
+        with pytest.raises(RuntimeError, match="in one step"):
+            await engine.run(stuck(), 10, lambda _: None)  # type: ignore[arg-type]
+        assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
+        assert engine.restarts == 1
+        release.set()
