@@ -154,7 +154,7 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
         "", response_model=evaluation.result, responses=in_other_forms, summary=evaluation.summary, name=evaluation.name
     )
     async def measure(
-        body: Annotated[evaluation.request, Body(openapi_examples=example)],  # type: ignore[name-defined, arg-type]
+        body: Annotated[evaluation.request, Body(openapi_examples=example)],  # type: ignore[name-defined]
         request: Request,
     ) -> Any:
         return await answer(evaluation, body, request)

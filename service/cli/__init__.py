@@ -25,5 +25,5 @@ for command in (serve, generate, perplexity):
     app.command()(command)
 evaluations.add_to(app)
 app.add_typer(jobs, name="jobs")
-for command in (report, methods, models, keys, demo):
-    app.command()(command)
+for listing in (report, methods, models, keys, demo):
+    app.command()(listing)

@@ -3,15 +3,17 @@ for every field of its body."""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
+from rich import box
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from typer.core import TyperCommand
+from rich.table import Table
+from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.options import Encodings, ModelName, Server, encodings, lengths
@@ -31,53 +33,63 @@ COMMANDS = {
 SHARED = {"evaluation", "model", "methods", "lengths", "input", "stream", "background", "timeout_s"}
 """Fields that have options of their own, or none."""
 
-_FIELDS = "ropeway.fields"
+
+def separated(items: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Files, and values of the body's own fields, from what the command's own options left over: ``--name value``,
+    ``--name=value``, or ``--name`` and ``--no-name`` for a field that is true or false.
+
+    Raises:
+        typer.BadParameter: for a name that is no field, or one without a value.
+    """
+    files: list[str] = []
+    values: dict[str, Any] = {}
+    rest = iter(items)
+    for item in rest:
+        if not item.startswith("--"):
+            files.append(item)
+            continue
+        flag, equals, text = item[2:].partition("=")
+        name = flag.replace("-", "_")
+        if name.removeprefix("no_") in fields and fields[name.removeprefix("no_")].get("type") == "boolean":
+            values[name.removeprefix("no_")] = not name.startswith("no_")
+            continue
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields)
+            guess = f"did you mean --{close[0].replace('_', '-')}?" if close else "--fields lists what there is"
+            raise typer.BadParameter(f"no option --{flag}: {guess}")
+        given = text if equals else next(rest, None)
+        if given is None:
+            raise typer.BadParameter(f"--{flag} needs a value")
+        value = value_of(given)
+        values[name] = [value] if _is_list(fields[name]) and not isinstance(value, list) else value
+    return files, values
 
 
-class EvaluationCommand(TyperCommand):
-    """Adds an option per own field of the evaluation's body, read from its model when the command is used and not
-    before: that loads torch."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        given = super().get_params(ctx)
-        taken = {option for parameter in given for option in parameter.opts}
-        own = [option for option in _own_options(str(self.name)) if option.opts[0] not in taken]
-        return [*own, *given]
+def _is_list(schema: Mapping[str, Any]) -> bool:
+    kinds = [kind.get("type") for kind in schema.get("anyOf", [schema])]
+    return "array" in kinds and set(kinds) <= {"array", "null"}
 
 
-def _own_options(command: str) -> list[click.Parameter]:
-    from service.cli.schema import type_text
+def own_fields(name: str) -> dict[str, Any]:
+    """JSON schemas of the fields of an evaluation's body that no shared option sets, by name."""
     from service.evaluation.catalogue import EVALUATIONS
 
-    schema = EVALUATIONS[command.replace("-", "_")].request.model_json_schema()
-    definitions = schema.get("$defs", {})
-
-    def option(name: str, field: dict[str, Any]) -> click.Option:
-        flag = f"--{name.replace('_', '-')}"
-        if field.get("type") == "boolean":
-            return click.Option(
-                [f"{flag}/--no-{flag[2:]}", name],
-                default=None,
-                help=_help(field),
-                expose_value=False,
-                callback=_keep,
-            )
-        metavar = "JSON" if "$ref" in json.dumps(field) else type_text(field).replace(" ", "-").upper()[:40]
-        return click.Option([flag, name], metavar=metavar, help=_help(field), expose_value=False, callback=_keep)
-
-    assert isinstance(definitions, dict)
-    return [option(name, field) for name, field in schema["properties"].items() if name not in SHARED]
+    properties = EVALUATIONS[name.replace("-", "_")].request.model_json_schema()["properties"]
+    return {field: schema for field, schema in properties.items() if field not in SHARED}
 
 
-def _help(field: dict[str, Any]) -> str:
-    text = str(field.get("description") or field.get("title", ""))
-    default = field.get("default")
-    return text if default is None else f"{text} [default: {json.dumps(default)}]"
+def print_fields(name: str) -> None:
+    """A table of the options that an evaluation adds."""
+    from service.cli.schema import type_text
 
-
-def _keep(ctx: click.Context, option: click.Parameter, value: Any) -> None:
-    if value is not None:
-        ctx.meta.setdefault(_FIELDS, {})[option.name] = value if isinstance(value, bool) else value_of(value)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("option", "value", "default", "meaning"):
+        table.add_column(column, overflow="fold")
+    for field, schema in own_fields(name).items():
+        kind = "JSON" if "$ref" in json.dumps(schema) else type_text(schema)
+        default = json.dumps(schema["default"]) if schema.get("default") is not None else ""
+        table.add_row(Text(f"--{field.replace('_', '-')}"), kind, Text(default), Text(schema.get("description", "")))
+    stdout.print(table)
 
 
 def value_of(text: str) -> Any:
@@ -91,9 +103,10 @@ def value_of(text: str) -> Any:
 def command(name: str, summary: str, app: typer.Typer) -> None:
     """Add ``ropeway NAME`` to ``app``."""
 
-    @app.command(name, cls=EvaluationCommand, help=summary)
+    help_text = f"{summary}\n\nEvery other field of the request is an option too: --fields lists them."
+
+    @app.command(name, help=help_text, context_settings={"ignore_unknown_options": True})
     def run(  # noqa: PLR0913 - one argument per option
-        ctx: typer.Context,
         files: Files = None,
         pe: Encodings = None,
         lengths_: Lengths = None,
@@ -107,17 +120,21 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
         background: Annotated[
             bool, typer.Option("--background", help="With --server: print the job's id and leave.")
         ] = False,
+        fields: Annotated[bool, typer.Option("--fields", help="List the options of this evaluation alone.")] = False,
         server: Server = None,
     ) -> None:
+        if fields:
+            print_fields(name)
+            return
         if as_json and as_csv:
             raise typer.BadParameter("--json and --csv exclude each other")
         if background and server is None:
             raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
         for path in plots or []:
             check_plot(path)
-        own = dict(ctx.meta.get(_FIELDS, {}))
-        names, texts = documents(files or [])
-        fields = {
+        paths, own = separated(files or [], own_fields(name))
+        names, texts = documents(paths)
+        body = {
             **own,
             **_placed(name, texts, own),
             "methods": encodings(pe, check=server is None),
@@ -125,7 +142,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
             "model": model if server else None,
         }
         with connected(server, model) as client:
-            job = client.submit(name.replace("-", "_"), **fields)
+            job = client.submit(name.replace("-", "_"), **body)
             if background:
                 stdout.print(job.id)
                 return

@@ -29,7 +29,8 @@ Lengths = Annotated[
     ),
 ]
 Protocol = Annotated[
-    Literal["curve", "sliding", "disjoint", "tail", "rolling"] | None, typer.Option(help="Which tokens get which context.")
+    Literal["curve", "sliding", "disjoint", "tail", "rolling"] | None,
+    typer.Option(help="Which tokens get which context."),
 ]
 Plots = Annotated[
     list[Path] | None, typer.Option("--plot", metavar="FILE", help="Save the curve as .png or .html; repeatable.")

@@ -105,7 +105,7 @@ def typed_result(value: Any, response: httpx.Response) -> EvaluationResult:
     Raises:
         RopewayError: when it is of none that is known.
     """
-    kind = RESULTS.get(value.get("evaluation")) if isinstance(value, dict) else None
+    kind = RESULTS.get(str(value.get("evaluation"))) if isinstance(value, dict) else None
     if kind is None:
         raise _unexpected(response)
     return typed(kind, value, response)

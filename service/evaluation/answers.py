@@ -27,13 +27,7 @@ _ALL: tuple[type[EvaluationResult], ...] = (
 RESULTS = {str(kind.model_fields["evaluation"].default): kind for kind in _ALL}
 
 AnyResult = Annotated[
-    PerplexityResult
-    | LongPerplexityResult
-    | PasskeyResult
-    | NeedleResult
-    | RulerResult
-    | ProbeResult
-    | SweepResult,
+    PerplexityResult | LongPerplexityResult | PasskeyResult | NeedleResult | RulerResult | ProbeResult | SweepResult,
     Field(discriminator="evaluation"),
 ]
 """The result of any evaluation, told apart by ``evaluation``."""

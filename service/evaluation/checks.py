@@ -17,6 +17,9 @@ DEFAULT_REACH = 32
 
 Bos = Literal["auto", "always", "never"]
 
+Documents = str | list[int] | list[str | list[int]]
+"""A text, token ids, a list of either, or the name of a built-in document."""
+
 
 class InvalidEvaluation(ValueError):
     """A request that cannot be run; ``param`` is the field at fault."""
@@ -46,7 +49,7 @@ def subjects_of(
     return subjects
 
 
-def documents_of(given: object, served: ServedModel, settings: Settings) -> list[Document]:
+def documents_of(given: Documents, served: ServedModel, settings: Settings) -> list[Document]:
     """The documents of a request's ``input``, tokenized without special tokens.
 
     Raises:

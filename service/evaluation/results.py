@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
 
 Row = dict[str, str | int | float | bool | None]
 """One line of a table: the same keys in every row of a result."""
@@ -52,6 +56,16 @@ class EvaluationResult(BaseModel, ABC):
     @abstractmethod
     def rows(self) -> list[Row]:
         """Every number as a long table: one row per method and length, document, depth or whatever there is."""
+
+    def to_arrow(self) -> pyarrow.Table:
+        """``rows`` as an Arrow table."""
+        import pyarrow
+
+        return pyarrow.Table.from_pylist(self.rows())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """``rows`` as a data frame; needs the extra ``pandas``."""
+        return self.to_arrow().to_pandas()
 
     def numbers(self) -> dict[str, Any]:
         """JSON of what depends on the inputs alone."""

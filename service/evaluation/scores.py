@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from service.evaluation.long_perplexity.results import LongLengthResult, LongPerplexityResult
@@ -27,7 +27,7 @@ class Scores(NamedTuple):
 
     measure: str
     lower_is_better: bool
-    by_method: list[Mapping[int, Score]]
+    by_method: Sequence[Mapping[int, Score]]
     columns: str = "context length, tokens"
 
 

@@ -1,15 +1,11 @@
-"""Any result as a table: CSV, Parquet, an Arrow table."""
+"""Any result as a file of a table."""
 
 from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING
 
 from service.evaluation.results import EvaluationResult
-
-if TYPE_CHECKING:
-    import pyarrow
 
 
 def csv_of(result: EvaluationResult) -> str:
@@ -22,19 +18,12 @@ def csv_of(result: EvaluationResult) -> str:
     return out.getvalue()
 
 
-def arrow_of(result: EvaluationResult) -> pyarrow.Table:
-    """The same rows as an Arrow table."""
-    import pyarrow
-
-    return pyarrow.Table.from_pylist(result.rows())
-
-
 def parquet_of(result: EvaluationResult) -> bytes:
     """The same rows as a Parquet file."""
     from pyarrow import parquet
 
     out = io.BytesIO()
-    parquet.write_table(arrow_of(result), out)
+    parquet.write_table(result.to_arrow(), out)
     return out.getvalue()
 
 

@@ -195,6 +195,7 @@ def perplexity_chart(result: PerplexityResult) -> go.Figure:
             "subtitle": {"text": html.escape(_subtitle(result, "double click shows what is beyond the axis"))},
             "x": 0.02,
         },
+        margin={"t": 112},
         xaxis=_log_axis("context length, tokens", first, last, ticks, [f"{length:,}" for length in ticks]),
         yaxis=_log_axis("perplexity", low, high, values, [tick_text(value) for value in values]),
         hovermode="closest",

@@ -16,6 +16,8 @@ from service.figures.charts import name_of
 
 TOLERANCE = 0.1
 """How far above the model's own perplexity within its trained length another one still counts as near it."""
+LISTED = 6
+"""Most names in one list."""
 FOUND = 0.5
 """The share from which on something counts as found more often than not."""
 
@@ -127,7 +129,7 @@ def _attention(result: ProbeResult, names: Sequence[str]) -> list[str]:
                 parts.append(f"{name} {percent(mass)} (on the first 4 keys {percent(at.first_keys)})")
     return [
         f"In passes of {longest:,} tokens, this share of the attention goes to keys at distances of the trained "
-        f"{result.trained_length:,} tokens or more: {', '.join(parts)}."
+        f"{result.trained_length:,} tokens or more: {_listed(parts)}."
     ]
 
 
@@ -180,4 +182,6 @@ def _plain(value: float, scores: Scores) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+    """ "a, b and c"; of many, the first few and how many more."""
+    shown = list(names) if len(names) <= LISTED else [*names[: LISTED - 1], f"{len(names) - LISTED + 1} more"]
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else "".join(shown)

@@ -18,8 +18,8 @@ from service.evaluation.retrieval.plan import (
 from service.evaluation.retrieval.prompts import PromptTokenizer
 from service.evaluation.retrieval.results import LengthScore, SampleResult
 from service.evaluation.retrieval.scores import averages, recall
-from service.evaluation.ruler.request import RulerRequest, TaskName
-from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskScore
+from service.evaluation.ruler.request import RulerRequest
+from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskName, TaskScore
 from service.evaluation.ruler.tasks import draft_of, needs_documents
 from service.evaluation.unit import Outcome, Subject
 from service.models.registry import ModelRegistry

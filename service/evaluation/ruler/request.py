@@ -9,21 +9,9 @@ from pydantic import Field, model_validator
 from patches import examples
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.retrieval.request import NewTokens, Samples, Seed
+from service.evaluation.ruler.results import TaskName
 from service.inputs import TextOrTokens
 
-TaskName = Literal[
-    "niah_single_1",
-    "niah_single_2",
-    "niah_single_3",
-    "niah_multikey_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
-    "niah_multivalue",
-    "niah_multiquery",
-    "vt",
-    "cwe",
-    "fwe",
-]
 Frequency = Annotated[int, Field(ge=1, le=1000)]
 
 

@@ -8,7 +8,20 @@ from pydantic import Field
 
 from service.evaluation.results import DocumentInfo, EvaluationResult, MethodInResult, Row
 from service.evaluation.retrieval.results import LengthScore, SampleResult
-from service.evaluation.ruler.request import TaskName
+
+TaskName = Literal[
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+    "niah_multivalue",
+    "niah_multiquery",
+    "vt",
+    "cwe",
+    "fwe",
+]
 
 
 class TaskScore(LengthScore):

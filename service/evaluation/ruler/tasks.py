@@ -14,7 +14,8 @@ from service.evaluation.retrieval.haystack import Haystack
 from service.evaluation.retrieval.prompts import Draft
 from service.evaluation.ruler import counting, niah, tracking
 from service.evaluation.ruler.niah import Niah
-from service.evaluation.ruler.request import RulerRequest, TaskName
+from service.evaluation.ruler.request import RulerRequest
+from service.evaluation.ruler.results import TaskName
 
 NEEDLES: dict[str, Niah] = {
     "niah_single_1": Niah("noise"),

@@ -64,7 +64,7 @@ class SweepPlan(Plan):
             tolerance=self.tolerance,
             answer=judge.answer(),
             methods=judge.methods(),
-            evaluations=results,  # type: ignore[arg-type]
+            evaluations=results,
         )
 
 

@@ -28,6 +28,10 @@ class Target(BaseModel):
     tolerance: Annotated[float, Field(ge=0, le=10)] = 0.1
 
 
+def _perplexity() -> list[Part]:
+    return [PerplexityRequest()]
+
+
 class SweepRequest(EvaluationRequest):
     """Methods x factors x lengths x evaluations, and the best and the cheapest adequate method for a length."""
 
@@ -36,7 +40,7 @@ class SweepRequest(EvaluationRequest):
         None, description="Every method that takes a `factor` is measured under each of these; others once."
     )
     evaluations: Annotated[list[Part], Field(min_length=1, max_length=16)] = Field(
-        default_factory=lambda: [PerplexityRequest()],
+        default_factory=_perplexity,
         description="What is measured: bodies of other evaluations, without model, methods and lengths.",
     )
     target: Target = Field(default_factory=Target)

@@ -1,0 +1,214 @@
+"""What pictures show is what was measured, as page, PNG, table and in notebooks."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.figures import Picture, pictures_of
+from service.figures.results import html_of, png_of
+from service.figures.style import COLOURS
+from tests.service.figures import examples
+from tests.service.figures.examples import EVERY, LENGTHS, NAMES
+
+
+def named(evaluation: str, name: str) -> Picture:
+    return next(picture for picture in pictures_of(EVERY[evaluation]()) if picture.name == name)
+
+
+def lines(picture: Picture) -> dict[str, tuple[list[float], list[float]]]:
+    """x and y by name of the lines in the legend."""
+    return {
+        trace.name: (list(trace.x), list(trace.y))
+        for trace in picture.figure.data
+        if trace.type == "scatter" and trace.mode != "none" and trace.showlegend is not False
+    }
+
+
+class TestData:
+    def test_perplexity(self) -> None:
+        result = examples.perplexity()
+        expected = {m.label: (list(LENGTHS), [at.perplexity for at in m.lengths]) for m in result.methods}
+        assert lines(pictures_of(result)[0]) == expected
+
+    def test_nll_by_position_between_the_ends_of_its_buckets(self) -> None:
+        result = examples.perplexity()
+        for (name, (x, y)), method in zip(lines(pictures_of(result)[1]).items(), result.methods, strict=True):
+            assert name == method.label
+            assert y == [bucket.nll_mean for bucket in method.nll_by_position]
+            for at, bucket in zip(x, method.nll_by_position, strict=True):
+                assert bucket.start < at < bucket.stop
+
+    def test_retrieval_by_length_and_depth(self) -> None:
+        result = examples.passkey()
+        maps = named("passkey", "retrieval").figure.data
+        assert len(maps) == len(result.methods)
+        for shown, method in zip(maps, result.methods, strict=True):
+            cells = {(cell.length, cell.depth): cell.score for cell in method.cells}
+            for row, depth in enumerate(result.depths):
+                for column, length in enumerate(result.lengths):
+                    assert shown.z[row][column] == cells[length, depth]
+                    assert shown.text[row][column] == f"{100 * cells[length, depth]:g} %"
+
+    def test_retrieval_grid_with_a_cell_that_was_not_measured(self) -> None:
+        result = examples.passkey()
+        del result.methods[0].cells[0]
+        assert pictures_of(result)[0].figure.data[0].z[0][0] is None
+        assert pictures_of(result)[0].png()
+
+    def test_effective_lengths(self) -> None:
+        picture = named("ruler", "effective-length")
+        bars = [trace.x[0] for trace in picture.figure.data]
+        assert bars == [None, 256, 512, 1024]
+        assert [row["effective_length"] for row in picture.rows] == bars
+        notes = [note.text for note in picture.figure.layout.annotations]
+        assert notes[:4] == ["below 256", "256", "512", "1,024"]
+
+    def test_the_farthest_that_was_measured_may_not_be_the_end(self) -> None:
+        result = examples.ruler()
+        result.methods[3].effective_length = 2048
+        assert pictures_of(result)[1].figure.layout.annotations[3].text == "2,048 or more"
+
+    def test_ruler_scores_and_their_threshold(self) -> None:
+        result = examples.ruler()
+        picture = named("ruler", "ruler")
+        assert lines(picture) == {m.label: (list(LENGTHS), [at.score for at in m.lengths]) for m in result.methods}
+        assert 0.856 in [shape.y0 for shape in picture.figure.layout.shapes]
+
+    def test_attention_has_every_head_and_their_mean(self) -> None:
+        result = examples.probe()
+        picture = named("probe", "attention-1024")
+        faint = [trace for trace in picture.figure.data if trace.opacity == 0.35]
+        assert len(faint) == 4 * 2 * 4
+        assert list(faint[0].y) == [bucket.mass for bucket in result.methods[0].attention[0].buckets]
+        for name, (_, y) in lines(picture).items():
+            method = next(method for method in result.methods if method.label == name)
+            assert y == [bucket.mass for bucket in method.attention_mean[0].buckets]
+            assert sum(y) == pytest.approx(1)
+
+    def test_copying_with_its_intervals(self) -> None:
+        result = examples.probe()
+        picture = named("probe", "copying")
+        band, line = picture.figure.data[:2]
+        assert list(line.y) == [at.accuracy for at in result.methods[0].copying]
+        low, high = list(band.y[:4]), list(band.y[:3:-1])
+        assert low == [at.interval.low for at in result.methods[0].copying]
+        assert high == [at.interval.high for at in result.methods[0].copying]
+
+    def test_long_perplexity_where_there_is_one(self) -> None:
+        shown = lines(named("long_perplexity", "long-perplexity"))
+        assert shown[NAMES[0]] == ([512, 1024, 2048], [180, 600, 800])
+
+    def test_a_sweep_has_its_parts_and_bars_at_the_target(self) -> None:
+        result = examples.sweep()
+        pictures = pictures_of(result)
+        assert [picture.name for picture in pictures][:3] == ["target-1", "target-2", "1-perplexity"]
+        assert len({picture.name for picture in pictures}) == len(pictures)
+        assert [trace.x[0] for trace in pictures[0].figure.data] == [m.judgements[0].value for m in result.methods]
+        assert pictures[0].figure.layout.shapes[0].x0 == 7.15
+        error = pictures[1].figure.data[1].error_x
+        interval = result.methods[1].judgements[1].interval
+        assert interval is not None
+        assert (error.arrayminus[0], error.array[0]) == (0.2 - interval.low, interval.high - 0.2)
+
+    def test_an_evaluation_without_pictures_is_refused(self) -> None:
+        result = examples.perplexity()
+        result.evaluation = "another"  # type: ignore[assignment]
+        with pytest.raises(ValueError, match="another"):
+            pictures_of(result)
+
+
+class TestForms:
+    @pytest.mark.parametrize("evaluation", EVERY)
+    def test_rows_have_the_same_keys_and_csv_gives_them_back(self, evaluation: str) -> None:
+        for picture in pictures_of(EVERY[evaluation]()):
+            assert picture.rows
+            assert {tuple(row) for row in picture.rows} == {tuple(picture.rows[0])}
+            read = list(csv.DictReader(io.StringIO(picture.csv())))
+            assert read == [{k: "" if v is None else str(v) for k, v in row.items()} for row in picture.rows]
+
+    def test_no_spreadsheet_runs_a_name(self) -> None:
+        picture = pictures_of(examples.perplexity(["=1+1"]))[1]
+        assert "'=1+1" in picture.csv()
+
+    @pytest.mark.parametrize("evaluation", EVERY)
+    def test_the_first_picture_is_the_results_own(self, evaluation: str) -> None:
+        result = EVERY[evaluation]()
+        assert png_of(result) == pictures_of(result)[0].png()
+        assert pictures_of(result)[0].title.replace("&", "&amp;") in html_of(result)
+
+    @pytest.mark.parametrize("evaluation", EVERY)
+    def test_a_page_loads_nothing_and_runs_no_name(self, evaluation: str) -> None:
+        attack = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>"
+        picture = pictures_of(EVERY[evaluation]([attack, "b", "c", "d"]))[0]
+        page = picture.html()
+        assert page.count("<script") == page.count("</script>") == 3
+        body = re.sub(r"<script[^>]*>.*?</script>", "", page, flags=re.DOTALL)
+        assert re.findall(r"\b(?:src|href|on\w+)=", body) == []
+        assert "<script>alert" not in page
+        assert "<img src=x" not in page
+
+    def test_a_notebook_shows_it(self) -> None:
+        picture = named("ruler", "effective-length")
+        assert picture._repr_png_() == picture.png()
+        assert "Plotly.newPlot" in picture._repr_html_()
+
+    def test_a_fragment_has_no_script_of_plotly_in_it(self) -> None:
+        fragment = named("ruler", "ruler").fragment("here")
+        assert len(fragment) < 100_000
+        assert 'id="here"' in fragment
+
+
+class TestLooks:
+    @pytest.mark.parametrize("evaluation", EVERY)
+    def test_any_number_of_methods_is_drawn(self, evaluation: str) -> None:
+        for names in (["default"], [f"yarn(factor={n}, beta_fast=16.5)" for n in range(13)]):
+            padded = [*names, *NAMES][: max(4, len(names))] if evaluation == "sweep" else names
+            for picture in pictures_of(EVERY[evaluation](padded)):
+                height = picture.figure.layout.height
+                if height is not None:
+                    legend = 22 * sum(trace.type == "scatter" and trace.showlegend for trace in picture.figure.data)
+                    assert height >= legend
+
+    def test_the_first_seven_colours_differ_to_the_colour_blind(self) -> None:
+        """CIE 1976 distances under deuteranopia (Machado et al. 2009, severity 1); 2.3 is just noticeable."""
+        seen = [_lab(np.clip(DEUTERANOPIA @ _linear(colour), 0, 1)) for colour in COLOURS[:7]]
+        apart = [np.linalg.norm(a - b) for index, a in enumerate(seen) for b in seen[:index]]
+        assert len(apart) == 21
+        assert min(apart) > 15
+
+
+def test_importing_the_folder_imports_no_drawing() -> None:
+    code = "import service.figures, sys; print([m for m in ('plotly', 'matplotlib', 'torch') if m in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "[]"
+    code = "from service.figures import pictures_of; import service.figures.raster, sys; print(sorted(sys.modules))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'matplotlib.figure'" in printed.stdout
+    assert "'matplotlib.pyplot'" not in printed.stdout
+
+
+DEUTERANOPIA = np.array(
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+)
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def _linear(colour: str) -> Any:
+    """Linear RGB of #rrggbb."""
+    srgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+
+
+def _lab(linear: Any) -> Any:
+    """CIE L*a*b* under D65."""
+    ratio = XYZ @ linear / np.array([0.9505, 1, 1.089])
+    f = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])

@@ -1,0 +1,213 @@
+"""What matplotlib draws of a Plotly figure, artist by artist."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.image import imread
+from matplotlib.patches import Polygon, Rectangle
+from matplotlib.text import Text
+
+from service.figures import pictures_of
+from service.figures.axes import linear_axis, log_axis, token_axis
+from service.figures.charts import Bars, Curve, add_bars, add_curves, mark_trained, new_figure
+from service.figures.panels import Panel, heat_maps
+from service.figures.raster import raster, text
+from service.figures.style import COLOURS
+from tests.service.figures.examples import EVERY
+
+PICTURES = [(name, picture) for name, make in EVERY.items() for picture in pictures_of(make()) if name != "sweep"]
+PICTURES += [("sweep", picture) for picture in pictures_of(EVERY["sweep"]())[:2]]
+ANY_PICTURE = pytest.mark.parametrize(
+    "picture", [picture for _, picture in PICTURES], ids=[f"{name}-{picture.name}" for name, picture in PICTURES]
+)
+
+
+def data_lines(axes: Axes) -> list[tuple[list[float], list[float]]]:
+    """x and y of the lines that are drawn in data coordinates."""
+    lines = [line for line in axes.get_lines() if line.get_transform() == axes.transData]
+    return [(np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()) for line in lines]
+
+
+def curves() -> go.Figure:
+    figure = new_figure("title", "subtitle")
+    x = token_axis("tokens", [256, 512, 1024], 256)
+    figure.update_layout(xaxis=x, yaxis=log_axis("perplexity", 1, 100))
+    mark_trained(figure, 256, x)
+    add_curves(
+        figure,
+        [
+            Curve("a", [256, 512, 1024], [5, 6, 50], [4, 5, 40], [6, 7, 60]),
+            Curve("b", [256, 512, 1024], [5, 5, 5]),
+            Curve("c", [256, 512], [7, 8]),
+        ],
+    )
+    return figure
+
+
+class TestPng:
+    @ANY_PICTURE
+    def test_has_the_figures_proportions_and_is_not_blank(self, picture: object) -> None:
+        image = imread(io.BytesIO(picture.png()))[..., :3]  # type: ignore[attr-defined]
+        layout = picture.figure.layout  # type: ignore[attr-defined]
+        if layout.height is not None:
+            assert image.shape[:2] == (round(1.5 * layout.height), 1500)
+        dark = (image.mean(-1) < 0.6).mean()
+        assert 0.002 < dark < 0.6
+        edge = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+        assert (edge == 1).all(), "something is cut off at the border"
+        assert len(np.unique((image.reshape(-1, 3) * 255).astype(int), axis=0)) > 30
+
+    def test_is_the_same_twice(self) -> None:
+        first, second = (pictures_of(EVERY["ruler"]())[0].png() for _ in range(2))
+        assert first == second
+
+
+class TestLines:
+    def test_every_line_with_its_numbers(self) -> None:
+        (axes,) = raster(curves()).axes
+        assert data_lines(axes) == [
+            ([256, 512, 1024], [5, 6, 50]),
+            ([256, 512, 1024], [5, 5, 5]),
+            ([256, 512], [7, 8]),
+        ]
+
+    @ANY_PICTURE
+    def test_as_many_as_the_figure_has(self, picture: object) -> None:
+        traces = picture.figure.data  # type: ignore[attr-defined]
+        wanted = sum(trace.type == "scatter" and trace.mode != "none" for trace in traces)
+        if picture.figure.layout.height is None:  # type: ignore[attr-defined]
+            return  # drawn by itself, tested with perplexity
+        drawn = sum(len(data_lines(axes)) for axes in raster(picture.figure).axes)  # type: ignore[attr-defined]
+        whiskers = sum(trace.type == "bar" and trace.error_x.array is not None for trace in traces)
+        assert drawn == wanted + 2 * whiskers, "two caps stand for a whisker"
+
+    def test_lines_differ_in_colour_dash_and_marker(self) -> None:
+        (axes,) = raster(curves()).axes
+        lines = [line for line in axes.get_lines() if line.get_transform() == axes.transData]
+        assert [line.get_color() for line in lines] == list(COLOURS[:3])
+        assert len({line.get_linestyle() for line in lines}) == 3
+        assert len({line.get_marker() for line in lines}) == 3
+
+    def test_intervals_are_filled_shapes(self) -> None:
+        (axes,) = raster(curves()).axes
+        (shape,) = axes.findobj(Polygon)
+        corners = [tuple(corner) for corner in np.asarray(shape.get_xy())[:-1]]  # type: ignore[attr-defined]
+        assert corners == [(256, 4), (512, 5), (1024, 40), (1024, 60), (512, 7), (256, 6)]
+        assert shape.get_alpha() == 0.15
+
+    def test_a_gap_stays_a_gap(self) -> None:
+        figure = new_figure("", "")
+        add_curves(figure, [Curve("a", [1, 2, 3], [1, None, 3])])
+        (_, y), *_ = data_lines(raster(figure).axes[0])
+        assert np.isnan(y).tolist() == [False, True, False]
+
+
+class TestAxes:
+    def test_log_ticks_say_the_numbers(self) -> None:
+        (axes,) = raster(curves()).axes
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert axes.get_xticks().tolist() == [256, 512, 1024]
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["256", "512", "1,024"]
+        assert axes.get_ylim() == pytest.approx((1, 100))
+
+    def test_the_trained_length_is_a_dashed_line_with_its_name(self) -> None:
+        (axes,) = raster(curves()).axes
+        marks = [line for line in axes.get_lines() if line.get_transform() != axes.transData]
+        assert [list(map(float, line.get_xdata())) for line in marks] == [[256, 256]]  # type: ignore[arg-type]
+        assert marks[0].is_dashed()
+        note = next(note for note in axes.texts if note.get_text() == "trained length 256")
+        assert note.get_position()[0] == pytest.approx(256)
+
+    def test_many_lengths_keep_the_last_tick_and_few_others(self) -> None:
+        axis = token_axis("", list(range(256, 65537, 256)), 256)
+        assert len(axis["tickvals"]) <= 10
+        assert axis["tickvals"][-1] == 65536
+
+    def test_names_are_not_read_as_formulas(self) -> None:
+        figure = new_figure("$x$", "100 $ and $ more")
+        add_curves(figure, [Curve("$\\frac{a}$", [1, 2], [1, 2]), Curve("漢字 \x00", [1, 2], [2, 1])])
+        drawn = raster(figure)
+        drawn.draw_without_rendering()
+        shown = [label.get_text() for label in drawn.findobj(Text) if isinstance(label, Text)]
+        assert "\\$\\frac{a}\\$" in shown
+        assert "?? ?" in shown
+
+    @pytest.mark.parametrize(
+        ("shown", "drawn"),
+        [("<b>title</b>", "title"), ("a<br>b", "a\nb"), ("&lt;b&gt; &amp; &#36;", "<b> & \\$"), ("1 < 2", "1 < 2")],
+    )
+    def test_text_without_tags(self, shown: str, drawn: str) -> None:
+        assert text(shown) == drawn
+
+
+class TestBars:
+    def bars(self, axis: dict[str, object]) -> Axes:
+        figure = new_figure("", "")
+        values = Bars(["a", "b", "c"], [2, None, 8], ["two", "none", "eight"], [(1, 4), None, (7, 9)])
+        add_bars(figure, values, axis)
+        (axes,) = raster(figure).axes
+        return axes
+
+    def test_reach_from_zero_to_the_values(self) -> None:
+        axes = self.bars(linear_axis("", 0, 10))
+        drawn = [(bar.get_x(), bar.get_width()) for bar in axes.patches if isinstance(bar, Rectangle)]
+        assert drawn[0] == (0, 2)
+        assert drawn[2] == (0, 8)
+        assert np.isnan(drawn[1][1])
+
+    def test_reach_from_the_axis_end_where_it_is_logarithmic(self) -> None:
+        axes = self.bars(log_axis("", 1, 10))
+        first = axes.patches[0]
+        assert isinstance(first, Rectangle)
+        assert (first.get_x(), first.get_x() + first.get_width()) == pytest.approx((1, 2))
+
+    def test_are_named_valued_and_hatched(self) -> None:
+        axes = self.bars(linear_axis("", 0, 10))
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+        assert [note.get_text() for note in axes.texts] == ["two", "none", "eight"]
+        assert len({patch.get_hatch() for patch in axes.patches}) == 3
+
+    def test_whiskers_are_the_intervals(self) -> None:
+        axes = self.bars(linear_axis("", 0, 10))
+        ends = [segment[:, 0].tolist() for lines in axes.collections for segment in lines.get_segments()]  # type: ignore[attr-defined]
+        assert ends == [[1, 4], [7, 9]]
+
+
+class TestHeatMaps:
+    def figure(self) -> go.Figure:
+        panels = [
+            Panel(name, [0, 1], [0, 1, 2], [[0, 0.5], [None, 1], [0.25, 0.75]], [["a", "b"], ["c", "d"], ["e", "f"]])
+            for name in ("one", "two", "three", "four")
+        ]
+        axes = linear_axis("x", -0.5, 1.5), linear_axis("y", 2.5, -0.5)
+        return heat_maps(panels, ("", ""), axes, {"cmin": 0, "cmax": 1})
+
+    def test_cells_are_the_values(self) -> None:
+        *panels, bar = raster(self.figure()).axes
+        assert len(panels) == 4
+        for panel in panels:
+            (mesh,) = panel.findobj(QuadMesh)
+            cells = np.ma.asarray(mesh.get_array())  # type: ignore[attr-defined]
+            assert cells.filled(-1).tolist() == [[0, 0.5], [-1, 1], [0.25, 0.75]]
+            assert mesh.get_clim() == (0, 1)  # type: ignore[attr-defined]
+            assert panel.get_ylim() == (2.5, -0.5)
+        assert bar.get_ylim() == (0, 1)
+
+    def test_texts_stand_in_cells_that_have_a_value_and_can_be_read(self) -> None:
+        panel = raster(self.figure()).axes[0]
+        written = {note.get_text(): note for note in panel.texts}
+        assert set(written) == {"a", "b", "d", "e", "f"}
+        assert written["f"].get_position() == (1, 2)
+        assert written["a"].get_color() == "white"
+        assert written["d"].get_color() != "white"
+
+
+def test_an_unknown_kind_of_trace_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="pie"):
+        raster(go.Figure(go.Pie(values=[1, 2])))

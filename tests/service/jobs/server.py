@@ -1,0 +1,22 @@
+"""A process that works on jobs until it is killed: imported once by multiprocessing's fork server, forked for each."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from service.jobs.runner import JobRunner
+from service.jobs.store import JobStore
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+
+
+def serve(url: str, settings: Settings, ready: Path) -> None:
+    """Never returns. ``ready`` is made when work begins."""
+
+    async def work() -> None:
+        JobRunner(JobStore(url), ModelRegistry(settings), settings).start()
+        ready.touch()
+        await asyncio.Event().wait()
+
+    asyncio.run(work())

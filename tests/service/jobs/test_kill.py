@@ -1,0 +1,97 @@
+"""SIGKILL at random moments: no finished unit is lost, none is there twice, and the result is that of one run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sqlalchemy import select
+
+from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.jobs.store import JobStore
+from service.jobs.tables import FinishedUnit
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+from tests.service.jobs import server
+from tests.service.jobs.conftest import in_one_run
+from tests.service.serving import SMALL, wait_for
+
+Rows = dict[tuple[int, int], tuple[Any, ...]]
+
+
+def request_of(n: int) -> PerplexityRequest:
+    """Some 30 units of 20 chunks each; every other job takes no outcomes of others."""
+    documents = [[(n + start + i) % 380 + 2 for i in range(400)] for start in range(6)]
+    methods = [{"method": "default"}, *({"method": "linear", "factor": float(factor)} for factor in range(2, 6))]
+    body = {"input": documents, "methods": methods, "lengths": [400], "reuse": n % 2 == 0}
+    return PerplexityRequest.model_validate(body)
+
+
+def finished_units(store: JobStore) -> Rows:
+    """(job, position) -> whatever must not change once it is there."""
+    columns = (FinishedUnit.number, FinishedUnit.key, FinishedUnit.seconds, FinishedUnit.reused)
+    with store.database.reading() as session:
+        rows = session.execute(select(FinishedUnit.job, FinishedUnit.position, *columns)).all()
+    assert len({row[:2] for row in rows}) == len(rows)
+    return {(row[0], row[1]): tuple(row[2:]) for row in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("url", "kills"), [("sqlite", 20), ("postgresql", 5)], indirect=["url"])
+def test_killed_servers_lose_nothing(url: str, kills: int, checkpoints: Path, tmp_path: Path) -> None:
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([server.__name__])
+    settings = Settings(_env_file=None, **SMALL | {"model": str(checkpoints / "tiny"), "score_chunk": 16})
+    settings = settings.model_copy(update={"threads": torch.get_num_threads()})
+    registry, store, chance = ModelRegistry(settings), JobStore(url), random.Random(20)
+    jobs: list[tuple[str, PerplexityRequest]] = []
+    before: Rows = {}
+
+    def add() -> None:
+        request = request_of(len(jobs))
+        plan = plan_of(request, registry, settings)
+        tenant = f"tenant{len(jobs) % 2}"
+        job = store.add(tenant, request, models=["tiny"], units=len(plan.units), tokens=plan.tokens)
+        jobs.append((job.id, request))
+
+    def unfinished() -> int:
+        found = [store.get(f"tenant{n % 2}", job_id) for n, (job_id, _) in enumerate(jobs)]
+        assert not [job.error for job in found if job.error]
+        return sum(job.state != "done" for job in found)
+
+    for kill in range(kills + 1):
+        while kill < kills and unfinished() < 2:
+            add()
+        ready = tmp_path / f"ready{kill}"
+        process = processes.Process(target=server.serve, args=(url, settings, ready), daemon=True)
+        process.start()
+        wait_for(lambda: ready.exists() or not process.is_alive(), 60)  # noqa: B023 - called in this round
+        if kill == kills:
+            wait_for(lambda: unfinished() == 0, 60)
+        elif kill % 2:  # in the middle of its work; the others may hardly have begun
+            wait_for(lambda: len(finished_units(store)) > len(before))  # noqa: B023
+        time.sleep(chance.uniform(0, 0.5))
+        assert process.is_alive()
+        process.kill()
+        process.join()
+        found = finished_units(store)
+        assert before.items() <= found.items()
+        before = found
+    for n, (job_id, request) in enumerate(jobs):
+        plan = plan_of(request, registry, settings)
+        done = store.done_units(job_id)
+        assert [unit.number for unit in done] == list(range(1, len(plan.units) + 1))
+        assert Counter((unit.label, unit.name) for unit in done) == Counter(
+            (unit.subject.label, unit.name) for unit in plan.units
+        )
+        stored = EVALUATIONS[request.evaluation].result.model_validate(store.result(f"tenant{n % 2}", job_id))
+        assert stored.numbers() == in_one_run(plan)
+    store.close()
+    registry.close()
