@@ -78,4 +78,5 @@ class EvaluationRequest(BaseModel):
 
     def texts(self) -> list[str | list[int]]:
         """The documents as they were sent."""
-        return as_list(getattr(self, "input", []))
+        given = getattr(self, "input", None)
+        return [] if given is None else as_list(given)

@@ -225,3 +225,8 @@ def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
     names = [document.name for document in documents]
     shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
     return f"{shown} ({sum(document.tokens for document in documents):,} tokens)"
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 prompt", "3 prompts"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

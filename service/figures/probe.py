@@ -11,6 +11,7 @@ from service.figures.axes import linear_axis, log_axis, percent, share_axis, tok
 from service.figures.charts import (
     Curve,
     add_curves,
+    counted,
     curve_traces,
     documents_text,
     mark_trained,
@@ -79,7 +80,8 @@ def copying_picture(result: ProbeResult) -> Picture:
     """Share of repeated tokens that are predicted, by the distance to their first occurrence."""
     title = f"Copying by distance: {result.model}"
     x = token_axis("distance from a token to its copy", result.distances, result.trained_length)
-    figure = new_figure(title, f"{result.samples} segments of {result.segment} tokens, repeated")
+    what = "random tokens" if result.segment_of == "random" else "tokens of the documents"
+    figure = new_figure(title, f"{counted(result.samples, 'segment')} of {result.segment} {what}, repeated")
     figure.update_layout(xaxis=x, yaxis=share_axis("most likely token is right"))
     mark_trained(figure, result.trained_length, x)
     add_curves(

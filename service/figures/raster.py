@@ -134,7 +134,7 @@ def _scale(axes: Axes, name: str, axis: dict[str, Any]) -> None:
 
 def _place(panels: dict[tuple[str, str], Axes], ref: dict[str, Any]) -> tuple[Axes | None, str, str]:
     """The axes that a shape or an annotation refers to (None: the paper), and how x and y are given."""
-    x, y = ref.get("xref", "paper"), ref.get("yref", "paper")
+    x, y = ref.get("xref", "x"), ref.get("yref", "y")
     x_name, y_name = x.removesuffix(" domain"), y.removesuffix(" domain")
     found = next((axes for (a, b), axes in panels.items() if x_name in (a, "paper") and y_name in (b, "paper")), None)
     if x_name == "paper" and y_name == "paper":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from service.evaluation.retrieval.results import DepthResult, DepthScore, LengthScore
 from service.figures.axes import category_axis, percent, percent_bar, share_axis, token_axis
-from service.figures.charts import Curve, add_curves, documents_text, mark_trained, name_of, new_figure
+from service.figures.charts import Curve, add_curves, counted, documents_text, mark_trained, name_of, new_figure
 from service.figures.panels import Axes, Panel, heat_maps
 from service.figures.picture import Picture, rows_of
 
@@ -145,4 +145,4 @@ def _hover(cell: DepthScore | None) -> str:
 
 def _asked(result: DepthResult) -> str:
     where = documents_text(result.documents) if result.documents else "the published filler"
-    return f"{result.samples} prompts per cell · {where}"
+    return f"{counted(result.samples, 'prompt')} per cell · {where}"

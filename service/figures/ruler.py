@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.evaluation.results import Row
 from service.evaluation.ruler.results import RulerMethod, RulerResult
 from service.figures.axes import category_axis, log_axis, percent, percent_bar, share_axis, token_axis
-from service.figures.charts import Bars, add_bars, add_curves, mark_trained, name_of, new_figure
+from service.figures.charts import Bars, add_bars, add_curves, counted, mark_trained, name_of, new_figure
 from service.figures.panels import Panel, heat_maps
 from service.figures.picture import Picture, rows_of
 from service.figures.retrieval import score_curve
@@ -95,4 +95,4 @@ def _length_text(method: RulerMethod, result: RulerResult) -> str:
 
 
 def _asked(result: RulerResult) -> str:
-    return f"{len(result.tasks)} tasks, {result.samples} prompts per task and length"
+    return f"{counted(len(result.tasks), 'task')}, {counted(result.samples, 'prompt')} per task and length"

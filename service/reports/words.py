@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 
 from service.evaluation.perplexity.tables import short_number
 from service.evaluation.probe.results import ProbeResult
@@ -56,6 +55,8 @@ def _best(scores: Scores, names: Sequence[str], of: str) -> list[str]:
     number = _number(at[best], scores)
     if len(at) == 1:
         return [f"{where}, the {scores.measure} of {best} is {number}."]
+    if not scores.lower_is_better and at[best].value == 0:
+        return [f"{where}, every method fails: {scores.measure} {number}."]
     equal = [name for name in at if name != best and at[name].value == at[best].value]
     if equal:
         return [f"{where}, {_listed([best, *equal])} are equally good: {scores.measure} {number}."]
@@ -77,15 +78,26 @@ def _near_the_plain_one(result: EvaluationResult, scores: Scores, names: Sequenc
         ]
     length, score = reference
     limit = score.value * (1 + TOLERANCE)
-    reached: dict[int | None, list[str]] = {}
+    reached: dict[tuple[int, ...], list[str]] = {}
     for name, by_length in zip(names, scores.by_method, strict=True):
-        reach = _reach([(n, at.value <= limit) for n, at in sorted(by_length.items()) if n >= length])
-        reached.setdefault(reach, []).append(_doubtful(name, by_length.get(reach or 0), limit))
-    told = _reaches(reached, "at no length from there on")
+        near = tuple(n for n, at in sorted(by_length.items()) if n >= length and at.value <= limit)
+        reached.setdefault(near, []).append(_doubtful(name, by_length.get(max(near, default=0)), limit))
+    measured = sorted({n for by_length in scores.by_method for n in by_length if n >= length})
+    order = sorted(reached, key=lambda near: -max(near, default=0))
+    told = "; ".join(f"{_listed(reached[near])} {_where(near, measured)}" for near in order)
     return [
         f"The model's own encoding has {_number(score, scores)} at {length:,} tokens. "
         f"Within {percent(TOLERANCE)} of that ({_plain(limit, scores)}): {told}."
     ]
+
+
+def _where(near: tuple[int, ...], measured: Sequence[int]) -> str:
+    """The lengths in ``near``, of all that were measured."""
+    if not near:
+        return "at no length from there on"
+    if near == tuple(measured[: len(near)]):
+        return f"up to {near[-1]:,} tokens"
+    return f"at {_listed([f'{length:,}' for length in near])} tokens"
 
 
 def _reference(result: EvaluationResult, scores: Scores) -> tuple[int, Score] | None:
@@ -104,17 +116,14 @@ def _found(scores: Scores, names: Sequence[str]) -> list[str]:
     for name, by_length in zip(names, scores.by_method, strict=True):
         reach = _reach([(n, at.value >= FOUND) for n, at in sorted(by_length.items())])
         reached.setdefault(reach, []).append(name)
-    return [
-        f"Found at least {percent(FOUND)} of the time, there and at every shorter length: "
-        f"{_reaches(reached, 'at no length')}."
-    ]
+    return [f"Found at least {percent(FOUND)} of the time, there and at every shorter length: {_reaches(reached)}."]
 
 
 def _effective(result: RulerResult, names: Sequence[str]) -> str:
     reached: dict[int | None, list[str]] = {}
     for name, method in zip(names, result.methods, strict=True):
         reached.setdefault(method.effective_length, []).append(name)
-    return f"Effective length, above {percent(result.threshold)}: {_reaches(reached, 'at no length')}."
+    return f"Effective length, above {percent(result.threshold)}: {_reaches(reached)}."
 
 
 def _attention(result: ProbeResult, names: Sequence[str]) -> list[str]:
@@ -152,11 +161,12 @@ def _reach(passed: Sequence[tuple[int, bool]]) -> int | None:
     return reach
 
 
-def _reaches(reached: Mapping[int | None, Sequence[str]], never: str) -> str:
+def _reaches(reached: Mapping[int | None, Sequence[str]]) -> str:
     """The farthest first: "a and b up to 2,048 tokens; c at no length"."""
     order = sorted(reached, key=lambda reach: -(reach or 0))
-    parts = [f"{_listed(reached[reach])} {f'up to {reach:,} tokens' if reach else never}" for reach in order]
-    return "; ".join(text for text, _ in groupby(parts))
+    return "; ".join(
+        f"{_listed(reached[reach])} {f'up to {reach:,} tokens' if reach else 'at no length'}" for reach in order
+    )
 
 
 def _doubtful(name: str, at: Score | None, limit: float) -> str:

@@ -1,4 +1,4 @@
-"""docs/evidence.md and docs/method-table.md show the recorded numbers, and the requests behind them do what they are said to."""
+"""The pages of evidence show the recorded numbers, and the requests behind them do what they are said to."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def at_length(length: int, perplexity: float, kind: Literal["documents", "blocks
         nll_mean=nll,
         bits_per_byte=nll / math.log(2) / 3,
         byte_perplexity=math.exp(nll / 3),
-        word_perplexity=math.exp(2 * nll),
+        word_perplexity=math.exp(min(2 * nll, 700)),
         perplexity_window_mean=perplexity,
         tokens_scored=length - 1,
         bytes_scored=3 * (length - 1),

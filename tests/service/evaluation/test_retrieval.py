@@ -301,7 +301,8 @@ def test_one_right_answer_is_counted_where_it_was_given(models: ModelRegistry) -
 
 
 def test_the_order_of_units_changes_nothing(models: ModelRegistry) -> None:
-    fields = {"methods": [{"method": "dynamic", "factor": 4}, {"method": "streaming", "window": 32}]}
+    methods = [{"method": "dynamic", "factor": 4}, {"method": "streaming", "window": 32}]
+    fields = {"methods": methods, "lengths": [240], "samples": 1}
     plan = small(models, **fields)
     result = finish(evaluate(plan))
     measured = finish(run_units(plan.units[::-1]))[::-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +22,7 @@ from service.evaluation.retrieval.results import DepthMethod, DepthScore, Length
 from service.evaluation.ruler.request import TaskName
 from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskScore
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod, SweepResult
+from service.figures import Picture, pictures_of
 from tests.service.results import result_of
 
 NAMES = ("default", "yarn(factor=8)", "alibi", "linear(factor=4)")
@@ -298,8 +300,8 @@ def sweep(names: Sequence[str] = NAMES) -> SweepResult:
             )
         )
     answer = Answer(
-        best=names[1],
-        runner_up=names[2],
+        best=names[-1],
+        runner_up=names[-1],
         confidence=0.93,
         cheapest_adequate=None,
         cheapest_is_sure=None,
@@ -324,3 +326,9 @@ EVERY = {
     "probe": probe,
     "sweep": sweep,
 }
+
+
+@cache
+def pictures(evaluation: str) -> list[Picture]:
+    """Those of the example, made once."""
+    return pictures_of(EVERY[evaluation]())

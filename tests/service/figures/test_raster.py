@@ -19,12 +19,12 @@ from service.figures.charts import Bars, Curve, add_bars, add_curves, mark_train
 from service.figures.panels import Panel, heat_maps
 from service.figures.raster import raster, text
 from service.figures.style import COLOURS
-from tests.service.figures.examples import EVERY
+from tests.service.figures.examples import EVERY, pictures
 
-PICTURES = [(name, picture) for name, make in EVERY.items() for picture in pictures_of(make()) if name != "sweep"]
-PICTURES += [("sweep", picture) for picture in pictures_of(EVERY["sweep"]())[:2]]
+COUNTS = {"perplexity": 2, "long_perplexity": 2, "passkey": 3, "ruler": 3, "probe": 3, "sweep": 2}
+"""Of a sweep only its own: the others are those of its parts."""
 ANY_PICTURE = pytest.mark.parametrize(
-    "picture", [picture for _, picture in PICTURES], ids=[f"{name}-{picture.name}" for name, picture in PICTURES]
+    ("evaluation", "index"), [(name, index) for name, count in COUNTS.items() for index in range(count)]
 )
 
 
@@ -52,16 +52,21 @@ def curves() -> go.Figure:
 
 class TestPng:
     @ANY_PICTURE
-    def test_has_the_figures_proportions_and_is_not_blank(self, picture: object) -> None:
-        image = imread(io.BytesIO(picture.png()))[..., :3]  # type: ignore[attr-defined]
-        layout = picture.figure.layout  # type: ignore[attr-defined]
-        if layout.height is not None:
-            assert image.shape[:2] == (round(1.5 * layout.height), 1500)
-        dark = (image.mean(-1) < 0.6).mean()
-        assert 0.002 < dark < 0.6
-        edge = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
-        assert (edge == 1).all(), "something is cut off at the border"
-        assert len(np.unique((image.reshape(-1, 3) * 255).astype(int), axis=0)) > 30
+    def test_has_the_figures_proportions_and_is_not_blank(self, evaluation: str, index: int) -> None:
+        picture = pictures(evaluation)[index]
+        image = imread(io.BytesIO(picture.png()))[..., :3]
+        height = picture.figure.layout.height
+        if height is not None:
+            assert image.shape[:2] == (round(1.5 * height), 1500)
+        assert 0.002 < (image.mean(-1) < 0.6).mean() < 0.6
+        border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+        assert (border == 1).all(), "something is cut off"
+        colours = (image[::3, ::3] * 255).astype(int) @ [65536, 256, 1]
+        assert len(np.unique(colours)) > 30
+
+    def test_every_evaluation_has_its_pictures(self) -> None:
+        counts = {evaluation: len(pictures(evaluation)) for evaluation in EVERY}
+        assert counts == {**COUNTS, "sweep": 2 + COUNTS["perplexity"] + COUNTS["passkey"]}
 
     def test_is_the_same_twice(self) -> None:
         first, second = (pictures_of(EVERY["ruler"]())[0].png() for _ in range(2))
@@ -78,13 +83,11 @@ class TestLines:
         ]
 
     @ANY_PICTURE
-    def test_as_many_as_the_figure_has(self, picture: object) -> None:
-        traces = picture.figure.data  # type: ignore[attr-defined]
-        wanted = sum(trace.type == "scatter" and trace.mode != "none" for trace in traces)
-        if picture.figure.layout.height is None:  # type: ignore[attr-defined]
-            return  # drawn by itself, tested with perplexity
-        drawn = sum(len(data_lines(axes)) for axes in raster(picture.figure).axes)  # type: ignore[attr-defined]
-        whiskers = sum(trace.type == "bar" and trace.error_x.array is not None for trace in traces)
+    def test_as_many_as_the_figure_has(self, evaluation: str, index: int) -> None:
+        figure = pictures(evaluation)[index].figure
+        wanted = sum(trace.type == "scatter" and trace.mode != "none" for trace in figure.data)
+        whiskers = sum(trace.type == "bar" and trace.error_x.array is not None for trace in figure.data)
+        drawn = sum(len(data_lines(axes)) for axes in raster(figure).axes)
         assert drawn == wanted + 2 * whiskers, "two caps stand for a whisker"
 
     def test_lines_differ_in_colour_dash_and_marker(self) -> None:
