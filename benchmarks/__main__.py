@@ -17,6 +17,7 @@ NAMES = (
     "curve_speed",
     "generate_speed",
     "patched_overhead",
+    "sweep_speed",
     "method_cost",
     "method_table",
     "dynamic_consistency",
