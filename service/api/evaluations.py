@@ -22,6 +22,7 @@ from service.evaluation.results import EvaluationResult, Progress
 from service.evaluation.tables import csv_of
 from service.evaluation.unit import Measured, Plan, run_units
 from service.figures.results import html_of, png_of
+from service.jobs.records import JobInfo
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 
@@ -144,7 +145,10 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
     """POST to measure; GET the recent result again, as JSON, table and picture."""
     router = APIRouter(prefix=f"/{evaluation.name}", tags=[evaluation.name])
     example = {"demo": {"value": evaluation.example()}}
-    in_other_forms: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {}, "text/event-stream": {}}}}
+    in_other_forms: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"text/csv": {}, "text/event-stream": {}}},
+        202: {"model": JobInfo, "description": "With `background`: the job that it has become."},
+    }
 
     def recent(request: Request, result_id: str) -> EvaluationResult:
         results: RecentResults = request.app.state.results

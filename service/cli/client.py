@@ -9,8 +9,9 @@ from service.cli.server import StartFailed, local_server, settings_with
 from service.cli.terminal import fail, status
 from service.client import Ropeway, RopewayError
 
-UNGUARDED = {"api_keys": (), "api_keys_file": None, "metrics_port": None}
-"""A server started for one command listens on loopback for as long as that takes, and asks for no key."""
+FOR_ONE_COMMAND = {"api_keys": (), "api_keys_file": None, "metrics_port": None, "resume_jobs": False}
+"""A server started for one command listens on loopback for as long as that takes, asks for no key, and leaves jobs
+alone that others have queued."""
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def connected(server: str | None, model: str | None = None) -> Iterator[Ropeway]
         with ExitStack() as stack:
             url = server
             if url is None:
-                settings = settings_with(model=model).model_copy(update=UNGUARDED)
+                settings = settings_with(model=model).model_copy(update=FOR_ONE_COMMAND)
                 with status(f"loading {settings.model}"):
                     url = stack.enter_context(local_server(settings))
             yield stack.enter_context(client_of(url, trust_env=server is not None))

@@ -66,6 +66,7 @@ def _run(settings: Settings) -> None:
     from service.api.access import InvalidKeyFile
     from service.api.draining import DrainingServer
     from service.app import create_app
+    from service.jobs.database import StoreUnusable
     from service.models.loading import ModelLoadError
     from service.tracing import TracingUnavailable
 
@@ -90,6 +91,6 @@ def _run(settings: Settings) -> None:
     except SystemExit:
         if watch.error is None:  # stopped by a signal, or the port is taken, which uvicorn has said
             raise
-        if not isinstance(watch.error, ModelLoadError | UnsupportedModel):
+        if not isinstance(watch.error, ModelLoadError | StoreUnusable | UnsupportedModel):
             traceback.print_exception(watch.error)
         fail(str(watch.error))

@@ -34,6 +34,11 @@ class ActiveJob:
             by_model.setdefault(self.plan.units[position].subject.model, set()).add(position)
         self.pending = {model: deque(sorted(waiting)) for model, waiting in by_model.items()}
 
+    def take(self, positions: set[int]) -> None:
+        """These wait no longer."""
+        for model, waiting in self.pending.items():
+            self.pending[model] = deque(position for position in waiting if position not in positions)
+
     def drop(self) -> None:
         self.dropped = True
         self.pending.clear()

@@ -96,7 +96,7 @@ def _sums(tensor: torch.Tensor) -> list[list[float]]:
     sums = []
     for block in flat.split(BLOCK):
         values = block.double()
-        sums.append(torch.stack((values.sum(), values.abs().sum(), values @ places[: len(values)])).tolist())
+        sums.append(torch.stack((values.sum(), values.abs().sum(), (values * places[: len(values)]).sum())).tolist())
     return [*sums, flat[:64].double().tolist()]
 
 

@@ -137,7 +137,9 @@ class JobQueue:
             except LeaseLost:
                 return False
             of_job = FinishedUnit.job == number
-            recorded = set(session.scalars(select(FinishedUnit.position).where(of_job)))
+            positions = [unit.position for unit in units]
+            there = select(FinishedUnit.position).where(of_job, FinishedUnit.position.in_(positions))
+            recorded = set(session.scalars(there))
             last = session.scalar(select(func.max(FinishedUnit.number)).where(of_job)) or 0
             new = [unit for unit in units if unit.position not in recorded]
             for place, unit in enumerate(new, start=last + 1):
@@ -177,7 +179,10 @@ class JobQueue:
         if not positions:
             return
         of_job = FinishedUnit.job == job.number
-        session.execute(delete(FinishedUnit).where(of_job, FinishedUnit.position.in_(positions)))
+        listed = sorted(positions)
+        for start in range(0, len(listed), 500):  # a statement takes some thousands of values at most
+            some = FinishedUnit.position.in_(listed[start : start + 500])
+            session.execute(delete(FinishedUnit).where(of_job, some))
         rows = session.execute(
             select(FinishedUnit.reused, FinishedUnit.tokens, FinishedUnit.seconds).where(of_job)
         ).all()

@@ -37,6 +37,9 @@ BEAT_S = 5.0
 RETRY_S = 0.5
 """Until a full queue, a restarting engine or a database out of reach is tried again."""
 
+AT_ONCE = 256
+"""Units whose stored outcomes are taken in one transaction."""
+
 MOST_RETRIES = 3
 """Of one unit whose engine failed or ran out of memory; then its job fails."""
 
@@ -123,7 +126,11 @@ class JobRunner:
         while True:
             added = self._added.next()
             held = frozenset(self._held)
-            still = await self._store_call(self._queue.beat, held) if held else set()
+            try:
+                still = await self._store_call(self._queue.beat, held) if held else set()
+            except SQLAlchemyError as error:
+                log.error("leases_not_renewed", error=str(error))
+                still = set(held)
             for number in (held - still) & self._active.keys():
                 log.info("job_given_up", job=self._active[number].id)
                 self._drop(self._active[number])
@@ -182,18 +189,19 @@ class JobRunner:
     async def _take(self, job: ActiveJob, positions: list[int]) -> bool:
         """Take the outcomes of ``positions`` that the store has; whether it had any."""
 
-        def stored() -> list[Finished]:
-            found = ((position, self._queue.outcome(job.keys[position])) for position in positions)
+        def stored(some: list[int]) -> list[Finished]:
+            found = ((position, self._queue.outcome(job.keys[position])) for position in some)
             return [job.finished(position, outcome) for position, outcome in found if outcome is not None]
 
-        units = await self._store_call(stored)
-        taken = {unit.position for unit in units}
-        for waiting in job.pending.values():
-            for position in taken.intersection(waiting):
-                waiting.remove(position)
-        if units or not job.left:
-            await self._finished(job, units)
-        return bool(units)
+        any_taken = False
+        for start in range(0, len(positions), AT_ONCE):
+            if units := await self._store_call(stored, positions[start : start + AT_ONCE]):
+                any_taken = True
+                job.take({unit.position for unit in units})
+                await self._finished(job, units)
+        if not positions:
+            await self._finished(job, [])
+        return any_taken
 
     async def _run(self, job: ActiveJob, position: int, served: ServedModel) -> None:
         """One unit to its end: recorded, put back, or the end of its job."""
@@ -201,7 +209,7 @@ class JobRunner:
             if not await self._take(job, [position]):
                 await self._finished(job, [await self._measured(job, position, served)])
         except asyncio.CancelledError:
-            if not job.dropped:
+            if not job.dropped or self._loop is None:  # a dropped job's unit ends, a closed runner's worker does too
                 raise
         except LeaseLost:
             self._drop(job)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,8 @@ def serving(checkpoints: Path, **settings: Any) -> Iterator[tuple[str, FastAPI]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "DEMO", checkpoints)
         patch.setattr(service.app, "create_app", kept)
-        with local_server(Settings(_env_file=None, **SMALL | settings)) as url:
+        database = {"database_url": f"sqlite:///{checkpoints / f'{uuid.uuid4().hex}.db'}"}
+        with local_server(Settings(_env_file=None, **SMALL | database | settings)) as url:
             yield url, apps[0]
 
 

@@ -43,7 +43,9 @@ def test_its_commands_run(block: str, server: str, tmp_path: Path) -> None:
     if shutil.which("curl") is None and "curl" in block:
         pytest.skip("no curl on this machine")
     script = block.replace("localhost:8000", server.removeprefix("http://")).replace("ropeway-demo", "tiny")
-    script = re.sub(r"^(ropeway (?:generate|perplexity|sweep|passkey).*)$", rf"\1 --server {server}", script, flags=re.M)
+    script = re.sub(
+        r"^(ropeway (?:generate|perplexity|sweep|passkey).*)$", rf"\1 --server {server}", script, flags=re.M
+    )
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     run = subprocess.run(
         ["bash", "-euc", script],

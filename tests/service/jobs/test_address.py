@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -114,10 +115,11 @@ def test_sources_are_hashed_by_name_and_contents(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ModelRegistry]]:
     """The same checkpoint in two folders."""
-    registries = []
-    for name in ("a", "b"):
-        folder = tiny_checkpoint(tmp_path_factory.mktemp("models") / name)
-        registries.append(ModelRegistry(Settings(_env_file=None, model=str(folder), cache_tokens=256)))
+    first = tiny_checkpoint(tmp_path_factory.mktemp("models") / "a")
+    second = shutil.copytree(first, first.parent / "b")
+    registries = [
+        ModelRegistry(Settings(_env_file=None, model=str(folder), cache_tokens=256)) for folder in (first, second)
+    ]
     yield registries
     for registry in registries:
         registry.close()

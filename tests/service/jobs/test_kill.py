@@ -27,10 +27,10 @@ Rows = dict[tuple[int, int], tuple[Any, ...]]
 
 
 def request_of(n: int) -> PerplexityRequest:
-    """Some 30 units of 20 chunks each; every other job takes no outcomes of others."""
-    documents = [[(n + start + i) % 380 + 2 for i in range(400)] for start in range(6)]
+    """25 units of 13 chunks each; every other job takes no outcomes of others."""
+    documents = [[(n + start + i) % 380 + 2 for i in range(200)] for start in range(5)]
     methods = [{"method": "default"}, *({"method": "linear", "factor": float(factor)} for factor in range(2, 6))]
-    body = {"input": documents, "methods": methods, "lengths": [400], "reuse": n % 2 == 0}
+    body = {"input": documents, "methods": methods, "lengths": [200], "reuse": n % 2 == 0}
     return PerplexityRequest.model_validate(body)
 
 
@@ -44,7 +44,7 @@ def finished_units(store: JobStore) -> Rows:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("url", "kills"), [("sqlite", 20), ("postgresql", 5)], indirect=["url"])
+@pytest.mark.parametrize(("url", "kills"), [("sqlite", 20), ("postgresql", 3)], indirect=["url"])
 def test_killed_servers_lose_nothing(url: str, kills: int, checkpoints: Path, tmp_path: Path) -> None:
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload([server.__name__])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, update
+from structlog.testing import CapturingLogger
 
 from patches import SlotsExhausted, parse
 from service.engine.admission import QueueFull
@@ -19,6 +20,7 @@ from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.unit import Outcome, Plan
+from service.jobs import outcomes
 from service.jobs import runner as running_jobs
 from service.jobs.queue import Finished, JobQueue
 from service.jobs.records import JobInfo
@@ -255,7 +257,9 @@ async def test_what_cannot_be_planned_any_more_fails_with_its_message(bench: Ben
     assert unharmed.state == "done"
 
 
-async def test_a_damaged_outcome_is_measured_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_damaged_outcome_is_measured_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(outcomes, "log", log)
     expected = bench.expected()
     first = bench.add()
     async with bench.running() as runner:
@@ -269,7 +273,7 @@ async def test_a_damaged_outcome_is_measured_again(bench: Bench, capsys: pytest.
         (job,) = await bench.ended(again)
     assert (job.units_reused, len(bench.started)) == (5, 1)
     assert bench.numbers(again) == expected
-    assert "outcome_damaged" in "".join(capsys.readouterr())
+    assert {call.args for call in log.calls} == {("outcome_damaged",)}
 
 
 @only_sqlite

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from sqlalchemy import delete, event, insert, select, text, update
+from structlog.testing import CapturingLogger
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.request import PerplexityRequest
+from service.jobs import outcomes
 from service.jobs.outcomes import pack, unpack
 from service.jobs.owner import Owner
 from service.jobs.queue import LEASE_S, Finished, JobQueue, LeaseLost
@@ -287,8 +289,10 @@ class TestOutcomes:
 
     @pytest.mark.parametrize("damage", ["flipped", "swapped", "empty"])
     def test_damage_is_seen_and_makes_units_unfinished(
-        self, store: JobStore, damage: str, capsys: pytest.CaptureFixture[str]
+        self, store: JobStore, damage: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        log = CapturingLogger()
+        monkeypatch.setattr(outcomes, "log", log)
         queue = queue_of(store)
         job, number = claimed(store, queue)
         queue.record(number, [unit(0), unit(1, data=pack({"nll": np.ones(3)})), unit(2, data=None, key="f" * 64)])
@@ -302,7 +306,7 @@ class TestOutcomes:
         np.testing.assert_array_equal(found[0]["nll"], np.arange(3.0))
         assert queue.outcome(unit(1).key) is None
         assert (store.get("anna", job.id).units_done, len(store.done_units(job.id))) == (1, 1)
-        assert "outcome_damaged" in "".join(capsys.readouterr())
+        assert {call.args for call in log.calls} == {("outcome_damaged",)}
         queue.record(number, [unit(1)])
         assert list(queue.outcomes(number)) == [0, 1]
 
