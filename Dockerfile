@@ -11,8 +11,8 @@ WORKDIR /build
 # Dependencies as a list, so that a change of our code leaves the installed layers alone.
 FROM base AS requirements
 COPY pyproject.toml ./
-RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml','rb'))['project']['dependencies'], sep='\n')" \
-    > requirements.txt
+RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml','rb'))['project']; \
+    print(*project['dependencies'], *project['optional-dependencies']['postgresql'], sep='\n')" > requirements.txt
 
 FROM base AS wheel
 COPY pyproject.toml LICENSE ./
@@ -40,8 +40,9 @@ RUN --mount=type=bind,source=constraints.txt,target=constraints.txt \
 RUN --mount=type=bind,from=wheel,source=/build/dist,target=dist \
     pip install --no-cache-dir --no-deps dist/*.whl
 
-# Only /cache (a volume) and /tmp (a tmpfs) are written to: the root may be read-only.
+# Only /cache (a volume: models, and the database of jobs) and /tmp (a tmpfs) are written to: the root may be read-only.
 ENV HF_HOME=/cache \
+    ROPEWAY_DATABASE_URL=sqlite:////cache/ropeway.db \
     MPLCONFIGDIR=/tmp/matplotlib \
     ROPEWAY_HOST=0.0.0.0 \
     ROPEWAY_PORT=8000

@@ -20,6 +20,8 @@ DEV := $(VENV)/.installed-dev
 PINS := pyproject.toml constraints.txt
 TRAIN_FAMILY = all $(foreach family,$(FAMILY),--model $(family)) --preset $(PRESET) \
 	$(if $(CORPUS),--corpus $(CORPUS),--stdlib) --run-dir runs/$(PRESET) --output models/$(PRESET)
+# A worker per core, one thread each; whole files go to a worker, since their tests share servers.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
 INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
 
 .DEFAULT_GOAL := help
@@ -39,13 +41,13 @@ serve: $(RUN) ## Serve ROPEWAY_MODEL (default: the demo models)
 	$(BIN)/ropeway serve $(ARGS)
 
 test: $(TEST) ## Run all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST)
 
 check: $(DEV) ## What CI runs: lint, format check, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST)
 
 fmt: $(DEV) ## Format and apply safe lint fixes
 	$(BIN)/ruff check --fix .

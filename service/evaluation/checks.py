@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from patches import Method
+from service.evaluation import memory
 from service.evaluation.documents import BUILT_IN, Document, built_in, doubling_lengths, from_text, from_token_ids
 from service.evaluation.unit import Plan, Subject
 from service.inputs import as_list
@@ -133,11 +134,34 @@ def affordable(plan: Plan, settings: Settings) -> Plan:
     """``plan`` itself.
 
     Raises:
-        InvalidEvaluation: when its passes read more tokens than the server allows.
+        InvalidEvaluation: when its passes read more tokens than the server allows, counting a unit as often as it is in
+            the plan, or when a pass needs more memory than its model's device has left.
     """
     if plan.tokens > settings.max_scored_tokens:
         most = settings.max_scored_tokens
         raise InvalidEvaluation(
             "lengths", f"the passes would read {plan.tokens} tokens; this server allows {most} a request"
         )
+    _fits_memory(plan, settings)
     return plan
+
+
+def _fits_memory(plan: Plan, settings: Settings) -> None:
+    """Raises:
+    InvalidEvaluation: when a model's largest pass needs more memory than is free.
+    """
+    # A pass holds no more than its length, and no more than there is to read.
+    passes = {(unit.subject.model, unit.subject.method, min(unit.length, unit.tokens)): unit for unit in plan.units}
+    largest: dict[str, tuple[int, int]] = {}
+    for (model, _, tokens), unit in passes.items():
+        needed = memory.pass_bytes(unit.subject.patch, tokens, settings.score_chunk, unit.resolved)
+        largest[model] = max(largest.get(model, (0, 0)), (needed, tokens))
+    devices = {unit.subject.model: unit.subject.patch.model.device for unit in passes.values()}
+    for model, (needed, tokens) in largest.items():
+        free = memory.free_bytes(devices[model])
+        if needed > free:
+            raise InvalidEvaluation(
+                "lengths",
+                f"a pass of {tokens} tokens needs about {needed >> 20} MB beyond the weights "
+                f"and {free >> 20} MB are free",
+            )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from patches import Patched
+from typing import Any
+
+import psutil
+import torch
+
+from patches import Patched, ResolvedRecipe
 from service.evaluation.scoring import FULL_CHUNK_CONTEXT, chunk_length, vocab_size_of
 from service.models.loading import cache_bytes_per_token
 
@@ -13,20 +18,46 @@ WORKING = 32 << 20
 """Bytes for what does not grow with anything: kernels' scratch, the allocator's rounding."""
 
 
-def pass_bytes(patch: Patched, tokens: int, chunk: int) -> int:
+def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe | None = None) -> int:
     """Most bytes that a pass of ``tokens`` holds beyond the weights, when its chunks are bounded as on the CPU.
 
-    The cache; one layer's keys and values twice more, for the cache grows by copying and grouped heads are spread out;
-    a chunk's logits, their softmax and its pieces; a chunk's hidden states; and a mask of a chunk against everything
-    before it, whose size does not grow with the context since the chunks shrink.
+    The cache, without the keys that layers which slide, or ``resolved``, let go after each chunk; one layer's keys and
+    values twice more, for the cache grows by copying and grouped heads are spread out; a chunk's logits, their softmax
+    and its pieces; a chunk's hidden states; and a mask of a chunk against everything before it, whose size does not
+    grow with the context since the chunks shrink.
     """
     config = patch.model.config.get_text_config()
     item, layers = patch.model.dtype.itemsize, config.num_hidden_layers
-    cache = tokens * cache_bytes_per_token(patch)
-    queries = config.num_attention_heads / patch.cached[0]
-    layer = int(cache / layers * (1 + 2 * max(queries, 1.0)))
     chunk = chunk_length(min(chunk, tokens), vocab_size_of(patch))
+    kept = None if resolved is None else patch.kept(resolved)
+    reached = tokens if kept is None else min(tokens, sum(kept) + chunk)
+    held = [reached if window is None else min(reached, window + chunk) for window in _windows(config)]
+    per_layer = cache_bytes_per_token(patch) / layers
+    queries = patch.geometry.num_attention_heads / patch.cached[0]
+    cache = per_layer * (sum(held) + max(held) * (1 + 2 * max(queries, 1.0)))
     logits = 4 * chunk * vocab_size_of(patch) * 4
-    hidden = 8 * chunk * (config.hidden_size + (getattr(config, "intermediate_size", None) or 4 * config.hidden_size))
+    hidden = 8 * chunk * (config.hidden_size + _inner_size(config)) * item
     mask = MASK_BYTES * chunk * (FULL_CHUNK_CONTEXT + chunk)
-    return int(cache + layer + logits + hidden * item + mask) + WORKING
+    return int(cache + logits + hidden + mask) + WORKING
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that new tensors on ``device`` can take, those that torch keeps for later included."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return int(psutil.virtual_memory().available)
+
+
+def _inner_size(config: Any) -> int:
+    """Of the widest feed-forward layer; four times the hidden size, as usual, where the configuration has none."""
+    size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return int(max(size) if isinstance(size, list | tuple) else size)
+
+
+def _windows(config: Any) -> list[int | None]:
+    """By layer, how many keys its cache keeps, as transformers' DynamicCache decides; None: all."""
+    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    full = "full_attention" if window is None else "sliding_attention"
+    types = getattr(config, "layer_types", None) or [full] * config.num_hidden_layers
+    return [window if kind in ("sliding_attention", "chunked_attention") else None for kind in types]

@@ -11,6 +11,9 @@ from service.inputs import as_list
 
 Tokens = Annotated[int, Field(ge=2, le=(1 << 24) - 1)]
 
+MOST_IN_RANGE = 65_536
+"""Lengths of a range: few words must not become a list that fills the memory."""
+
 
 class LengthRange(BaseModel):
     """start, start + step, ... up to and including stop."""
@@ -25,6 +28,9 @@ class LengthRange(BaseModel):
     def _ordered(self) -> Self:
         if self.stop < self.start:
             raise ValueError("stop must be at least start")
+        count = (self.stop - self.start) // self.step + 1
+        if count > MOST_IN_RANGE:
+            raise ValueError(f"has {count} lengths and at most {MOST_IN_RANGE} can be asked for")
         return self
 
     def values(self) -> list[int]:

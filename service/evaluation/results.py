@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -79,3 +80,15 @@ class Progress(BaseModel):
     tokens_total: int
     label: str
     seconds: Annotated[float, Field(ge=0)]
+
+
+def name_of(method: MethodInResult, result: EvaluationResult) -> str:
+    """The label, and the model where another one than the result's answered."""
+    return method.label if method.model == result.model else f"{method.label} on {method.model}"
+
+
+def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
+    """The names of the documents, the first few of many, and how long they are."""
+    names = [document.name for document in documents]
+    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return f"{shown} ({sum(document.tokens for document in documents):,} tokens)"

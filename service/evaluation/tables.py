@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 
-from service.evaluation.results import EvaluationResult
+from service.evaluation.results import EvaluationResult, Row
 
 
 def csv_of(result: EvaluationResult) -> str:
-    """Every number of the result, full precision, comma-separated with a header (RFC 4180)."""
-    rows = result.rows()
+    """Every number of the result as ``csv_text``."""
+    return csv_text(result.rows())
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """Rows with the same keys, full precision, comma-separated with a header (RFC 4180)."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]))
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [])
     writer.writeheader()
     writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
     return out.getvalue()

@@ -51,13 +51,28 @@ def log_axis(title: str, low: float, high: float, *, ticks: Sequence[float] | No
     }
 
 
-def value_axis(title: str, curves: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Logarithmic axis over the values of several curves; one that blows up leaves it, as ``OFF_SCALE`` says."""
+Ends = tuple[float, float]
+
+
+def value_axis(
+    title: str, curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[Ends]] | None = None
+) -> dict[str, Any]:
+    """Logarithmic axis over ``value_range``."""
+    return log_axis(title, *value_range(curves, intervals))
+
+
+def value_range(curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[Ends]] | None = None) -> Ends:
+    """Ends of a logarithmic axis over the values of several curves, with a margin: one that blows up leaves it, as
+    ``OFF_SCALE`` says; intervals, an end pair per value, may widen it by a factor of two."""
     highest = [max(curve) for curve in curves if curve]
     least = min(value for curve in curves for value in curve)
-    margin = max((max(highest) / least) ** 0.03, 1.02)
     most = min(max(highest), OFF_SCALE * median_low(highest), MOST_RANGE * least)
-    return log_axis(title, least / margin, most * margin)
+    low, high = least, most
+    for curve, ends in zip(curves, intervals or (), strict=intervals is not None):
+        low = min([low, *(max(end, least / 2) for end, _ in ends)])
+        high = max([high, *(min(end, 2 * most) for value, (_, end) in zip(curve, ends, strict=True) if value <= most)])
+    margin = max((high / low) ** 0.04, 1.02)
+    return low / margin, high * margin
 
 
 def beyond(curves: Sequence[Sequence[float]], axis: dict[str, Any]) -> str:

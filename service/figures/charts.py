@@ -13,7 +13,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from service.evaluation.results import DocumentInfo, EvaluationResult, MethodInResult
 from service.figures.axes import category_axis
 from service.figures.style import COLOURS, FAINT, INK, LineStyle, line_style, shortened
 
@@ -213,18 +212,6 @@ def _error_bar(value: float | None, ends: tuple[float, float] | None) -> dict[st
         return None
     more, less = [ends[1] - value], [value - ends[0]]
     return {"type": "data", "symmetric": False, "array": more, "arrayminus": less, "color": INK, "thickness": 1.2}
-
-
-def name_of(method: MethodInResult, result: EvaluationResult) -> str:
-    """The label, and the model where another one than the result's answered."""
-    return method.label if method.model == result.model else f"{method.label} on {method.model}"
-
-
-def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
-    """The names of the documents, the first few of many, and how long they are."""
-    names = [document.name for document in documents]
-    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-    return f"{shown} ({sum(document.tokens for document in documents):,} tokens)"
 
 
 def counted(count: int, noun: str) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from service.evaluation.long_perplexity.results import LongLengthResult, LongMethodResult, LongPerplexityResult
 from service.evaluation.perplexity.tables import short_number
+from service.evaluation.results import documents_text, name_of
 from service.figures.axes import beyond, token_axis, value_axis
-from service.figures.charts import Curve, add_curves, documents_text, mark_trained, name_of, new_figure
+from service.figures.charts import Curve, add_curves, mark_trained, new_figure
 from service.figures.picture import Picture, rows_of
 
 Value = Callable[[LongLengthResult], float | None]
@@ -45,8 +46,9 @@ def _picture(result: LongPerplexityResult, titles: tuple[str, str, str], value: 
         return None
     title = f"{title}: {result.model}"
     known = [curve.known for curve in curves]
+    ends = [list(zip(curve.low or (), curve.high or (), strict=True)) for curve in curves]
     x = token_axis("context length, tokens", result.lengths, result.trained_length)
-    y = value_axis(name.replace("-", " "), known)
+    y = value_axis(name.replace("-", " "), known, ends)
     figure = new_figure(title, subtitle + beyond(known, y))
     figure.update_layout(xaxis=x, yaxis=y)
     mark_trained(figure, result.trained_length, x)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from service.evaluation.perplexity.results import MethodResult, PositionBucket
 from service.evaluation.probe.results import ProbeMethod
-from service.evaluation.results import DocumentInfo, EvaluationResult
+from service.evaluation.results import DocumentInfo, EvaluationResult, documents_text, name_of
 from service.figures.axes import linear_axis, log_axis
-from service.figures.charts import Curve, add_curves, documents_text, mark_trained, name_of, new_figure
+from service.figures.charts import Curve, add_curves, mark_trained, new_figure
 from service.figures.picture import Picture, rows_of
 
 FIRST = 8

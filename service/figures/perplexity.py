@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from statistics import median_low
 from typing import Any
 
 import plotly.graph_objects as go
@@ -20,13 +19,13 @@ from matplotlib.lines import Line2D
 
 from service.evaluation.perplexity.results import LengthResult, MethodResult, PerplexityResult
 from service.evaluation.perplexity.tables import (
-    documents_note,
     interval_note,
-    method_name,
     protocol_note,
     short_number,
     spaced,
 )
+from service.evaluation.results import documents_text, name_of
+from service.figures.axes import value_range
 from service.figures.picture import Picture
 from service.figures.style import (
     FAINT,
@@ -48,10 +47,6 @@ from service.figures.style import (
 
 LABEL_CHARS = 48
 MARKED_POINTS = 12
-OFF_SCALE = 20
-"""Lines may leave the picture at this many times what the better half of the methods stays below."""
-MOST_RANGE = 1e9
-"""Above the smallest value: more would show nothing, and 64-bit floats end at 1e308."""
 AXES_WIDTH, LEFT, TOP, BOTTOM = 6.4, 0.95, 1.05, 0.62  # inches
 LEADER, VALUE, SAMPLE, NAME = 0.22, 0.88, 0.95, 1.37  # inches right of the axes
 
@@ -63,7 +58,7 @@ def perplexity_png(result: PerplexityResult) -> bytes:
 
 def perplexity_figure(result: PerplexityResult) -> Figure:
     """Both axes logarithmic; a line and its 95 % interval per method, a mark at the trained length."""
-    labels = [drawable(shortened(method_name(method, result), LABEL_CHARS)) for method in result.methods]
+    labels = [drawable(shortened(name_of(method, result), LABEL_CHARS)) for method in result.methods]
     width = LEFT + AXES_WIDTH + NAME + 0.3 + 0.075 * max(map(len, labels))
     height = max(5.4, 0.2 * len(labels) + TOP + BOTTOM + 0.2)
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
@@ -219,7 +214,7 @@ def perplexity_chart(result: PerplexityResult) -> go.Figure:
 
 def _traces(result: PerplexityResult, method: MethodResult, style: LineStyle, group: str) -> list[go.Scatter]:
     """The interval as a closed shape, and the line with its numbers on hover."""
-    name = html.escape(method_name(method, result))
+    name = html.escape(name_of(method, result))
     lengths = [at.length for at in method.lengths]
     low, high = zip(*(_interval(at) for at in method.lengths), strict=True)
     band = go.Scatter(
@@ -270,7 +265,7 @@ def _subtitle(result: PerplexityResult, cut_note: str) -> str:
     """Protocol, documents, what the intervals are over, and ``cut_note`` if something is cut off."""
     highest = max(at.perplexity for method in result.methods for at in method.lengths)
     cut = f" · {cut_note}" if highest > _value_range(result)[1] else ""
-    return f"{protocol_note(result)} protocol · {documents_note(result)} · {interval_note(result)}{cut}"
+    return f"{protocol_note(result)} protocol · {documents_text(result.documents)} · {interval_note(result)}{cut}"
 
 
 def _length_range(result: PerplexityResult) -> tuple[float, float]:
@@ -293,11 +288,5 @@ def _length_ticks(result: PerplexityResult) -> list[int]:
 
 def _value_range(result: PerplexityResult) -> tuple[float, float]:
     """Ends of the value axis: perplexities, blow-ups cut off, intervals up to a factor of two beyond."""
-    points = [at for method in result.methods for at in method.lengths]
-    highest = [max(at.perplexity for at in method.lengths) for method in result.methods]
-    least = min(at.perplexity for at in points)
-    most = min(max(highest), OFF_SCALE * median_low(highest), MOST_RANGE * least)
-    low = max(least / 2, min(_interval(at)[0] for at in points))
-    high = min(most * 2, max([most, *(_interval(at)[1] for at in points if at.perplexity <= most)]))
-    margin = max((high / low) ** 0.04, 1.02)
-    return low / margin, high * margin
+    curves = [[at.perplexity for at in method.lengths] for method in result.methods]
+    return value_range(curves, [[_interval(at) for at in method.lengths] for method in result.methods])

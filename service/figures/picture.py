@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from service.evaluation.results import Row
+from service.evaluation.tables import csv_text
 from service.figures.style import png
 
 CONFIG = {"responsive": True, "displaylogo": False}
@@ -55,11 +54,7 @@ class Picture:
 
     def csv(self) -> str:
         """The numbers behind the picture, full precision, comma-separated with a header (RFC 4180)."""
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(self.rows[0]) if self.rows else [])
-        writer.writeheader()
-        writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in self.rows)
-        return out.getvalue()
+        return csv_text(self.rows)
 
     def _repr_html_(self) -> str:
         page = self.figure.to_html(include_plotlyjs=True, full_html=False, config=CONFIG)
@@ -67,11 +62,6 @@ class Picture:
 
     def _repr_png_(self) -> bytes:
         return self.png()
-
-
-def _no_formula(value: object) -> object:
-    """Names come from requests: a spreadsheet must not run one that starts like a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def file_name(text: str) -> str:

@@ -6,16 +6,14 @@ import math
 from collections.abc import Sequence
 
 from service.evaluation.probe.results import Attention, DistanceBucket, HeadAttention, ProbeResult
-from service.evaluation.results import Row
+from service.evaluation.results import Row, documents_text, name_of
 from service.figures.axes import linear_axis, log_axis, percent, share_axis, token_axis
 from service.figures.charts import (
     Curve,
     add_curves,
     counted,
     curve_traces,
-    documents_text,
     mark_trained,
-    name_of,
     new_figure,
     room_for,
 )

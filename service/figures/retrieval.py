@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from service.evaluation.results import documents_text, name_of
 from service.evaluation.retrieval.results import DepthResult, DepthScore, LengthScore
 from service.figures.axes import category_axis, percent, percent_bar, share_axis, token_axis
-from service.figures.charts import Curve, add_curves, counted, documents_text, mark_trained, name_of, new_figure
+from service.figures.charts import Curve, add_curves, counted, mark_trained, new_figure
 from service.figures.panels import Axes, Panel, heat_maps
 from service.figures.picture import Picture, rows_of
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from service.evaluation.results import Row
+from service.evaluation.results import Row, name_of
 from service.evaluation.ruler.results import RulerMethod, RulerResult
 from service.figures.axes import category_axis, log_axis, percent, percent_bar, share_axis, token_axis
-from service.figures.charts import Bars, add_bars, add_curves, counted, mark_trained, name_of, new_figure
+from service.figures.charts import Bars, add_bars, add_curves, counted, mark_trained, new_figure
 from service.figures.panels import Panel, heat_maps
 from service.figures.picture import Picture, rows_of
 from service.figures.retrieval import score_curve

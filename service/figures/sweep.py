@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from service.evaluation.perplexity.tables import short_number
-from service.evaluation.results import Row
+from service.evaluation.results import Row, name_of
 from service.evaluation.sweep.results import Judgement, SweepResult
 from service.figures.axes import linear_axis, log_axis, percent
-from service.figures.charts import Bars, add_bars, name_of, new_figure
+from service.figures.charts import Bars, add_bars, new_figure
 from service.figures.picture import Picture
 from service.figures.style import FAINT
 
@@ -23,9 +23,9 @@ def target_picture(result: SweepResult, index: int) -> Picture:
     limit = "" if first.limit is None else f"dotted: limit of good enough, {_text(first.limit, share)} · "
     figure = new_figure(title, f"{limit}trained length {result.trained_length:,} tokens")
     values = [at.value for _, at in judged]
-    axis = _axis(first.measure, values, first.limit, share)
     names = [name_of(method, result) for method, _ in judged]
     intervals = [(at.interval.low, at.interval.high) if at.interval else None for _, at in judged]
+    axis = _axis(first.measure, values, intervals, first.limit, share)
     add_bars(figure, Bars(names, values, [_verdict(at, share) for _, at in judged], intervals), axis)
     if first.limit is not None:
         figure.add_vline(x=first.limit, line={"color": FAINT, "dash": "dot", "width": 1.6})
@@ -47,8 +47,19 @@ def target_picture(result: SweepResult, index: int) -> Picture:
     return Picture(f"target-{index + 1}", title, figure, rows, caption)
 
 
-def _axis(title: str, values: list[float | None], limit: float | None, share: bool) -> dict[str, object]:
+def _axis(
+    title: str,
+    values: list[float | None],
+    intervals: list[tuple[float, float] | None],
+    limit: float | None,
+    share: bool,
+) -> dict[str, object]:
+    """Over values and limit; intervals may widen it by a factor of two."""
     known = [value for value in (*values, limit) if value is not None]
+    if known:
+        ends = [end for interval in intervals if interval for end in interval]
+        least, most = min(known), max(known)
+        known += [min(max(end, least / 2), 2 * most) for end in ends]
     if share:
         return {**linear_axis(title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
     if known and max(known) > WIDE * min(known):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from service.evaluation.perplexity.tables import short_number
-from service.evaluation.results import EvaluationResult, MethodInResult
+from service.evaluation.results import EvaluationResult, MethodInResult, name_of
 from service.evaluation.scores import Score, Scores, scores_of
 from service.evaluation.sweep.results import SweepResult
 from service.figures.axes import percent
-from service.figures.charts import name_of
 
 
 class Cell(NamedTuple):

@@ -43,7 +43,9 @@ def _scores(result: EvaluationResult, scores: Scores) -> Table:
     for method, by_length, reach in zip(methods, scores.by_method, effective, strict=True):
         cells = [_cell(by_length.get(n), best[n], scores) for n in shown]
         table.add_row(Text(method.label), *cells, *([f"{reach:,}" if reach else "-"] if any(effective) else []))
-    table.caption = Text(f"{scores.columns}; trained length {result.trained_length:,}")
+    left_out = len(lengths) - len(shown)
+    more = f"; {left_out} more measured" if left_out else ""
+    table.caption = Text(f"{scores.columns}; trained length {result.trained_length:,}{more}")
     table.caption_justify = "left"
     return table
 
@@ -63,7 +65,7 @@ def _judgements(result: SweepResult) -> Table:
         table.add_column(part.evaluation.replace("_", " "), justify="right", no_wrap=True)
     table.add_column("good enough", justify="center")
     for method in sorted(result.methods, key=lambda method: method.rank):
-        name = Text(method.label, style=BEST if method.label == result.answer.best else "")
+        name = Text(method.label, style=BEST if result.answer.best and method.rank == 1 else "")
         table.add_row(name, *(_judgement(at) for at in method.judgements), _verdict(method))
     table.caption = Text(f"at {result.target_length:,} tokens; trained length {result.trained_length:,}")
     table.caption_justify = "left"

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from service.evaluation.perplexity.tables import short_number
 from service.evaluation.probe.results import ProbeResult
-from service.evaluation.results import EvaluationResult, Interval, MethodInResult
+from service.evaluation.results import EvaluationResult, Interval, MethodInResult, name_of
 from service.evaluation.ruler.results import RulerResult
 from service.evaluation.scores import Score, Scores, scores_of
 from service.evaluation.sweep.results import SweepResult
 from service.figures.axes import percent
-from service.figures.charts import name_of
 
 TOLERANCE = 0.1
 """How far above the model's own perplexity within its trained length another one still counts as near it."""
@@ -103,7 +102,7 @@ def _where(near: tuple[int, ...], measured: Sequence[int]) -> str:
 def _reference(result: EvaluationResult, scores: Scores) -> tuple[int, Score] | None:
     """The model's own encoding at the longest length within its training."""
     for method, by_length in zip(_methods(result), scores.by_method, strict=True):
-        if method.pe.get("requested", method.pe.get("method")) == "default" and method.model == result.model:
+        if method.label == "default" and method.model == result.model:
             within = [length for length in by_length if length <= result.trained_length]
             if within:
                 return max(within), by_length[max(within)]
@@ -129,16 +128,19 @@ def _effective(result: RulerResult, names: Sequence[str]) -> str:
 def _attention(result: ProbeResult, names: Sequence[str]) -> list[str]:
     """How much of the attention goes farther than the model was trained for, at the longest length."""
     longest, parts = result.lengths[-1], []
-    if longest <= result.trained_length:
+    starts = {bucket.start for method in result.methods for at in method.attention_mean for bucket in at.buckets}
+    far = min((start for start in starts if start >= result.trained_length), default=longest)
+    if longest <= far:
         return []
     for name, method in zip(names, result.methods, strict=True):
         for at in method.attention_mean:
             if at.length == longest:
-                mass = sum(bucket.mass for bucket in at.buckets if bucket.start >= result.trained_length)
+                mass = sum(bucket.mass for bucket in at.buckets if bucket.start >= far)
                 parts.append(f"{name} {percent(mass)} (on the first 4 keys {percent(at.first_keys)})")
+    beyond = f"the trained {far:,}" if far == result.trained_length else f"{far:,}"
     return [
-        f"In passes of {longest:,} tokens, this share of the attention goes to keys at distances of the trained "
-        f"{result.trained_length:,} tokens or more: {_listed(parts)}."
+        f"In passes of {longest:,} tokens, this share of the attention goes to keys at distances of {beyond} tokens or "
+        f"more: {_listed(parts)}."
     ]
 
 

@@ -26,8 +26,8 @@ from schemathesis.specs.openapi.checks import (
 from service.api.answers import WHAT_FAILS, ErrorResponse
 from service.app import create_app
 from service.cli.server import local_server
-from service.settings import Settings
 from service.evaluation.catalogue import EVALUATIONS
+from service.settings import Settings
 from tests.service.conftest import TEXT, tiny_checkpoint, tiny_tokenizer
 from tests.service.serving import SMALL
 

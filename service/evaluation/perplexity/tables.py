@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
+from service.evaluation.results import documents_text, name_of
 
 TERMINAL_COLUMNS = 8
 BEST = "bold green"
@@ -21,7 +22,7 @@ def perplexity_markdown(result: PerplexityResult) -> str:
     lines = [_markdown_row(header), _markdown_row(["---", *["---:"] * len(result.lengths)])]
     for method, values in _cells(result):
         shown = [f"**{text}**" if style else text for text, style in values.values()]
-        label = method_name(method, result).replace("\\", "\\\\").replace("|", "\\|")
+        label = name_of(method, result).replace("\\", "\\\\").replace("|", "\\|")
         lines.append(_markdown_row([label, *shown]))
     return "\n".join(lines) + "\n"
 
@@ -42,7 +43,7 @@ def perplexity_rich(result: PerplexityResult) -> Table:
         table.add_column(Text(f"{length:,}", style=style), justify="right", no_wrap=True)
     for method, values in _cells(result):
         shown = [Text(*values[length]) for length in lengths]
-        table.add_row(Text(method_name(method, result)), *shown)
+        table.add_row(Text(name_of(method, result)), *shown)
     left_out = len(result.lengths) - len(lengths)
     more = f"; {left_out} more lengths measured" if left_out else ""
     table.caption = Text(f"trained length {result.trained_length:,} tokens; {interval_note(result)}{more}")
@@ -65,20 +66,15 @@ def spaced(lengths: Sequence[int], trained_length: int, most: int) -> list[int]:
 
 def heading(result: PerplexityResult) -> str:
     """Model, protocol and documents in one line."""
-    return f"Perplexity of {result.model} by context length: {protocol_note(result)}, {documents_note(result)}"
+    return (
+        f"Perplexity of {result.model} by context length: {protocol_note(result)}, {documents_text(result.documents)}"
+    )
 
 
 def protocol_note(result: PerplexityResult) -> str:
     """The protocol with the parameters that had an effect, such as ``sliding (stride 256)``."""
     parameters = ", ".join(f"{name} {value}" for name, value in result.parameters.items())
     return f"{result.protocol} ({parameters})" if parameters else result.protocol
-
-
-def documents_note(result: PerplexityResult, most: int = 3) -> str:
-    """The names of the documents, the first few of many, and how long they are."""
-    names = [document.name for document in result.documents]
-    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-    return f"{shown} ({sum(document.tokens for document in result.documents):,} tokens)"
 
 
 def interval_note(result: PerplexityResult) -> str:
@@ -88,11 +84,6 @@ def interval_note(result: PerplexityResult) -> str:
         return "too few tokens for an interval"
     over = {"documents": "documents (bootstrap)", "blocks": "blocks of 64 tokens"}
     return f"95 % interval over {' and '.join(over[kind] for kind in sorted(kinds))}"
-
-
-def method_name(method: MethodResult, result: PerplexityResult) -> str:
-    """The label, and the model where another one than the result's answered."""
-    return method.label if method.model == result.model else f"{method.label} on {method.model}"
 
 
 def short_number(value: float) -> str:

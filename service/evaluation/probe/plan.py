@@ -196,8 +196,11 @@ def plan_of(request: ProbeRequest, models: ModelRegistry, settings: Settings) ->
     queries = request.queries or min(DEFAULT_QUERIES, lengths[0])
     if queries > lengths[0]:
         raise InvalidEvaluation("queries", f"must be at most the shortest length ({lengths[0]})")
+    shortest = min(len(document.token_ids) for document in documents)
+    if request.segment_of == "document" and request.segment > shortest:
+        raise InvalidEvaluation("segment", f"must be at most the shortest document's {shortest} tokens")
     around = special + request.segment
-    room = min(served.engine.limits.score_tokens - around, min(len(d.token_ids) for d in documents) + request.segment)
+    room = min(served.engine.limits.score_tokens - around, shortest + request.segment)
     distances = _distances(request, room, lengths[-1] - around)
     at_most("distances", len(distances), settings.max_lengths)
     longest = max(lengths[-1], around + distances[-1])

@@ -126,7 +126,12 @@ class CopyUnit(Unit):
         return [*special, *self.repeated.token_ids()]
 
     def inputs(self) -> dict[str, Any]:
-        return {"tokens": _digest(self.token_ids), "segment": self.repeated.segment, "chunk": self.chunk}
+        return {
+            "tokens": _digest(self.token_ids),
+            "segment": self.repeated.segment,
+            "bos": self.bos,
+            "chunk": self.chunk,
+        }
 
     def run(self) -> Generator[int, None, Outcome]:
         token_ids, scored = self.token_ids, self.repeated.segment - 1

@@ -29,8 +29,8 @@ class Judge:
         self._reference = reference
         judged = [self._judgements(index) for index in range(len(results))]
         self._judgements_of = [list(of_method) for of_method in zip(*judged, strict=True)]
-        mean_ranks = [fmean(at.rank for at in of_method) for of_method in self._judgements_of]
-        self._order = sorted(range(len(subjects)), key=lambda method: (mean_ranks[method], method))
+        self._mean_ranks = [fmean(at.rank for at in of_method) for of_method in self._judgements_of]
+        self._order = sorted(range(len(subjects)), key=lambda method: (self._mean_ranks[method], method))
 
     def methods(self) -> list[SweepMethod]:
         """In the order in which they were asked for."""
@@ -39,6 +39,8 @@ class Judge:
     def answer(self) -> Answer:
         """The best, the cheapest adequate, and the sentence that says so."""
         methods = self.methods()
+        if all(at.value is None for method in methods for at in method.judgements):
+            return _nothing(f"At {self._target:,} tokens nothing could be measured.")
         best, *others = self._order
         runner_up = others[0] if others else None
         confidence = None if runner_up is None else self._confidence(best, runner_up)
@@ -51,12 +53,13 @@ class Judge:
             confidence=confidence,
             cheapest_adequate=chosen.label if chosen else None,
             cheapest_is_sure=chosen.sure if chosen else None,
-            words=self._words(methods[best], confidence, chosen),
+            words=self._words(methods, confidence, chosen),
         )
 
     def _method(self, index: int) -> SweepMethod:
         subject, judgements = self._subjects[index], self._judgements_of[index]
         deciding = [at for at in judgements if at.adequate is not None]
+        adequate = bool(deciding) and all(at.adequate for at in deciding)
         return SweepMethod(
             label=subject.label,
             pe=subject.patch.describe(subject.method, self._target),
@@ -64,9 +67,9 @@ class Judge:
             cost=self._cost(subject),
             windowed=subject.patch.resolve(subject.method, self._target).recipe.kept is not None,
             judgements=judgements,
-            adequate=bool(deciding) and all(at.adequate for at in deciding),
-            sure=bool(deciding) and all(at.sure for at in deciding),
-            rank=self._order.index(index) + 1,
+            adequate=adequate,
+            sure=all(at.sure for at in deciding) if adequate else any(at.sure and not at.adequate for at in deciding),
+            rank=1 + sum(rank < self._mean_ranks[index] for rank in self._mean_ranks),
         )
 
     def _cost(self, subject: Subject) -> Cost:
@@ -108,21 +111,31 @@ class Judge:
             return None
         return paired_probability(a.groups, b.groups)
 
-    def _words(self, best: SweepMethod, confidence: float | None, chosen: SweepMethod | None) -> str:
-        at = f"At {self._target:,} tokens"
-        lead = f"{at} {best.label} is best"
-        if confidence is not None:
-            lead += f" (better than the next with probability {confidence:.2f})"
+    def _words(self, methods: Sequence[SweepMethod], confidence: float | None, chosen: SweepMethod | None) -> str:
+        """The best, or that several are; then who is within the tolerance at the least cost."""
+        first = [method.label for method in methods if method.rank == 1]
+        return f"At {self._target:,} tokens {self._lead(methods, first, confidence)}{self._good_enough(first, chosen)}"
+
+    def _lead(self, methods: Sequence[SweepMethod], first: Sequence[str], confidence: float | None) -> str:
+        if all(at.value == 0 for method in methods for at in method.judgements):
+            return "every method fails"
+        if len(first) > 1:
+            return f"{', '.join(first[:-1])} and {first[-1]} are equally good"
+        if confidence is None:
+            return f"{first[0]} is best"
+        by = f" by {self._scores[0].measure}" if len(self._scores) > 1 else ""
+        return f"{first[0]} is best (better than the next{by} with probability {confidence:.2f})"
+
+    def _good_enough(self, first: Sequence[str], chosen: SweepMethod | None) -> str:
+        itself = f"the model itself at {self._within:,} tokens"
+        if not any(at.limit is not None for of_method in self._judgements_of for at in of_method):
+            return f"; nothing was found by {itself}, so there is nothing to compare with."
+        tolerance = f"{100 * self._tolerance:.3g}%"
         if chosen is None:
-            return f"{lead}; no method stays within {self._tolerance:.0%} of the model at its trained length."
-        if chosen.label == best.label:
-            how = "and the cheapest that is good enough"
-        else:
-            how = f"and {chosen.label} is the cheapest that is good enough"
+            return f"; no method stays within {tolerance} of {itself}."
+        who = "" if [chosen.label] == list(first) else f"{chosen.label} is "
         doubt = "" if chosen.sure else ", though its interval reaches across the limit"
-        return (
-            f"{lead}, {how}: within {self._tolerance:.0%} of the model at its trained length{doubt}.{self._caution()}"
-        )
+        return f", and {who}the cheapest that is good enough: within {tolerance} of {itself}{doubt}.{self._caution()}"
 
     def _caution(self) -> str:
         """Perplexity alone finds windows as good as memory."""
@@ -132,6 +145,12 @@ class Judge:
         if windowed:
             return f" Perplexity does not show that {' and '.join(windowed)} cannot recall: add passkey or ruler."
         return " Perplexity alone says little about recall: add passkey or ruler."
+
+
+def _nothing(words: str) -> Answer:
+    return Answer(
+        best=None, runner_up=None, confidence=None, cheapest_adequate=None, cheapest_is_sure=None, words=words
+    )
 
 
 def _weight(cost: Cost) -> tuple[int, bool, bool]:

@@ -12,6 +12,7 @@ from service.evaluation.checks import InvalidEvaluation, affordable, subjects_of
 from service.evaluation.long_perplexity.plan import plan_of as long_perplexity_plan
 from service.evaluation.perplexity.plan import plan_of as perplexity_plan
 from service.evaluation.retrieval.depths import needle_plan, passkey_plan
+from service.evaluation.retrieval.plan import grid_lengths
 from service.evaluation.ruler.plan import plan_of as ruler_plan
 from service.evaluation.sweep.judging import Judge
 from service.evaluation.sweep.request import SweepRequest
@@ -28,9 +29,6 @@ PLANS: dict[str, Any] = {
     "needle": needle_plan,
     "ruler": ruler_plan,
 }
-
-DEFAULT_MULTIPLES = (1, 2, 4)
-"""Lengths in units of the trained one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +74,7 @@ def plan_of(request: SweepRequest, models: ModelRegistry, settings: Settings) ->
         InvalidEvaluation: for anything else that cannot be run as asked.
     """
     served = models.get(request.model)
-    lengths = _lengths(request, served)
+    lengths = _lengths(request, served, settings)
     methods: list[Method] = request.expanded()
     own = parse({"method": "default"})
     if own not in methods:
@@ -112,9 +110,10 @@ def _message(error: InvalidEvaluation) -> str:
     return str(error).partition(": ")[2]
 
 
-def _lengths(request: SweepRequest, served: ServedModel) -> list[int]:
+def _lengths(request: SweepRequest, served: ServedModel, settings: Settings) -> list[int]:
+    """Those of grids, with the target and one within the model's training."""
     trained = served.trained_length
-    lengths = set(request.length_values() or (trained * multiple for multiple in DEFAULT_MULTIPLES))
+    lengths = set(grid_lengths(request.length_values(), served, settings))
     if request.target.length is not None:
         lengths.add(request.target.length)
     if min(lengths) > trained:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from service.evaluation.long_perplexity.request import LongPerplexityRequest
 from service.evaluation.perplexity.request import PerplexityRequest
@@ -12,9 +12,17 @@ from service.evaluation.request import EvaluationRequest, Tokens
 from service.evaluation.retrieval.request import NeedleRequest, PasskeyRequest
 from service.evaluation.ruler.request import RulerRequest
 
+
+def _named(part: object) -> object:
+    return {"evaluation": part} if isinstance(part, str) else part
+
+
 Part = Annotated[
-    PerplexityRequest | LongPerplexityRequest | PasskeyRequest | NeedleRequest | RulerRequest,
-    Field(discriminator="evaluation"),
+    Annotated[
+        PerplexityRequest | LongPerplexityRequest | PasskeyRequest | NeedleRequest | RulerRequest,
+        Field(discriminator="evaluation"),
+    ],
+    BeforeValidator(_named),
 ]
 
 THE_SWEEPS_OWN = ("model", "methods", "lengths", "stream", "background", "reuse", "timeout_s")
@@ -23,6 +31,8 @@ THE_SWEEPS_OWN = ("model", "methods", "lengths", "stream", "background", "reuse"
 class Target(BaseModel):
     """What a method must do to be adequate, measured against the checkpoint's own encoding within its trained
     length: a perplexity at most ``tolerance`` above it, a score at most ``tolerance`` below."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     length: Tokens | None = Field(None, description="Tokens that the model is to read; the longest length when absent.")
     tolerance: Annotated[float, Field(ge=0, le=10)] = 0.1
@@ -41,7 +51,7 @@ class SweepRequest(EvaluationRequest):
     )
     evaluations: Annotated[list[Part], Field(min_length=1, max_length=16)] = Field(
         default_factory=_perplexity,
-        description="What is measured: bodies of other evaluations, without model, methods and lengths.",
+        description="What is measured: names or bodies of other evaluations, without model, methods and lengths.",
     )
     target: Target = Field(default_factory=Target)
 
@@ -53,6 +63,10 @@ class SweepRequest(EvaluationRequest):
                 raise ValueError(f"evaluations.{index}: {', '.join(own)} stand in the sweep itself")
         if self.factors is not None and not any(_takes_factor(method) for method in self.methods):
             raise ValueError("factors: none of the methods takes a factor")
+        try:
+            self.expanded()
+        except ValidationError as error:
+            raise ValueError(f"factors: {error.errors()[0]['msg']}") from error
         return self
 
     def texts(self) -> list[str | list[int]]:

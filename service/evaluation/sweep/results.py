@@ -40,14 +40,15 @@ class Judgement(BaseModel):
     interval: Interval | None
     reference: float | None
     limit: float | None
-    adequate: bool | None = Field(description="Null where the reference finds nothing: there is nothing to compare.")
+    adequate: bool | None = Field(description="Null where there is no value, or no limit to compare it with.")
     sure: bool
     rank: int
 
 
 class SweepMethod(MethodInResult):
-    """``rank`` is by the mean rank over evaluations. ``adequate`` where every evaluation finds it so, ``windowed``
-    where what lies further back cannot be read at all."""
+    """``rank`` is by the mean rank over evaluations, equal ones share it. ``adequate`` where every evaluation finds it
+    so that can tell; ``sure`` where all of them are, or one is that it is not. ``windowed`` where what lies further
+    back cannot be read at all. ``pe`` is resolved at the target length."""
 
     cost: Cost
     windowed: bool
@@ -58,7 +59,8 @@ class SweepMethod(MethodInResult):
 
 
 class Answer(BaseModel):
-    """Labels of the best method, and of the cheapest adequate one: least cost, then the better rank.
+    """Labels of the best method, and of the cheapest adequate one: least cost, then the better rank. Of equally good
+    ones the first asked for is named, and ``words`` name all; without a number at the target length there is no best.
 
     ``confidence`` is the probability, by paired bootstrap over documents or blocks, that the best is better than
     ``runner_up`` by the first evaluation; null where that has no pairs to resample.
