@@ -150,8 +150,8 @@ def _fits_memory(plan: Plan, settings: Settings) -> None:
     """Raises:
     InvalidEvaluation: when a model's largest pass needs more memory than is free.
     """
-    # A pass holds no more than its length, and no more than there is to read.
-    passes = {(unit.subject.model, unit.subject.method, min(unit.length, unit.tokens)): unit for unit in plan.units}
+    # A pass holds no more than its length, and no more than there is to read, with a BOS before it.
+    passes = {(unit.subject.model, unit.subject.method, min(unit.length, unit.tokens + 1)): unit for unit in plan.units}
     largest: dict[str, tuple[int, int]] = {}
     for (model, _, tokens), unit in passes.items():
         needed = memory.pass_bytes(unit.subject.patch, tokens, settings.score_chunk, unit.resolved)

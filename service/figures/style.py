@@ -104,7 +104,7 @@ def tick_text(value: float) -> str:
         return f"{value:,.10g}"
     exponent = str(math.floor(power + 1e-9)).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     mantissa = value / 10.0 ** math.floor(power + 1e-9)
-    return f"10{exponent}" if abs(mantissa - 1) < 1e-6 else f"{mantissa:.3g}·10{exponent}"
+    return f"10{exponent}" if abs(mantissa - 1) < 1e-6 else f"{mantissa:.6g}·10{exponent}"
 
 
 def shortened(text: str, most: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from service.evaluation.perplexity.tables import short_number
 from service.evaluation.results import Row, name_of
 from service.evaluation.sweep.results import Judgement, SweepResult
@@ -25,7 +27,9 @@ def target_picture(result: SweepResult, index: int) -> Picture:
     values = [at.value for _, at in judged]
     names = [name_of(method, result) for method, _ in judged]
     intervals = [(at.interval.low, at.interval.high) if at.interval else None for _, at in judged]
-    axis = _axis(first.measure, values, intervals, first.limit, share)
+    shown = [value for value in (*values, first.limit) if value is not None]
+    ends = [end for interval in intervals if interval for end in interval]
+    axis = _axis(first.measure, shown, ends, share)
     add_bars(figure, Bars(names, values, [_verdict(at, share) for _, at in judged], intervals), axis)
     if first.limit is not None:
         figure.add_vline(x=first.limit, line={"color": FAINT, "dash": "dot", "width": 1.6})
@@ -47,19 +51,9 @@ def target_picture(result: SweepResult, index: int) -> Picture:
     return Picture(f"target-{index + 1}", title, figure, rows, caption)
 
 
-def _axis(
-    title: str,
-    values: list[float | None],
-    intervals: list[tuple[float, float] | None],
-    limit: float | None,
-    share: bool,
-) -> dict[str, object]:
-    """Over values and limit; intervals may widen it by a factor of two."""
-    known = [value for value in (*values, limit) if value is not None]
-    if known:
-        ends = [end for interval in intervals if interval for end in interval]
-        least, most = min(known), max(known)
-        known += [min(max(end, least / 2), 2 * most) for end in ends]
+def _axis(title: str, shown: Sequence[float], ends: Sequence[float], share: bool) -> dict[str, object]:
+    """Over all of ``shown``; ``ends`` of intervals may widen it by a factor of two."""
+    known = [*shown, *(min(max(end, min(shown) / 2), 2 * max(shown)) for end in ends)]
     if share:
         return {**linear_axis(title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
     if known and max(known) > WIDE * min(known):

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.perplexity.tables import BEST, TERMINAL_COLUMNS, heading, perplexity_rich, short_number, spaced
-from service.evaluation.results import EvaluationResult
+from service.evaluation.results import EvaluationResult, name_of
 from service.evaluation.scores import Score, Scores, scores_of
 from service.evaluation.sweep.results import Judgement, SweepMethod, SweepResult
 
@@ -42,7 +42,9 @@ def _scores(result: EvaluationResult, scores: Scores) -> Table:
     best = {n: choose((by[n].value for by in scores.by_method if n in by), default=None) for n in shown}
     for method, by_length, reach in zip(methods, scores.by_method, effective, strict=True):
         cells = [_cell(by_length.get(n), best[n], scores) for n in shown]
-        table.add_row(Text(method.label), *cells, *([f"{reach:,}" if reach else "-"] if any(effective) else []))
+        table.add_row(
+            Text(name_of(method, result)), *cells, *([f"{reach:,}" if reach else "-"] if any(effective) else [])
+        )
     left_out = len(lengths) - len(shown)
     more = f"; {left_out} more measured" if left_out else ""
     table.caption = Text(f"{scores.columns}; trained length {result.trained_length:,}{more}")
@@ -65,7 +67,7 @@ def _judgements(result: SweepResult) -> Table:
         table.add_column(part.evaluation.replace("_", " "), justify="right", no_wrap=True)
     table.add_column("good enough", justify="center")
     for method in sorted(result.methods, key=lambda method: method.rank):
-        name = Text(method.label, style=BEST if result.answer.best and method.rank == 1 else "")
+        name = Text(name_of(method, result), style=BEST if result.answer.best and method.rank == 1 else "")
         table.add_row(name, *(_judgement(at) for at in method.judgements), _verdict(method))
     table.caption = Text(f"at {result.target_length:,} tokens; trained length {result.trained_length:,}")
     table.caption_justify = "left"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -234,6 +234,7 @@ def test_140_lines_look_different() -> None:
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1.001, 1e300), st.integers(4, 12))
+@example(999_385.0, 1.015625, 4)
 def test_value_ticks_are_few_round_and_inside(low: float, ratio: float, most: int) -> None:
     high = low * ratio
     ticks = value_ticks(low, high, most)

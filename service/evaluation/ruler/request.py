@@ -51,6 +51,14 @@ class RulerRequest(EvaluationRequest):
             raise ValueError(f"cwe_uncommon_frequency must be below cwe_frequency ({self.cwe_frequency})")
         return self
 
+    @model_validator(mode="after")
+    def _parameters_of_the_tasks(self) -> Self:
+        for name, field in type(self).model_fields.items():
+            task = name.partition("_")[0]
+            if task in ("vt", "cwe", "fwe") and task not in self.tasks and getattr(self, name) != field.default:
+                raise ValueError(f"{name} has no meaning without the task {task}")
+        return self
+
     def parameters(self) -> dict[str, Any]:
         """Those of single tasks that were asked for."""
         return {name: value for name, value in self if name.partition("_")[0] in self.tasks}

@@ -15,6 +15,7 @@ from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.perplexity.plan import plan_of as perplexity_plan
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import PerplexityResult
+from service.evaluation.proportion import wilson
 from service.evaluation.results import Interval
 from service.evaluation.sweep.judging import Judge
 from service.evaluation.sweep.plan import plan_of
@@ -23,6 +24,7 @@ from service.evaluation.unit import Subject, evaluate
 from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT
 from tests.service.evaluation.prompting import finish, registry, settings_of
+from tests.service.figures import examples
 from tests.service.results import result_of
 
 YARN, LINEAR = {"method": "yarn", "factor": 4.0}, {"method": "linear", "factor": 2.0}
@@ -112,6 +114,7 @@ def test_what_is_wrong_is_named(models: ModelRegistry, body: dict[str, Any], par
         ({"evaluations": [{"evaluation": "sweep"}]}, "evaluation"),
         ({"methods": [{"method": "none"}], "factors": [2]}, "none of the methods takes a factor"),
         ({"factors": [0.5], "methods": [YARN]}, "greater than or equal to 1"),
+        ({"factors": [5000], "methods": [YARN]}, "factors: Input should be less than or equal to 4096"),
         ({"target": {"tolerance": -0.1}}, "greater than or equal to 0"),
     ],
 )
@@ -166,7 +169,7 @@ def test_no_method_need_be_good_enough(models: ModelRegistry) -> None:
     answer = judged(models, [[10, 90], [10, 60], [11, 50], [10, 40]]).answer()
     assert answer.best == "streaming"
     assert answer.cheapest_adequate is None
-    assert "no method stays within 10%" in answer.words
+    assert answer.words.endswith("; no method stays within 10% of the model itself at 64 tokens.")
 
 
 def test_several_evaluations_have_to_agree(models: ModelRegistry) -> None:
@@ -186,3 +189,73 @@ def test_costs_are_of_the_encoding(models: ModelRegistry) -> None:
     costs = [method.cost for method in judged(models, [[1.5, 2]] * 4).methods()]
     assert [cost.attentions for cost in costs] == [1, 2, 1, 2]
     assert [cost.rotated_when_read for cost in costs] == [False, True, False, True]
+
+
+def shares(models: ModelRegistry, *grids: list[list[float]]) -> Judge:
+    """Judges the four methods by the shares that they find at 64 and 256 tokens, of 20 prompts."""
+    subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
+    results = []
+    for grid in grids:
+        found = examples.passkey([subject.label for subject in subjects])
+        for method, values in zip(found.methods, grid, strict=True):
+            method.lengths = [
+                at.model_copy(update={"length": n, "score": value, "interval": wilson(round(20 * value), 20)})
+                for at, n, value in zip(method.lengths, LENGTHS, values, strict=False)
+            ]
+        results.append(found)
+    return Judge(subjects, results, 0, 64, 256, 0.1)
+
+
+def test_equally_good_methods_share_their_rank_and_are_all_named(models: ModelRegistry) -> None:
+    judge = shares(models, [[1, 1], [1, 1], [1, 0.5], [1, 1]])
+    assert [method.rank for method in judge.methods()] == [1, 1, 4, 1]
+    answer = judge.answer()
+    assert answer.words.startswith(
+        "At 256 tokens default, self_extend and streaming are equally good, and default is the cheapest that is good"
+    )
+    assert answer.confidence is None
+
+
+def test_nothing_found_by_anyone_is_no_victory(models: ModelRegistry) -> None:
+    words = shares(models, [[0.9, 0]] * 4).answer().words
+    assert words == "At 256 tokens every method fails; no method stays within 10% of the model itself at 64 tokens."
+
+
+def test_a_reference_that_finds_nothing_is_no_limit(models: ModelRegistry) -> None:
+    judge = shares(models, [[0, 0], [0.5, 0.5], [0, 0.1], [0, 0]])
+    answer, methods = judge.answer(), judge.methods()
+    assert (answer.best, answer.cheapest_adequate) == ("self_extend", None)
+    assert answer.words == (
+        "At 256 tokens self_extend is best; nothing was found by the model itself at 64 tokens, so there is nothing to "
+        "compare with."
+    )
+    assert {(method.adequate, method.sure) for method in methods} == {(False, False)}
+    assert {method.judgements[0].adequate for method in methods} == {None}
+
+
+def test_one_evaluation_that_is_sure_of_a_failure_is_enough(models: ModelRegistry) -> None:
+    sure = [method.sure for method in shares(models, [[1, 1]] * 4, [[1, 1], [1, 0], [1, 1], [1, 0.9]]).methods()]
+    assert sure == [False, True, False, False], "an interval around 1 reaches below 0.9, that of 0 does not reach it"
+
+
+def test_no_number_at_the_target_has_no_best(models: ModelRegistry) -> None:
+    subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
+    result = examples.long_perplexity([subject.label for subject in subjects])
+    answer = Judge(subjects, [result], 0, 512, 256, 0.1).answer()
+    assert (answer.best, answer.runner_up, answer.cheapest_adequate) == (None, None, None)
+    assert answer.words == "At 256 tokens nothing could be measured."
+
+
+def test_a_probability_says_by_which_evaluation(models: ModelRegistry) -> None:
+    curve = [[10, 90], [10, 10.2], [11, 10.9], [10, 11.5]]
+    assert "(better than the next with probability 1.00)" in judged(models, curve).answer().words
+    assert "(better than the next by perplexity with probability 1.00)" in judged(models, curve, curve).answer().words
+
+
+def test_default_lengths_are_those_that_the_server_takes(checkpoints: Path) -> None:
+    settings = settings_of(checkpoints / "tiny", score_tokens=200)
+    models = ModelRegistry(settings)
+    try:
+        assert plan_of(SweepRequest(evaluations=[PART]), models, settings).parts[0].lengths == [64, 128]
+    finally:
+        models.close()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.evaluation.results import Interval
 from service.figures import Picture, pictures_of
 from service.figures.results import html_of, png_of
 from service.figures.style import COLOURS
@@ -105,6 +106,28 @@ class TestData:
     def test_long_perplexity_where_there_is_one(self) -> None:
         shown = lines(named("long_perplexity", "long-perplexity"))
         assert shown[NAMES[0]] == ([512, 1024, 2048], [180, 600, 800])
+
+    def test_long_perplexity_intervals_are_on_the_picture(self) -> None:
+        result = examples.long_perplexity()
+        at = result.methods[2].lengths[-1]
+        at.interval = Interval(low=8.0, high=500.0, kind="blocks")
+        low, high = (10**end for end in pictures_of(result)[0].figure.layout.yaxis.range)
+        assert low < 8.0
+        assert high > 500.0
+        at.interval = Interval(low=0.0, high=1e300, kind="blocks")
+        low, high = (10**end for end in pictures_of(result)[0].figure.layout.yaxis.range)
+        assert 5 < low < 8, "half the least value, with a margin"
+        assert 500 < high < 800, "less than the line that leaves the picture"
+
+    def test_whiskers_of_a_sweep_are_on_the_picture(self) -> None:
+        result = examples.sweep()
+        for method in result.methods:
+            method.judgements[0].interval = Interval(low=6.0, high=700.0, kind="documents")
+        low, high = (10**end for end in pictures_of(result)[0].figure.layout.xaxis.range)
+        assert low < 6.0
+        assert high > 700.0
+        result.methods[0].judgements[0].interval = Interval(low=0.0, high=1e300, kind="documents")
+        assert pictures_of(result)[0].figure.layout.xaxis.range[1] < 3.1
 
     def test_a_sweep_has_its_parts_and_bars_at_the_target(self) -> None:
         result = examples.sweep()

@@ -12,8 +12,11 @@ from functools import cache
 
 import pytest
 from matplotlib.image import imread
+from pydantic import TypeAdapter
 
 from service.api.evaluations import page
+from service.evaluation.answers import AnyResult
+from service.evaluation.results import EvaluationResult
 from service.figures import pictures_of
 from service.jobs.records import JobInfo
 from service.reports.html import report_of
@@ -21,6 +24,7 @@ from service.reports.words import words_of
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, pictures
 
+READ: TypeAdapter[EvaluationResult] = TypeAdapter(AnyResult)
 ATTACK = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>"
 
 
@@ -146,3 +150,12 @@ class TestContents:
 
     def test_without_a_body_it_says_so(self) -> None:
         assert "is not part of this result" in report("ruler")
+
+
+@pytest.mark.parametrize("evaluation", examples.EVERY)
+def test_every_result_is_the_same_after_json(evaluation: str) -> None:
+    result = examples.EVERY[evaluation]()
+    again = READ.validate_json(result.model_dump_json())
+    assert again == result
+    assert (again.rows(), again.numbers()) == (result.rows(), result.numbers())
+    assert words_of(again) == words_of(result)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 
 from service.evaluation.results import Interval
+from service.reports.terminal import table_of
 from service.reports.words import words_of
 from tests.service.figures import examples
 from tests.service.results import result_of
@@ -47,6 +50,11 @@ class TestPerplexity:
 
     def test_another_model_is_no_reference(self) -> None:
         result = result_of({"default": [6.0, 7.0]}, LENGTHS[:2], models={"default": "other"})
+        assert "not measured" in words_of(result)[-1]
+
+    def test_the_own_encoding_with_a_temperature_is_another_one(self) -> None:
+        result = result_of({"default(attention_temperature=1.1)": [6.0, 7.0]}, LENGTHS[:2])
+        result.methods[0].pe["requested"] = "default"
         assert "not measured" in words_of(result)[-1]
 
     def test_the_reference_is_at_the_longest_length_within_training(self) -> None:
@@ -93,6 +101,13 @@ class TestOthers:
         far = sum(bucket.mass for bucket in result.methods[0].attention_mean[0].buckets[-2:])
         assert attention.endswith(f"or more: default {100 * far:.3g} % (on the first 4 keys 10 %).")
 
+    def test_probe_counts_whole_buckets_past_the_trained_length(self) -> None:
+        result = examples.probe(["default"])
+        result.trained_length = 300  # inside the bucket from 256 to 512
+        attention = words_of(result)[-1]
+        far = result.methods[0].attention_mean[0].buckets[-1].mass
+        assert f"at distances of 512 tokens or more: default {100 * far:.3g} %" in attention
+
     def test_probe_within_the_trained_length_says_nothing_of_it(self) -> None:
         result = examples.probe()
         result.trained_length = 1024
@@ -116,3 +131,27 @@ class TestOthers:
     @pytest.mark.parametrize("evaluation", examples.EVERY)
     def test_every_evaluation_has_words(self, evaluation: str) -> None:
         assert all(sentence.endswith(".") for sentence in words_of(examples.EVERY[evaluation]()))
+
+
+class TestTerminal:
+    def test_what_is_left_out_is_counted_and_other_models_are_named(self) -> None:
+        result = examples.passkey(["default", "alibi"])
+        for method in result.methods:
+            first = method.lengths[0]
+            method.lengths = [first.model_copy(update={"length": 64 * n}) for n in range(1, 31)]
+        result.methods[1].model = "other"
+        _, table = table_of(result)
+        assert isinstance(table, Table)
+        shown = [str(column.header) for column in table.columns][1:]
+        assert len(shown) <= 8
+        assert str(table.caption).endswith(f"; {30 - len(shown)} more measured")
+        assert [str(cell) for cell in table.columns[0].cells] == ["default", "alibi on other"]
+
+    def test_equally_good_methods_are_all_marked(self) -> None:
+        result = examples.sweep()
+        for method, rank in zip(result.methods, (1, 3, 1, 4), strict=True):
+            method.rank = rank
+        _, table = table_of(result)
+        assert isinstance(table, Table)
+        styles = [str(cell.style) for cell in table.columns[0].cells if isinstance(cell, Text)]
+        assert styles == ["bold green", "bold green", "", ""]

@@ -1,0 +1,126 @@
+"""What is refused before a token is read: passes beyond the free memory, and bodies that make no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from pydantic import ValidationError
+
+from patches import parse, patched
+from service.evaluation import memory
+from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.memory import WORKING, free_bytes, pass_bytes
+from service.evaluation.probe.units import CopyUnit
+from service.evaluation.request import LengthRange
+from service.evaluation.ruler.request import RulerRequest
+from service.evaluation.unit import Plan
+from service.models.registry import ModelRegistry
+from tests.models import tiny_model
+from tests.service.conftest import TEXT
+from tests.service.evaluation.prompting import registry, settings_of
+
+STREAMING = {"method": "streaming", "sink_tokens": 4, "window": 32}
+BODIES: dict[str, dict[str, Any]] = {
+    "perplexity": {"input": TEXT, "lengths": [64, 512]},
+    "long_perplexity": {"input": TEXT, "lengths": [64, 512]},
+    "passkey": {"lengths": [512], "depths": [0.5], "samples": 1},
+    "probe": {"input": TEXT, "lengths": [64, 512], "distances": [16], "samples": 1},
+    "sweep": {"lengths": [64, 512], "evaluations": [{"evaluation": "perplexity", "input": TEXT}]},
+}
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints: Path) -> Iterator[ModelRegistry]:
+    yield from registry(checkpoints / "tiny")
+
+
+def planned(models: ModelRegistry, evaluation: str, **fields: Any) -> Plan:
+    request = EVALUATIONS[evaluation].request.model_validate(BODIES[evaluation] | fields)
+    return plan_of(request, models, settings_of(Path("tiny")))
+
+
+@pytest.mark.parametrize("evaluation", BODIES)
+def test_a_pass_beyond_the_free_memory_is_refused(
+    models: ModelRegistry, evaluation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = pass_bytes(models.default.patch, 512, 64)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: needed)
+    assert planned(models, evaluation).tokens
+    monkeypatch.setattr(memory, "free_bytes", lambda device: needed - 1)
+    with pytest.raises(InvalidEvaluation, match=r"a pass of 512 tokens needs about 3\d MB beyond") as refused:
+        planned(models, evaluation)
+    assert refused.value.param == "lengths"
+    assert "3" in str(refused.value).rpartition("and ")[2]
+
+
+def test_what_leaves_the_cache_needs_no_memory(models: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch = models.default.patch
+    resolved = patch.resolve(parse(STREAMING), 2048)
+    windowed = pass_bytes(patch, 2048, 64, resolved)
+    assert windowed == pass_bytes(patch, 2048 * 64, 64, resolved) < pass_bytes(patch, 2048, 64)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: windowed)
+    assert planned(models, "perplexity", methods=[STREAMING], lengths=[2048])
+    with pytest.raises(InvalidEvaluation, match="2048 tokens"):
+        planned(models, "perplexity", methods=[STREAMING, {"method": "none"}], lengths=[2048])
+
+
+def test_a_length_beyond_the_text_holds_the_text(models: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: pass_bytes(models.default.patch, 64, 64))
+    assert planned(models, "perplexity", protocol="rolling", input=list(range(2, 60)), lengths=[4096])
+
+
+@pytest.mark.parametrize(
+    ("family", "full_layers"),
+    [("llama", 2), ("gpt2", 2), ("mpt", 2), ("gemma3", 2), ("starcoder2", 0), ("llama4", 1)],
+)
+def test_only_layers_that_keep_everything_grow(family: str, full_layers: int) -> None:
+    with patched(tiny_model(family)[1]) as patch:
+        per_layer = memory.cache_bytes_per_token(patch) / patch.model.config.get_text_config().num_hidden_layers
+        grown = pass_bytes(patch, 20_000, 64) - pass_bytes(patch, 10_000, 64)
+        spread = 1 + 2 * patch.geometry.num_attention_heads / patch.cached[0] if full_layers else 0
+        assert pass_bytes(patch, 10_000, 64) > WORKING
+        assert grown == pytest.approx(10_000 * per_layer * (full_layers + spread), abs=1)
+
+
+def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < free_bytes(torch.device("cpu")) <= psutil.virtual_memory().total
+    for name, value in (("mem_get_info", (100, 900)), ("memory_reserved", 70), ("memory_allocated", 30)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert free_bytes(torch.device("cuda:0")) == 100 + 70 - 30, "what torch keeps unused is free"
+
+
+def test_a_segment_longer_than_the_document_is_refused(models: ModelRegistry) -> None:
+    short = {"input": list(range(2, 12)), "lengths": [8], "segment": 16, "distances": [16]}
+    with pytest.raises(InvalidEvaluation, match="at most the shortest document's 10 tokens") as refused:
+        planned(models, "probe", **short, segment_of="document")
+    assert refused.value.param == "segment"
+
+
+def test_a_copy_is_not_that_of_another_beginning(models: ModelRegistry) -> None:
+    """Of equal tokens, the first is a BOS in one and the segment's in the other."""
+    plan = planned(models, "probe", input=[0] * 600, segment_of="document", bos="always")
+    unit = next(unit for unit in plan.units if isinstance(unit, CopyUnit))
+    other = replace(unit, bos=None, repeated=unit.repeated._replace(distance=unit.repeated.distance + 1))
+    assert unit.token_ids == other.token_ids
+    assert unit.inputs() != other.inputs()
+
+
+def test_a_range_is_no_way_to_fill_the_memory() -> None:
+    assert len(LengthRange(start=2, stop=65_537, step=1).values()) == 65_536
+    with pytest.raises(ValidationError, match="has 65537 lengths and at most 65536"):
+        LengthRange(start=2, stop=65_538, step=1)
+
+
+def test_parameters_of_tasks_that_are_not_asked_for_are_refused() -> None:
+    with pytest.raises(ValidationError, match="vt_hops has no meaning without the task vt"):
+        RulerRequest(tasks=["cwe"], vt_hops=3)
+    assert RulerRequest(tasks=["vt"], vt_hops=3).parameters() == {"vt_chains": 1, "vt_hops": 3}
+    everything = RulerRequest(tasks=["niah_single_1"]).model_dump()
+    assert RulerRequest.model_validate(everything).tasks == ["niah_single_1"]
