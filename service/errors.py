@@ -22,6 +22,7 @@ from service.engine.engine import EngineFailed, EngineStopping
 from service.engine.memory import OutOfMemory
 from service.evaluation.answers import RESULTS
 from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.scoring import NotANumber
 from service.inputs import TAGS
 from service.jobs.store import JobUnfinished, UnknownJob
 from service.models.registry import UnknownModel
@@ -109,6 +110,7 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     EngineStopping: lambda error: ApiError(503, str(error), code="shutting_down"),
     EngineFailed: lambda error: ApiError(503, f"the engine failed and is restarting: {error}", code="engine_failed"),
     OutOfMemory: _out_of_memory,
+    NotANumber: lambda error: ApiError(500, str(error), code="not_a_number"),
     HTTPException: _http_error,
 }
 

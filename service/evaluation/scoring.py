@@ -21,6 +21,13 @@ LOGITS_BYTES = 64 << 20
 """Most bytes of one chunk's float32 logits: with a large vocabulary, chunks get shorter."""
 
 
+class NotANumber(ArithmeticError):
+    """The model's logits are not numbers, as when float16 overflows under an encoding it was not trained with."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"the model gives no numbers any more after {tokens} tokens or a few more: try another dtype")
+
+
 @dataclass
 class TokenScores:
     """What the model said of tokens 1 .. n-1 of a prompt, and of ``next_id`` after them where it was asked for.
@@ -46,6 +53,8 @@ class TokenScores:
         """Take ``targets`` int64 [n] under ``logprobs`` float32 [n, vocabulary], the first of them at ``start``."""
         rows = slice(start, start + len(targets))
         own = logprobs.gather(-1, targets[:, None])
+        if torch.isnan(own).any():
+            raise NotANumber(start)
         self.token_ids[rows] = targets.cpu().numpy()
         self.logprobs[rows] = own[:, 0].double().cpu().numpy()
         if top := self.top_ids.shape[1]:

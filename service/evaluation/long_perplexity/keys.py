@@ -52,8 +52,8 @@ def contexts_of(long: int, short: int | None, stride: int | None) -> Contexts:
     short = short or min(MOST_SHORT_CONTEXT, max(1, long // 4))
     if short > long - 2:
         raise InvalidEvaluation("short_context", f"must be at most {long - 2}: long_context is {long}")
-    stride = stride or max(1, short // 4)
     most = (long - short) // 2
+    stride = stride or max(1, min(short // 4, most))
     if stride > most:
         raise InvalidEvaluation("stride", f"must be at most {most}, half of what lies between the two contexts")
     return Contexts(long, short, stride)

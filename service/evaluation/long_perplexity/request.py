@@ -49,7 +49,8 @@ class LongPerplexityRequest(EvaluationRequest):
         None, description="Tokens of context that its short windows leave at least; long_context / 4, at most 4096."
     )
     stride: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Tokens between its windows, long and short ones; short_context / 4 when absent."
+        None,
+        description="Tokens between its windows, long and short ones; short_context / 4 when absent, where that fits.",
     )
     alpha: Annotated[float, Field(gt=0)] = Field(
         2.0, description="A key token gains more log-probability (nats) than this from the long context."

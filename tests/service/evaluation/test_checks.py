@@ -20,11 +20,12 @@ from service.evaluation.memory import WORKING, free_bytes, pass_bytes
 from service.evaluation.probe.units import CopyUnit
 from service.evaluation.request import LengthRange
 from service.evaluation.ruler.request import RulerRequest
+from service.evaluation.scoring import NotANumber, token_nll
 from service.evaluation.unit import Plan
 from service.models.registry import ModelRegistry
 from tests.models import tiny_model
 from tests.service.conftest import TEXT
-from tests.service.evaluation.prompting import registry, settings_of
+from tests.service.evaluation.prompting import finish, registry, settings_of
 
 STREAMING = {"method": "streaming", "sink_tokens": 4, "window": 32}
 BODIES: dict[str, dict[str, Any]] = {
@@ -124,3 +125,11 @@ def test_parameters_of_tasks_that_are_not_asked_for_are_refused() -> None:
     assert RulerRequest(tasks=["vt"], vt_hops=3).parameters() == {"vt_chains": 1, "vt_hops": 3}
     everything = RulerRequest(tasks=["niah_single_1"]).model_dump()
     assert RulerRequest.model_validate(everything).tasks == ["niah_single_1"]
+
+
+def test_scores_that_are_no_numbers_are_an_error_and_no_result() -> None:
+    model = tiny_model("llama")[1]
+    with torch.no_grad():
+        model.get_output_embeddings().weight[3] = float("nan")
+    with patched(model) as patch, pytest.raises(NotANumber, match="no numbers any more"):
+        finish(token_nll(patch, [5, 6, 7, 8], 0, 64))
