@@ -14,7 +14,7 @@ from service.api.admission import admit, charge, log_prompts, set_deadline, uppe
 from service.api.pages import page
 from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
 from service.engine.admission import Ticket
-from service.errors import ApiError
+from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS, Evaluation
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.request import EvaluationRequest
@@ -65,6 +65,8 @@ async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Reque
         from service.api.jobs import submit
 
         return await submit(body, request)
+    if "reuse" in body.model_fields_set:
+        raise bad_request("reuse is for jobs: send it with background, or to /jobs; here all is measured", "reuse")
     state = request.app.state
     models: ModelRegistry = state.models
     tickets = await _admit(body, models, request)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Body, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from service import context
 from service.api.admission import TokenRate, log_prompts
@@ -23,12 +26,19 @@ from service.evaluation.tables import csv_of, parquet_of
 from service.figures.results import png_of
 from service.jobs.records import UNFINISHED, JobInfo, JobState
 from service.jobs.runner import JobRunner
+from service.jobs.signals import within
 from service.jobs.store import JobStore
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 LOOK_AGAIN_S = 2.0
 """Events of a job that another process runs are looked for this often."""
+
+AT_MOST_EVERY_S = 0.1
+"""Events of a job that this process runs, which gets further with every chunk."""
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 
 FILES = ("results.json", "results.csv", "results.parquet", "report.html", "plot.png")
 
@@ -42,19 +52,20 @@ async def submit(body: EvaluationRequest, request: Request) -> JSONResponse:
     """
     state = request.app.state
     if body.stream or body.timeout_s is not None:
-        raise bad_request("a job takes neither stream nor timeout_s: follow its events", "stream")
+        param = "stream" if body.stream else "timeout_s"
+        raise bad_request("a job takes neither stream nor timeout_s: follow its events", param)
     store, runner = _store(request), _runner(request)
     rate: TokenRate = state.token_rate
     await rate.check()
     tenant = context.current().tenant
     most = state.settings.max_jobs
-    if await run_in_threadpool(store.unfinished, tenant) >= most:
+    if await _stored(store.unfinished, tenant) >= most:
         raise ApiError(429, f"{most} unfinished jobs of this API key are the most", code="too_many_jobs")
     plan = await run_in_threadpool(plan_of, body, state.models, state.settings)
     log_prompts(request, body.texts())
     await rate.charge(plan.tokens)
     names = sorted({unit.subject.model for unit in plan.units})
-    job = await run_in_threadpool(store.add, tenant, body, models=names, units=len(plan.units), tokens=plan.tokens)
+    job = await _stored(store.add, tenant, body, models=names, units=len(plan.units), tokens=plan.tokens)
     runner.notify()
     info = _linked(job)
     return JSONResponse(info.model_dump(mode="json"), status_code=202, headers={"Location": f"/jobs/{info.id}"})
@@ -81,9 +92,7 @@ async def jobs(
     before: Annotated[str | None, Query(description="Only jobs older than this one.")] = None,
 ) -> JobList:
     """The jobs of this API key."""
-    found = await run_in_threadpool(
-        _store(request).list, context.current().tenant, state=state, limit=limit, before=before
-    )
+    found = await _stored(_store(request).list, context.current().tenant, state=state, limit=limit, before=before)
     return JobList(jobs=[_linked(job) for job in found])
 
 
@@ -97,11 +106,11 @@ async def job(job_id: str, request: Request) -> JobInfo:
 async def delete(job_id: str, request: Request) -> Any:
     """Cancel a job that has not ended; forget one that has."""
     store, tenant = _store(request), context.current().tenant
-    before = await run_in_threadpool(store.get, tenant, job_id)
+    before = await _stored(store.get, tenant, job_id, with_request=False)
     if before.state not in UNFINISHED:
-        await run_in_threadpool(store.remove, tenant, job_id)
+        await _stored(store.remove, tenant, job_id)
         return Response(status_code=204)
-    ended = await run_in_threadpool(store.cancel, tenant, job_id)
+    ended = await _stored(store.cancel, tenant, job_id)
     _runner(request).notify()
     return _linked(ended)
 
@@ -110,9 +119,9 @@ async def delete(job_id: str, request: Request) -> Any:
 async def events(job_id: str, request: Request) -> Any:
     """Server-sent events until the job has ended: ``unit`` for every finished unit, numbered, from the one after
     ``Last-Event-ID``; ``progress`` when tokens were read; at the end ``job``."""
-    await _job(job_id, request)
+    await _job(job_id, request, with_request=False)
     last = request.headers.get("last-event-id", "0")
-    if not last.isdigit():
+    if not re.fullmatch(r"[0-9]{1,18}", last):
         raise bad_request("Last-Event-ID: the number of a unit event", "Last-Event-ID")
     context.current().timeout_s = None  # a job may take days
 
@@ -126,19 +135,21 @@ async def _follow(job_id: str, after: int, request: Request, emit: Emit) -> None
     store, runner, traffic = _store(request), _runner(request), request.app.state.traffic
     told = -1
     while True:
-        info = await _job(job_id, request)
-        for unit in await run_in_threadpool(store.done_units, job_id, after):
+        further = runner.next_change()
+        info = await _job(job_id, request, with_request=False)
+        for unit in await _stored(store.done_units, job_id, after):
             emit(unit.model_dump_json(), "unit", unit.number)
             after = unit.number
         if info.state not in UNFINISHED:
-            emit(info.model_dump_json(), "job")
+            emit((await _job(job_id, request)).model_dump_json(), "job")
             return
         if info.tokens_done != told:
-            emit(info.model_copy(update={"request": {}}).model_dump_json(), "progress")
+            emit(info.model_dump_json(), "progress")
             told = info.tokens_done
         if traffic.draining:
             raise ApiError(503, "the server is shutting down; the job goes on when it is back", code="shutting_down")
-        await runner.changed(LOOK_AGAIN_S)
+        await within(further, LOOK_AGAIN_S)
+        await asyncio.sleep(AT_MOST_EVERY_S)
 
 
 @router.get("/{job_id}/results.json", response_model=AnyResult)
@@ -179,25 +190,38 @@ async def report_html(job_id: str, request: Request) -> Response:
 
 async def _made(job_id: str, request: Request, make: Callable[[EvaluationResult], Any]) -> Any:
     stored = await _result_json(job_id, request)
-    result = RESULTS[stored["evaluation"]].model_validate(stored)
-    return await run_in_threadpool(make, result)
+    return await run_in_threadpool(lambda: make(RESULTS[stored["evaluation"]].model_validate(stored)))
 
 
 async def _result_json(job_id: str, request: Request) -> dict[str, Any]:
     """Raises:
     ApiError: 409 while the job has no result.
     """
-    stored: dict[str, Any] | None = await run_in_threadpool(_store(request).result, context.current().tenant, job_id)
+    stored = await _stored(_store(request).result, context.current().tenant, job_id)
     if stored is None:
-        info = await _job(job_id, request)
+        info = await _job(job_id, request, with_request=False)
         why = f": {info.error.message}" if info.error else ""
         raise ApiError(409, f"the job has no result, it is {info.state}{why}", code=f"job_{info.state}")
     return stored
 
 
-async def _job(job_id: str, request: Request) -> JobInfo:
-    info = await run_in_threadpool(_store(request).get, context.current().tenant, job_id)
-    return _linked(info)
+async def _job(job_id: str, request: Request, *, with_request: bool = True) -> JobInfo:
+    return _linked(await _stored(_store(request).get, context.current().tenant, job_id, with_request=with_request))
+
+
+async def _stored(
+    function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
+) -> Returned:
+    """Call the store on a thread.
+
+    Raises:
+        ApiError: 503 while the database is out of reach or locked; and whatever the store raises.
+    """
+    try:
+        return await run_in_threadpool(function, *args, **options)
+    except (OperationalError, InterfaceError) as error:
+        message = "the database of jobs is out of reach: try again"
+        raise ApiError(503, message, code="jobs_out_of_reach") from error
 
 
 def _linked(info: JobInfo) -> JobInfo:

@@ -132,6 +132,8 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
             raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
         for path in plots or []:
             check_plot(path)
+        if report is not None and not report.absolute().parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {str(report.parent)!r}", param_hint="--report")
         paths, own = separated(files or [], own_fields(name))
         names, texts = documents(paths)
         body = {

@@ -33,7 +33,13 @@ def _connected(server: str | None) -> Iterator[Ropeway]:
 
 
 def _whole(client: Ropeway, job_id: str) -> str:
-    """The id that starts with ``job_id``."""
+    """The id that starts with ``job_id``.
+
+    Raises:
+        typer.BadParameter: when several do, or any would.
+    """
+    if not job_id.strip():
+        raise typer.BadParameter("an id cannot be empty", param_hint="JOB")
     if len(job_id) >= 32:
         return job_id
     found = [job.id for job in client.jobs(limit=1000) if job.id.startswith(job_id)]

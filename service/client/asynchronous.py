@@ -33,7 +33,7 @@ from service.client.requests import (
     generate_body,
     perplexity_body,
 )
-from service.client.retries import RECONNECT_S, RECONNECTS, async_retrying
+from service.client.retries import RECONNECT_S, RECONNECTS, async_retrying, comes_back
 from service.client.synchronous import Received
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult, Progress
@@ -101,9 +101,12 @@ class AsyncRopeway:
         """How far a job is."""
         return await self._ask(JobInfo, "GET", f"/jobs/{job_id}")
 
-    async def jobs(self, *, state: JobState | None = None, limit: int = 100) -> list[JobInfo]:
-        """The newest jobs of this API key, newest first."""
-        query = str(httpx.QueryParams({"limit": limit} if state is None else {"limit": limit, "state": state}))
+    async def jobs(
+        self, *, state: JobState | None = None, limit: int = 100, before: str | None = None
+    ) -> list[JobInfo]:
+        """The newest jobs of this API key, or the newest that are older than the job ``before``; newest first."""
+        asked = {"limit": limit, "state": state, "before": before}
+        query = httpx.QueryParams({name: value for name, value in asked.items() if value is not None})
         return (await self._ask(JobList, "GET", f"/jobs?{query}")).jobs
 
     async def follow(self, job_id: str, *, after: int = 0) -> AsyncGenerator[UnitDone | JobInfo]:
@@ -123,7 +126,7 @@ class AsyncRopeway:
                         if event.event == "job":
                             return
             except RopewayError as error:
-                if error.status is not None or reconnects == RECONNECTS:
+                if reconnects == RECONNECTS or not comes_back(error):
                     raise
             reconnects += 1
             await asyncio.sleep(RECONNECT_S)

@@ -15,6 +15,9 @@ LONGEST_WAIT_S = 120.0
 RECONNECTS, RECONNECT_S = 30, 2.0
 """A job is followed across a restart of its server: so often, so many seconds apart."""
 
+GATEWAY = (502, 504)
+"""What a proxy answers for a server that is away."""
+
 _backoff = wait_exponential(multiplier=0.5, max=8.0) + wait_random(0, 0.5)
 
 
@@ -24,6 +27,11 @@ def retrying(max_retries: int) -> Retrying:
 
 def async_retrying(max_retries: int) -> AsyncRetrying:
     return AsyncRetrying(**_policy(max_retries))
+
+
+def comes_back(error: RopewayError) -> bool:
+    """Whether a job may be followed again later: the connection was lost, or its server is ending or away."""
+    return error.status is None or error.transient or error.status in GATEWAY
 
 
 def _policy(max_retries: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from service.client.requests import (
     generate_body,
     perplexity_body,
 )
-from service.client.retries import RECONNECT_S, RECONNECTS, retrying
+from service.client.retries import RECONNECT_S, RECONNECTS, comes_back, retrying
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult, Progress
 from service.jobs.records import JobInfo, JobState, UnitDone
@@ -105,9 +105,10 @@ class Ropeway:
         """How far a job is."""
         return self._ask(JobInfo, "GET", f"/jobs/{job_id}")
 
-    def jobs(self, *, state: JobState | None = None, limit: int = 100) -> list[JobInfo]:
-        """The newest jobs of this API key, newest first."""
-        query = str(httpx.QueryParams({"limit": limit} if state is None else {"limit": limit, "state": state}))
+    def jobs(self, *, state: JobState | None = None, limit: int = 100, before: str | None = None) -> list[JobInfo]:
+        """The newest jobs of this API key, or the newest that are older than the job ``before``; newest first."""
+        asked = {"limit": limit, "state": state, "before": before}
+        query = httpx.QueryParams({name: value for name, value in asked.items() if value is not None})
         return (self._ask(JobList, "GET", f"/jobs?{query}")).jobs
 
     def follow(self, job_id: str, *, after: int = 0) -> Generator[UnitDone | JobInfo]:
@@ -127,7 +128,7 @@ class Ropeway:
                         if event.event == "job":
                             return
             except RopewayError as error:
-                if error.status is not None or reconnects == RECONNECTS:
+                if reconnects == RECONNECTS or not comes_back(error):
                     raise
             reconnects += 1
             time.sleep(RECONNECT_S)

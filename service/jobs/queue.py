@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+import structlog
+from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, update
 from sqlalchemy.orm import Session, undefer
 
 from service.evaluation.unit import Outcome
@@ -25,6 +26,18 @@ from service.jobs.tables import FinishedUnit, Job
 
 LEASE_S = 30.0
 """How long a job stays its owner's without a sign of life. Clocks of several machines may differ by less."""
+
+MOST_CLAIMS = 5
+"""Of one job in a row without a finished unit, each ended by the death of its process or an error of the runner: a
+job that takes its server down must not do so for ever. An orderly end of the server does not count."""
+
+NO_PROGRESS = {
+    "code": "no_progress",
+    "message": f"given up: {MOST_CLAIMS} times a server that worked on it was killed or failed before a unit was "
+    "finished. Its log or its memory limit may tell why; what is finished stays in the store for a smaller request",
+}
+
+log = structlog.get_logger()
 
 
 class LeaseLost(RuntimeError):
@@ -86,7 +99,8 @@ class JobQueue:
         return and_(free, Job.added_by == self._owner) if self._only_own else free
 
     def claim(self, number: int) -> Claimed | None:
-        """Make a job this process's; None when another was quicker or it has ended."""
+        """Make a job this process's; None when another was quicker or it has ended, also now: after ``MOST_CLAIMS``
+        without a finished unit it fails."""
         with self._database.writing() as session:
             now = datetime.now(UTC)
             taking = update(Job).where(Job.number == number, self._free(session))
@@ -94,12 +108,18 @@ class JobQueue:
                 state="running",
                 owner=self._owner,
                 lease_until=now + timedelta(seconds=LEASE_S),
+                claims=Job.claims + 1,
                 started_at=func.coalesce(Job.started_at, now),
             )
             if not changed(session.execute(taking)):
                 return None
             job = session.get_one(Job, number, options=[undefer(Job.request)])
-            return Claimed(number, job.id, job.tenant, job.request)
+            if job.claims <= MOST_CLAIMS:
+                return Claimed(number, job.id, job.tenant, job.request)
+            log.warning("job_failed", job=job.id, **NO_PROGRESS)
+            job.state, job.finished_at, job.owner, job.lease_until = "failed", now, None, None
+            job.error = dict(NO_PROGRESS)
+            return None
 
     def begin(self, number: int, keys: Sequence[str], tokens: int) -> set[int]:
         """Note the plan's size; returns the positions that are finished already.
@@ -140,15 +160,16 @@ class JobQueue:
             positions = [unit.position for unit in units]
             there = select(FinishedUnit.position).where(of_job, FinishedUnit.position.in_(positions))
             recorded = set(session.scalars(there))
-            last = session.scalar(select(func.max(FinishedUnit.number)).where(of_job)) or 0
-            new = [unit for unit in units if unit.position not in recorded]
-            for place, unit in enumerate(new, start=last + 1):
-                self._add(session, job, place, unit)
+            for unit in units:
+                if unit.position not in recorded:
+                    self._add(session, job, unit)
             return True
 
-    def _add(self, session: Session, job: Job, place: int, unit: Finished) -> None:
+    def _add(self, session: Session, job: Job, unit: Finished) -> None:
         reused = unit.data is None
-        row = FinishedUnit(job=job.number, number=place, reused=reused)
+        job.last_unit += 1
+        job.claims = 0
+        row = FinishedUnit(job=job.number, number=job.last_unit, reused=reused)
         for name in ("position", "key", "label", "name", "length", "tokens", "seconds", "summary"):
             setattr(row, name, getattr(unit, name))
         session.add(row)
@@ -212,10 +233,12 @@ class JobQueue:
             return set(session.scalars(select(Job.number).where(mine)))
 
     def release(self) -> None:
-        """Put back what this process has not finished, for anybody to go on with."""
+        """Put back what this process has not finished, for anybody to go on with. Nobody's fault: that claim does not
+        count."""
         mine = and_(Job.owner == self._owner, Job.state == "running")
+        claims = case((Job.claims > 0, Job.claims - 1), else_=0)
         with self._database.writing() as session:
-            session.execute(update(Job).where(mine).values(state="queued", owner=None, lease_until=None))
+            session.execute(update(Job).where(mine).values(state="queued", owner=None, lease_until=None, claims=claims))
 
     def prune(self, most_bytes: int) -> int:
         """Remove old outcomes above ``most_bytes``; returns how many."""

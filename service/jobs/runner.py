@@ -98,9 +98,9 @@ class JobRunner:
         """Tokens done of the job's units that are at work here."""
         return self._store.in_flight.get(job_id, 0)
 
-    async def changed(self, timeout_s: float) -> None:
-        """Until any job gets further, for ``timeout_s`` seconds at most."""
-        await within(self._changed.next(), timeout_s)
+    def next_change(self) -> asyncio.Event:
+        """Set when any job gets further. Take it before looking how far they are: nothing is missed."""
+        return self._changed.next()
 
     async def _work(self, served: ServedModel) -> None:
         """Units of one model, one after another, until the engine stops."""

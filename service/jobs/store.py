@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import case, delete, func, select
-from sqlalchemy.orm import Session, undefer
+from sqlalchemy.orm import Session
 
 from service import context
 from service.evaluation.request import EvaluationRequest
@@ -16,6 +17,8 @@ from service.jobs.database import Database
 from service.jobs.owner import Owner
 from service.jobs.records import UNFINISHED, JobError, JobInfo, JobState, UnitDone
 from service.jobs.tables import FinishedUnit, Job
+
+ID = re.compile(r"[0-9a-f]{32}")
 
 LISTED_REQUEST = 1 << 14
 """Characters up to which listings show a request: one may hold megabytes of documents."""
@@ -66,6 +69,8 @@ class JobStore:
             tokens_done=0,
             tokens_reused=0,
             seconds=0.0,
+            claims=0,
+            last_unit=0,
             added_by=str(self.owner),
             request=_body(request),
         )
@@ -74,13 +79,15 @@ class JobStore:
             session.flush()
             return self._info(job, job.request)
 
-    def get(self, tenant: str, job_id: str) -> JobInfo:
-        """Raises:
-        UnknownJob: when ``tenant`` has no such job.
+    def get(self, tenant: str, job_id: str, *, with_request: bool = True) -> JobInfo:
+        """A job; ``with_request`` false saves reading what may be megabytes.
+
+        Raises:
+            UnknownJob: when ``tenant`` has no such job.
         """
         with self.database.reading() as session:
             job = _job(session, tenant, job_id)
-            return self._info(job, job.request)
+            return self._info(job, job.request if with_request else {})
 
     def list(
         self, tenant: str, *, state: JobState | None = None, limit: int = 100, before: str | None = None
@@ -205,7 +212,9 @@ def models_text(models: Iterable[str]) -> str:
 
 
 def _job(session: Session, tenant: str, job_id: str, *, for_update: bool = False) -> Job:
-    query = select(Job).where(Job.id == job_id, Job.tenant == tenant).options(undefer(Job.request))
+    if not ID.fullmatch(job_id):  # PostgreSQL fails at NUL characters
+        raise UnknownJob(job_id)
+    query = select(Job).where(Job.id == job_id, Job.tenant == tenant)
     if for_update:
         query = query.with_for_update()  # SQLite's writers are alone anyway
     job = session.scalars(query).one_or_none()

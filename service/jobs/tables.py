@@ -63,7 +63,8 @@ class Job(Base):
     """One evaluation to be done. ``number`` orders jobs by age.
 
     ``models`` is the JSON list of the served models that it needs, sorted. A running job belongs to ``owner`` until
-    ``lease_until``; ``added_by`` is the process that took the request.
+    ``lease_until``; ``added_by`` is the process that took the request. ``claims`` counts how often it was begun since
+    a unit of it was last finished; ``last_unit`` is the highest number that a finished unit of it ever had.
     """
 
     __tablename__ = "jobs"
@@ -92,6 +93,8 @@ class Job(Base):
     added_by: Mapped[str] = mapped_column(Text)
     owner: Mapped[str | None] = mapped_column(Text)
     lease_until: Mapped[datetime | None] = mapped_column(Moment)
+    claims: Mapped[int] = mapped_column(default=0)
+    last_unit: Mapped[int] = mapped_column(default=0)
     error: Mapped[dict[str, str] | None] = mapped_column(Json)
     request: Mapped[dict[str, Any]] = mapped_column(Json, deferred=True)
     result: Mapped[dict[str, Any] | None] = mapped_column(Json, deferred=True)
@@ -99,7 +102,7 @@ class Job(Base):
 
 class FinishedUnit(Base):
     """A unit of a job whose outcome is known. ``position`` is its place in the plan, ``number`` in the order of
-    finishing; neither occurs twice in a job."""
+    finishing; neither occurs twice in a job, and a number that was once told is not given again."""
 
     __tablename__ = "finished_units"
     __table_args__ = (UniqueConstraint("job", "position"), Index("finished_units_by_key", "key"))

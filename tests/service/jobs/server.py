@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from service.jobs import queue
 from service.jobs.runner import JobRunner
 from service.jobs.store import JobStore
 from service.models.registry import ModelRegistry
@@ -13,6 +14,8 @@ from service.settings import Settings
 
 def serve(url: str, settings: Settings, ready: Path) -> None:
     """Never returns. ``ready`` is made when work begins."""
+
+    queue.MOST_CLAIMS = 1000  # killed at random moments, a job may well be begun often before a unit is finished
 
     async def work() -> None:
         JobRunner(JobStore(url), ModelRegistry(settings), settings).start()

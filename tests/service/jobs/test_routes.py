@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import httpx
 import pytest
 from PIL import Image
 from pyarrow import parquet
+from sqlalchemy.exc import OperationalError
 
 from service.evaluation.catalogue import EVALUATIONS
+from service.jobs.store import JobStore
 from tests.service.conftest import TEXT
 from tests.service.serving import events_of, serving
 
@@ -157,7 +160,7 @@ def test_jobs_are_listed_newest_first_and_page_by_page(client: httpx.Client) -> 
     ("fields", "status", "param"),
     [
         ({"stream": True}, 400, "stream"),
-        ({"timeout_s": 5.0}, 400, "stream"),
+        ({"timeout_s": 5.0}, 400, "timeout_s"),
         ({"lengths": [1 << 20]}, 400, "lengths"),
         ({"evaluation": "nonsense"}, 400, "evaluation"),
         ({"model": "nonsense"}, 404, "model"),
@@ -177,6 +180,34 @@ def test_what_cannot_be_run_is_refused_at_once(
 def test_unknown_jobs_are_404(client: httpx.Client, path: str) -> None:
     answer = client.get(f"/jobs/nonsense{path}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 19, "9" * 5000, b"\xb2"])
+def test_a_last_event_that_is_no_number_is_refused(client: httpx.Client, last: Any) -> None:
+    answer = client.get(f"/jobs/{submitted(client)['id']}/events", headers={"Last-Event-ID": last})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
+
+
+def test_what_only_a_job_can_do_is_refused_where_the_answer_is_waited_for(client: httpx.Client) -> None:
+    body = {name: value for name, value in BODY.items() if name != "evaluation"}
+    for reuse in (True, False):
+        answer = client.post("/perplexity", json=body | {"reuse": reuse})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reuse")
+        assert client.post("/perplexity", json=body | {"reuse": reuse, "background": True}).status_code == 202
+
+
+def test_a_database_out_of_reach_is_no_defect(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*_: Any, **__: Any) -> None:
+        raise OperationalError("SELECT", {}, sqlite3.OperationalError("database is locked"))
+
+    job = ended(client, submitted(client)["id"])
+    with monkeypatch.context() as patch:
+        for name in ("get", "list", "unfinished"):
+            patch.setattr(JobStore, name, locked)
+        answers = [client.get("/jobs"), client.get(f"/jobs/{job['id']}"), client.post("/jobs", json=BODY)]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "jobs_out_of_reach")
+        assert "SELECT" not in answer.text
 
 
 def test_another_key_sees_nothing_of_a_job(checkpoints: Path, tmp_path: Path) -> None:

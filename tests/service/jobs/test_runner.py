@@ -25,6 +25,7 @@ from service.jobs import runner as running_jobs
 from service.jobs.queue import Finished, JobQueue
 from service.jobs.records import JobInfo
 from service.jobs.runner import MOST_RETRIES, JobRunner
+from service.jobs.signals import within
 from service.jobs.store import JobStore
 from service.jobs.tables import Job, StoredOutcome
 from service.models.registry import ModelRegistry
@@ -316,7 +317,7 @@ async def test_progress_is_told_and_counted_in(bench: Bench) -> None:
     async with bench.running() as runner:
         seen = []
         while bench.store.get("anna", job_id).state != "done":
-            await runner.changed(10)
+            await within(runner.next_change(), 10)
             seen.append(bench.store.get("anna", job_id).tokens_done)
     assert seen == sorted(seen)
     assert len(set(seen)) > 10

@@ -20,7 +20,7 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs import outcomes
 from service.jobs.outcomes import pack, unpack
 from service.jobs.owner import Owner
-from service.jobs.queue import LEASE_S, Finished, JobQueue, LeaseLost
+from service.jobs.queue import LEASE_S, MOST_CLAIMS, Finished, JobQueue, LeaseLost
 from service.jobs.records import JobInfo
 from service.jobs.store import JobStore, JobUnfinished, UnknownJob
 from service.jobs.tables import Job, StoredOutcome
@@ -75,6 +75,9 @@ class TestTenants:
             with pytest.raises(UnknownJob, match=job.id):
                 call("berta", job.id)
         assert store.list("berta") == []
+        for nothing in ("", "a\0b", "%", job.id[:31], job.id.upper() if job.id.upper() != job.id else "G" * 32):
+            with pytest.raises(UnknownJob):
+                store.get("anna", nothing)
         assert store.get("anna", job.id).state == "queued"
 
     def test_listing_is_newest_first_in_pages_and_by_state(self, store: JobStore) -> None:
@@ -137,6 +140,15 @@ class TestWork:
         assert queue.begin(number, keys, 180) == {0, 2}
         found = store.get("anna", job.id)
         assert (found.units_done, found.units_reused, found.tokens_done, found.seconds) == (2, 1, 120, 0.5)
+
+    def test_numbers_of_units_are_never_given_again(self, store: JobStore) -> None:
+        queue = queue_of(store)
+        job, number = claimed(store, queue)
+        queue.record(number, [unit(0), unit(1), unit(2)])
+        queue.begin(number, [f"{0:064}", "other", "another"], 180)
+        assert [done.number for done in store.done_units(job.id)] == [1]
+        queue.record(number, [unit(1, key="other"), unit(2, key="another")])
+        assert [done.number for done in store.done_units(job.id, after=3)] == [4, 5]
 
     def test_results_come_back_to_the_bit(self, store: JobStore) -> None:
         queue = queue_of(store)
@@ -254,6 +266,31 @@ class TestLeases:
         assert store.get("anna", job.id).state == "queued"
         assert queue_of(store, owner=Owner("elsewhere", 1, 0.0, "a")).claim(number) is not None
         assert len(store.done_units(job.id)) == 1
+
+    def test_a_job_that_is_begun_again_and_again_without_a_finished_unit_fails(self, store: JobStore) -> None:
+        queue = queue_of(store)  # what it owns and does not hold, it gave up
+        job, number = claimed(store, queue)
+        for _ in range(MOST_CLAIMS - 1):
+            assert queue.claim(number) is not None
+        assert store.get("anna", job.id).state == "running"
+        assert queue.claim(number) is None
+        failed = store.get("anna", job.id)
+        assert failed.error is not None
+        assert (failed.state, failed.error.code) == ("failed", "no_progress")
+        assert failed.finished_at is not None
+        assert queue.waiting("tiny", ()) == {}
+        assert queue.beat([number]) == set()
+
+    def test_a_finished_unit_and_an_orderly_end_are_no_fault(self, store: JobStore) -> None:
+        queue = queue_of(store)
+        _, number = claimed(store, queue)
+        for position in range(3):
+            for _ in range(MOST_CLAIMS - 1):
+                assert queue.claim(number) is not None
+            assert queue.record(number, [unit(position)])
+        for _ in range(2 * MOST_CLAIMS):
+            queue.release()
+            assert queue.claim(number) is not None
 
     def test_only_own_leaves_out_what_others_added(self, url: str, store: JobStore) -> None:
         add(store, "anna")

@@ -35,6 +35,8 @@ def upgrade() -> None:
         sa.Column("added_by", sa.Text(), nullable=False),
         sa.Column("owner", sa.Text()),
         sa.Column("lease_until", MOMENT),
+        sa.Column("claims", sa.Integer(), nullable=False),
+        sa.Column("last_unit", sa.Integer(), nullable=False),
         sa.Column("error", sa.Text()),
         sa.Column("request", sa.Text(), nullable=False),
         sa.Column("result", sa.Text()),
