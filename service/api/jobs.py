@@ -102,12 +102,15 @@ async def job(job_id: str, request: Request) -> JobInfo:
     return await _job(job_id, request)
 
 
-@router.delete("/{job_id}", response_model=JobInfo, responses={204: {"description": "An ended job is forgotten."}})
-async def delete(job_id: str, request: Request) -> Any:
-    """Cancel a job that has not ended; forget one that has."""
+@router.delete("/{job_id}", response_model=JobInfo, responses={204: {"description": "With `forget`: gone."}})
+async def delete(
+    job_id: str,
+    request: Request,
+    forget: Annotated[bool, Query(description="Remove the job and its result; only one that has ended.")] = False,
+) -> Any:
+    """Cancel a job; one that has ended stays as it is. With ``forget`` an ended one is removed."""
     store, tenant = _store(request), context.current().tenant
-    before = await _stored(store.get, tenant, job_id, with_request=False)
-    if before.state not in UNFINISHED:
+    if forget:
         await _stored(store.remove, tenant, job_id)
         return Response(status_code=204)
     ended = await _stored(store.cancel, tenant, job_id)

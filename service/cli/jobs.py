@@ -82,9 +82,16 @@ def follow(job_id: Id, server: Server = None) -> None:
 
 @jobs.command("cancel")
 def cancel(job_id: Id, server: Server = None) -> None:
-    """End a job, or forget it if it has ended. What it has finished stays in the store for other jobs."""
+    """End a job. What it has finished stays in the store for other jobs."""
     with _connected(server) as client:
         client.cancel(_whole(client, job_id))
+
+
+@jobs.command("forget")
+def forget(job_id: Id, server: Server = None) -> None:
+    """Remove a job that has ended, and its result."""
+    with _connected(server) as client:
+        client.forget(_whole(client, job_id))
 
 
 @jobs.command("results")

@@ -132,8 +132,12 @@ class AsyncRopeway:
             await asyncio.sleep(RECONNECT_S)
 
     async def cancel(self, job_id: str) -> None:
-        """End a job, or forget it if it has ended."""
+        """End a job; one that has ended stays as it is."""
         await self._answer("DELETE", f"/jobs/{job_id}")
+
+    async def forget(self, job_id: str) -> None:
+        """Remove a job that has ended, and its result."""
+        await self._answer("DELETE", f"/jobs/{job_id}?forget=true")
 
     async def result(self, job_id: str) -> EvaluationResult:
         """The result of a job that is done."""

@@ -134,8 +134,12 @@ class Ropeway:
             time.sleep(RECONNECT_S)
 
     def cancel(self, job_id: str) -> None:
-        """End a job, or forget it if it has ended."""
+        """End a job; one that has ended stays as it is."""
         self._answer("DELETE", f"/jobs/{job_id}")
+
+    def forget(self, job_id: str) -> None:
+        """Remove a job that has ended, and its result."""
+        self._answer("DELETE", f"/jobs/{job_id}?forget=true")
 
     def result(self, job_id: str) -> EvaluationResult:
         """The result of a job that is done."""

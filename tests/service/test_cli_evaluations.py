@@ -150,8 +150,10 @@ def test_results_of_a_job(server: str, done: str, tmp_path: Path) -> None:
     assert "yarn(factor=4)" in page.read_text()
 
 
-def test_a_job_is_cancelled(server: str, done: str) -> None:
+def test_a_job_is_cancelled_and_forgotten(server: str, done: str) -> None:
     succeeded("jobs", "cancel", done, "--server", server)
+    assert json.loads(succeeded("jobs", "show", done, "--server", server))["state"] == "done", "it had ended"
+    succeeded("jobs", "forget", done, "--server", server)
     result = ropeway("jobs", "show", done, "--server", server)
     assert result.exit_code == 1
     assert "no such job" in result.output

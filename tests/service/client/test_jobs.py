@@ -91,7 +91,7 @@ class TestJobs:
         with pytest.raises(RopewayError) as caught:
             ropeway.result(job.id)
         assert (caught.value.status, caught.value.code) == (409, "job_cancelled")
-        ropeway.cancel(job.id)
+        ropeway.forget(job.id)
         with pytest.raises(RopewayError) as caught:
             list(ropeway.follow(job.id))
         assert (caught.value.status, caught.value.code) == (404, "not_found")

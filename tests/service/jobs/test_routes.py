@@ -128,12 +128,15 @@ def test_the_same_again_is_taken_from_the_store_unless_it_is_not_wanted(client: 
 
 def test_a_running_job_is_cancelled_and_an_ended_one_forgotten(client: httpx.Client) -> None:
     job = running(client)
+    kept = client.delete(f"/jobs/{job['id']}?forget=true")
+    assert (kept.status_code, kept.json()["error"]["code"]) == (409, "job_unfinished")
     early = client.get(f"/jobs/{job['id']}/results.json")
     assert (early.status_code, early.json()["error"]["code"]) == (409, "job_running")
     assert client.delete(f"/jobs/{job['id']}").json()["state"] == "cancelled"
     gone = client.get(f"/jobs/{job['id']}/results.json")
     assert (gone.status_code, gone.json()["error"]["code"]) == (409, "job_cancelled")
-    assert client.delete(f"/jobs/{job['id']}").status_code == 204
+    assert client.delete(f"/jobs/{job['id']}").json()["state"] == "cancelled", "again is no harm"
+    assert client.delete(f"/jobs/{job['id']}?forget=true").status_code == 204
     assert client.get(f"/jobs/{job['id']}").status_code == 404
 
 
