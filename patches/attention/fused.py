@@ -119,17 +119,21 @@ class _Segment:
 
     def in_blocks(self) -> torch.Tensor:
         """Blocks of queries; in each, every band attends to the keys it can reach. A last band, which covers all
-        keys from some distance on, is one causal triangle and takes all queries at once."""
+        keys from some distance on, is one causal triangle and takes all queries at once; so does a band from every
+        chunk to one other."""
         in_blocks, at_once = [], []
         for band, key in zip(self.resolved.recipe.bands, self._keys_by_band(), strict=True):
             if self._is_triangle(band):
                 at_once.append(self._triangle(band, key))
+            elif self._is_chunk_to_chunk(band):
+                at_once.append(self._chunk_to_chunk(band, key))
             else:
                 in_blocks.append((band, key))
         blocks = []
         for first, stop in itertools.pairwise(self._edges()):
             query = self.query[:, :, first - self.q_start : stop - self.q_start]
-            blocks.append(combine([part for band, key in in_blocks for part in self._band(query, first, band, key)]))
+            parts = [part for band, key in in_blocks for part in self._band(query, first, band, key)]
+            blocks.append(combine(parts) if parts else self._nothing(query))
         attended = torch.cat([out for out, _ in blocks], dim=2), torch.cat([lse for _, lse in blocks], dim=2)
         return merge([attended, *at_once])
 
@@ -166,6 +170,50 @@ class _Segment:
         out, lse = combine(parts)
         missing = first - self.q_start
         return F.pad(out, (0, 0, missing, 0)), F.pad(lse, (missing, 0), value=float("-inf"))
+
+    def _nothing(self, query: torch.Tensor) -> Attended:
+        """What queries see that reach no key."""
+        out = query.new_zeros(*query.shape[:3], self.value.shape[-1])
+        return out, torch.full(query.shape[:3], float("-inf"), device=query.device)
+
+    def _is_chunk_to_chunk(self, band: Band) -> bool:
+        predicate = band.predicate
+        return (
+            isinstance(predicate, ChunkRange)
+            and predicate.high == predicate.low + 1
+            and self.q_start % predicate.size == 0
+            and (self.q_stop - self.q_start) // predicate.size > predicate.low
+            and (self.own, self.head, self.k_start, self.resolved.recipe.score_bias) == (None, 0, 0, None)
+            and has_causal_kernel(self.query)
+        )
+
+    def _chunk_to_chunk(self, band: Band, key: torch.Tensor) -> Attended:
+        """Every whole chunk of queries to the chunk ``low`` before it, all chunks in one call as rows of a batch. What
+        is left of a last chunk goes by itself."""
+        assert isinstance(band.predicate, ChunkRange)
+        size, low = band.predicate.size, band.predicate.low
+        stop = self.q_stop - self.q_stop % size
+        first = max(self.q_start, low * size)  # queries before it reach no key
+        rows, count = self.query.shape[0], (stop - first) // size
+
+        def apart(states: torch.Tensor) -> torch.Tensor:
+            return states.unflatten(2, (count, size)).transpose(1, 2).flatten(0, 1)
+
+        def together(states: torch.Tensor) -> torch.Tensor:
+            return states.unflatten(0, (rows, count)).transpose(1, 2).flatten(2, 3)
+
+        query = self._rotated_queries(self.query[:, :, first - self.q_start : stop - self.q_start], first, band)
+        columns = slice(first - low * size, stop - low * size)
+        chunks = apart(query), apart(key[:, :, columns]), apart(self.value[:, :, columns])
+        out, lse = (together(part) for part in sdpa_with_lse(*chunks, None, self.scaling, causal=low == 0))
+        out, lse = (
+            F.pad(out, (0, 0, first - self.q_start, 0)),
+            F.pad(lse, (first - self.q_start, 0), value=float("-inf")),
+        )
+        if stop == self.q_stop:
+            return out, lse
+        rest = combine(self._band(self.query[:, :, stop - self.q_start :], stop, band, key))
+        return torch.cat([out, rest[0]], dim=2), torch.cat([lse, rest[1]], dim=2)
 
     def eager(self) -> torch.Tensor:
         """Scores in the open, in blocks of queries and in the order of operations that transformers uses."""
