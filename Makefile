@@ -20,8 +20,8 @@ DEV := $(VENV)/.installed-dev
 PINS := pyproject.toml constraints.txt
 TRAIN_FAMILY = all $(foreach family,$(FAMILY),--model $(family)) --preset $(PRESET) \
 	$(if $(CORPUS),--corpus $(CORPUS),--stdlib) --run-dir runs/$(PRESET) --output models/$(PRESET)
-# A worker per core, one thread each; whole files go to a worker, since their tests share servers.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
+# A worker per core, one thread each, each beginning at another end: tests of one file mostly share a server.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal $(ARGS)
 INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
 
 .DEFAULT_GOAL := help

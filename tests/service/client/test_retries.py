@@ -134,8 +134,8 @@ def test_probing_is_not_tried_again(server: str) -> None:
 
 @pytest.mark.parametrize("seconds", ["1.5", "date"])
 def test_the_server_says_how_long_to_wait(server: str, seconds: str) -> None:
-    # A date has whole seconds: two from now is more than one.
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
+    # A date has whole seconds: three from now is more than two.
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
     transport = Injected(refused(429, Retry_After=date if seconds == "date" else seconds))
     began = time.monotonic()
     with Ropeway(server, transport=transport) as client:
