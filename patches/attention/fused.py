@@ -197,10 +197,10 @@ class _Segment:
         rows, count = self.query.shape[0], (stop - first) // size
 
         def apart(states: torch.Tensor) -> torch.Tensor:
-            return states.unflatten(2, (count, size)).transpose(1, 2).flatten(0, 1)
+            return states.reshape(*states.shape[:2], count, size, -1).transpose(1, 2).flatten(0, 1)
 
         def together(states: torch.Tensor) -> torch.Tensor:
-            return states.unflatten(0, (rows, count)).transpose(1, 2).flatten(2, 3)
+            return states.reshape(rows, count, *states.shape[1:]).transpose(1, 2).flatten(2, 3)
 
         query = self._rotated_queries(self.query[:, :, first - self.q_start : stop - self.q_start], first, band)
         columns = slice(first - low * size, stop - low * size)
