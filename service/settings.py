@@ -34,7 +34,11 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ROPEWAY_", env_file=".env", extra="ignore", frozen=True)
 
-    model: str = Field("demo", description="Hugging Face id or local folder; 'demo' serves the embedded demo models.")
+    model: str = Field(
+        "demo",
+        description="Hugging Face id, local folder, or a folder of such folders (all are served, the first by name is "
+        "the default); 'demo' serves the embedded demo models.",
+    )
     revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id.")
     device: str = Field("auto", description="torch device; 'auto' takes CUDA if there is one, the CPU otherwise.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

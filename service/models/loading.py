@@ -52,11 +52,15 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
 
 
 def sources(settings: Settings) -> dict[str, str | Path]:
-    """Served name -> where to load it from, the default model first."""
-    if settings.model == "demo":
-        return {folder.name: folder for folder in sorted(DEMO.iterdir()) if (folder / "config.json").exists()}
-    path = Path(settings.model)
-    return {path.resolve().name if path.is_dir() else settings.model: settings.model}
+    """Served name -> where to load it from, the default model first: one model, or all that a folder holds."""
+    path = DEMO if settings.model == "demo" else Path(settings.model)
+    if not path.is_dir():
+        return {settings.model: settings.model}
+    if not (path / "config.json").exists():
+        inside = {folder.name: folder for folder in sorted(path.iterdir()) if (folder / "config.json").exists()}
+        if inside:
+            return dict(inside)
+    return {path.resolve().name: path}
 
 
 def device_of(settings: Settings) -> str:

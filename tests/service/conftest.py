@@ -12,7 +12,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from service.cli.server import local_server
-from service.models import loading
 from service.settings import Settings
 
 TEXT = " ".join(f"The {n} ropes of the {n * 7} ways are {n % 13} steps long, and no longer." for n in range(400))
@@ -67,10 +66,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def settings() -> Settings:
+def settings(checkpoints: Path) -> Settings:
     return Settings(
         _env_file=None,
-        model="demo",
+        model=str(checkpoints),
         cache_tokens=4096,
         score_tokens=4096,
         max_batch_tokens=128,
@@ -82,12 +81,10 @@ def settings() -> Settings:
 
 
 @pytest.fixture(scope="session")
-def server(checkpoints: Path, settings: Settings) -> Iterator[str]:
+def server(settings: Settings) -> Iterator[str]:
     """Base URL of a running server."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "DEMO", checkpoints)
-        with local_server(settings) as url:
-            yield url
+    with local_server(settings) as url:
+        yield url
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from fastapi import FastAPI
 import service.app
 from service.cli.server import local_server
 from service.engine.engine import Engine
-from service.models import loading
 from service.settings import Settings
 
 LONG = [5, 6, 7]
@@ -31,7 +30,6 @@ LONG = [5, 6, 7]
 SHORT: dict[str, Any] = {"prompt": LONG, "max_new_tokens": 12}
 
 SMALL: dict[str, Any] = {
-    "model": "demo",
     "cache_tokens": 2048,
     "score_tokens": 2048,
     "max_batch_tokens": 128,
@@ -51,10 +49,9 @@ def serving(checkpoints: Path, **settings: Any) -> Iterator[tuple[str, FastAPI]]
         return apps[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "DEMO", checkpoints)
         patch.setattr(service.app, "create_app", kept)
-        database = {"database_url": f"sqlite:///{checkpoints / f'{uuid.uuid4().hex}.db'}"}
-        with local_server(Settings(_env_file=None, **SMALL | database | settings)) as url:
+        own = {"model": str(checkpoints), "database_url": f"sqlite:///{checkpoints / f'{uuid.uuid4().hex}.db'}"}
+        with local_server(Settings(_env_file=None, **SMALL | own | settings)) as url:
             yield url, apps[0]
 
 

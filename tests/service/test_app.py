@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from patches import METHODS
+from service.models import loading
+from service.settings import Settings
 
 
 def test_every_method_is_listed_with_its_schema(client: httpx.Client) -> None:
@@ -27,6 +30,16 @@ def test_models_report_their_encoding_and_variants(client: httpx.Client) -> None
     assert tiny["variants"] == {"alibi": "tiny-alibi"}
     assert (tiny["pe"]["method"], alibi["pe"]["method"]) == ("default", "alibi")
     assert tiny["max_length"] == 4096
+
+
+def test_a_folder_is_one_model_or_all_that_it_holds(checkpoints: Path) -> None:
+    def served(model: Path | str) -> dict[str, Path | str]:
+        return loading.sources(Settings(_env_file=None, model=str(model)))
+
+    assert served(checkpoints / "tiny") == {"tiny": checkpoints / "tiny"}
+    assert list(served(checkpoints)) == ["tiny", "tiny-alibi"], "the first by name is the default"
+    assert list(served("demo")) == ["ropeway-demo", "ropeway-demo-alibi"]
+    assert served("an/id") == {"an/id": "an/id"}
 
 
 def test_frequencies_before_and_after(client: httpx.Client) -> None:

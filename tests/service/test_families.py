@@ -112,8 +112,7 @@ class TestTraining:
 
     def test_what_ships_is_as_it_was(self) -> None:
         assert shape.KINDS == ("rope", "alibi")
-        demo = Path(loading.__file__).parent / "demo"  # whatever a fixture has put in its place
-        assert {folder.name for folder in demo.iterdir()} == {shape.served_name(kind) for kind in shape.KINDS}
+        assert {folder.name for folder in loading.DEMO.iterdir()} == {shape.served_name(kind) for kind in shape.KINDS}
 
 
 class TestModel:

@@ -22,7 +22,6 @@ from service.evaluation.long_perplexity.results import LongPerplexityResult
 from service.evaluation.perplexity.plan import plan_of as perplexity_plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.unit import evaluate
-from service.models import loading
 from service.models.registry import ModelRegistry, UnknownModel
 from service.settings import Settings
 from tests.service.conftest import TEXT, tiny_checkpoint
@@ -151,10 +150,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRegistry]:
     *_, first, second = sorted(words, key=words.get)
     words[first], words[second] = words[second], words[first]
     file.write_text(json.dumps(tokenizer))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "DEMO", folder)
-        sizes = {"cache_tokens": 2048, "score_tokens": 2048, "max_batch_tokens": 128}
-        models = ModelRegistry(Settings(model="demo", dtype="float32", device="cpu", _env_file=None, **sizes))
+    sizes = {"cache_tokens": 2048, "score_tokens": 2048, "max_batch_tokens": 128}
+    models = ModelRegistry(Settings(model=str(folder), dtype="float32", device="cpu", _env_file=None, **sizes))
     yield models
     models.close()
 

@@ -14,7 +14,6 @@ from sqlalchemy import make_url
 
 from service.evaluation.unit import Plan, evaluate
 from service.jobs.store import JobStore
-from service.models import loading
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.jobs.postgres import postgres_server
@@ -58,16 +57,15 @@ def store(url: str) -> Iterator[JobStore]:
 
 
 @pytest.fixture(scope="module")
-def job_settings() -> Settings:
-    return Settings(_env_file=None, **SMALL | {"score_chunk": 16, "max_scored_tokens": 10_000_000})
+def job_settings(checkpoints: Path) -> Settings:
+    own = {"model": str(checkpoints), "score_chunk": 16, "max_scored_tokens": 10_000_000}
+    return Settings(_env_file=None, **SMALL | own)
 
 
 @pytest.fixture(scope="module")
-def models(checkpoints: Path, job_settings: Settings) -> Iterator[ModelRegistry]:
+def models(job_settings: Settings) -> Iterator[ModelRegistry]:
     """The tiny model and its variant, served for one module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "DEMO", checkpoints)
-        registry = ModelRegistry(job_settings)
+    registry = ModelRegistry(job_settings)
     yield registry
     registry.close()
 
