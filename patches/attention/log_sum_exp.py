@@ -87,17 +87,26 @@ def _cuda(
     return out, lse[..., : query.shape[2]]
 
 
-def combine(parts: list[Attended]) -> Attended:
-    """One attention from several over disjoint keys, with its log-sum-exp. Weights are float32 whatever the dtype."""
-    if len(parts) == 1:
-        return parts[0]
-    lse = torch.stack([part_lse for _, part_lse in parts])
-    total = torch.logsumexp(lse, dim=0)
-    weights = torch.exp(lse - total)
-    merged = sum(weight[..., None] * out.float() for weight, (out, _) in zip(weights, parts, strict=True))
-    return torch.as_tensor(merged).to(parts[0][0].dtype), total
+def nothing(query: torch.Tensor, width: int) -> Attended:
+    """What ``query`` [rows, heads, q, head_dim] has attended to before anything is added, float32."""
+    out = torch.zeros(*query.shape[:3], width, device=query.device)
+    return out, torch.full(query.shape[:3], float("-inf"), device=query.device)
 
 
-def merge(parts: list[Attended]) -> torch.Tensor:
-    """The output of ``combine``."""
-    return combine(parts)[0]
+def add(attended: Attended, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Merge the attention to other keys into ``attended``, in place and in float32 whatever the dtype of ``out``."""
+    held, held_lse = attended
+    # A gradient needs what enters here as it was.
+    old, old_lse = (held.clone(), held_lse.clone()) if out.requires_grad else attended
+    total = torch.logaddexp(old_lse, lse)
+    weight = torch.exp(lse - total)[..., None]
+    if out.requires_grad:
+        held.copy_(old.lerp(out.float(), weight))
+    else:
+        held.lerp_(out.float(), weight)
+    held_lse.copy_(total)
+
+
+def part(states: Attended, columns: slice) -> Attended:
+    """Views of some columns of both."""
+    return states[0][:, :, columns], states[1][:, :, columns]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 from patches.attention import fused, reference
 from patches.attention.layer import Layer
-from patches.attention.log_sum_exp import eager_with_lse, merge, sdpa_with_lse
+from patches.attention.log_sum_exp import Attended, add, eager_with_lse, nothing, sdpa_with_lse
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.temperature import LogLengthTemperature
 from patches.methods.biases.alibi import LinearBias, alibi_slopes
@@ -49,7 +49,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def query_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways through the queries: the block as it is, and one so small that every call has several."""
     if request.param is not None:
-        monkeypatch.setattr(fused, "QUERY_BLOCK", request.param)
+        monkeypatch.setattr("patches.attention.states.QUERY_BLOCK", request.param)
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,13 @@ def test_layers_share_tables_without_mixing_them_up() -> None:
 # Log-sum-exp
 
 
+def merged(parts: list[Attended]) -> torch.Tensor:
+    attended = nothing(parts[0][0], parts[0][0].shape[-1])
+    for part in parts:
+        add(attended, *part)
+    return attended[0]
+
+
 def halves(dtype: torch.dtype, device: str, *, groups: int = 2) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Query, key, value [2, heads, 19 or 37, head_dim] and a causal bias [1, 1, 19, 37]."""
     case = Case(19, 18, 0, 4, groups, None, None, 0, False, 3)
@@ -189,8 +196,8 @@ def test_two_disjoint_halves_merge_into_one_softmax(dtype: torch.dtype, device: 
             sdpa_with_lse(query, key[:, :, part], value[:, :, part], bias[..., part], SCALING)
             for part in (slice(0, cut), slice(cut, None))
         ]
-        assert relative(merge(parts).float(), whole) < TOLERANCE[dtype]
-        assert relative(merge(parts[::-1]).float(), whole) < TOLERANCE[dtype]
+        assert relative(merged(parts), whole) < TOLERANCE[dtype]
+        assert relative(merged(parts[::-1]), whole) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
@@ -216,9 +223,10 @@ def test_the_merge_survives_scores_that_overflow_an_exponential() -> None:
     parts = [sdpa_with_lse(query, key[:, :, p], value[:, :, p], None, SCALING) for p in (slice(0, 9), slice(9, None))]
     whole, _ = eager_with_lse(query.double(), key, value, None, SCALING)
     assert parts[0][1].abs().max() > 1000
-    assert relative(merge(parts), whole.float()) < 1e-4
+    assert relative(merged(parts), whole.float()) < 1e-4
 
 
-def test_one_part_is_returned_as_it_is() -> None:
-    part = torch.randn(1, 2, 3, 4), torch.zeros(1, 2, 3)
-    assert merge([part]) is part[0]
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_first_part_is_kept_as_it_is(dtype: torch.dtype) -> None:
+    out, lse = torch.randn(1, 2, 3, 4).to(dtype), torch.randn(1, 2, 3)
+    assert torch.equal(merged([(out, lse)]), out.float())

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.typical import typical
 from patches import METHODS, patched
-from patches.attention import fused
+from patches.attention.states import QUERY_BLOCK
 from service.models import architecture
 from tests.methods import Fields
 from tests.models import tiny_model, tiny_tokens
@@ -89,7 +89,7 @@ def test_a_prefill_never_holds_all_scores(name: str) -> None:
     with patched(model) as patch:
         fields = typical(patch.geometry)[name]
     seen = largest(model, fields)
-    assert LENGTH <= seen.elements <= fused.QUERY_BLOCK * LENGTH, seen.operation
+    assert LENGTH <= seen.elements <= QUERY_BLOCK * LENGTH, seen.operation
 
 
 @pytest.mark.parametrize("name", ["alibi", "kerple_log", "sandwich", "t5_bias", "shaw"])
@@ -98,7 +98,7 @@ def test_a_bias_per_head_is_bounded_per_head(name: str) -> None:
     with patched(model) as patch:
         fields = typical(patch.geometry)[name]
     seen = largest(model, fields)
-    assert fused.QUERY_BLOCK * LENGTH < seen.elements <= heads * fused.QUERY_BLOCK * LENGTH, seen.operation
+    assert QUERY_BLOCK * LENGTH < seen.elements <= heads * QUERY_BLOCK * LENGTH, seen.operation
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
@@ -108,7 +108,7 @@ def test_layers_without_a_fused_kernel_are_bounded_too(family: str) -> None:
     model = tiny_model(family, **sizes)[1]
     for fields in ({"method": "default"}, {"method": "self_extend", "group_size": 64, "neighbor_window": 16}):
         seen = largest(model, fields)
-        assert seen.elements <= fused.QUERY_BLOCK * (LENGTH + 1), seen.operation
+        assert seen.elements <= QUERY_BLOCK * (LENGTH + 1), seen.operation
 
 
 def test_the_recorder_sees_a_score_matrix() -> None:
@@ -120,7 +120,6 @@ def test_the_recorder_sees_a_score_matrix() -> None:
 
 
 def test_without_blocks_the_bound_would_break(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = fused.QUERY_BLOCK
-    monkeypatch.setattr(fused, "QUERY_BLOCK", LENGTH)
+    monkeypatch.setattr("patches.attention.states.QUERY_BLOCK", LENGTH)
     model = model_for("alibi", heads=1)
-    assert largest(model, {"method": "alibi"}).elements == LENGTH * LENGTH > block * LENGTH
+    assert largest(model, {"method": "alibi"}).elements == LENGTH * LENGTH > QUERY_BLOCK * LENGTH

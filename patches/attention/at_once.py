@@ -1,0 +1,97 @@
+"""Bands that need no mask and no blocks: all queries of a long segment in a few calls of the kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from patches.attention.log_sum_exp import Attended, add, part, sdpa_with_lse
+from patches.attention.states import SegmentStates
+from patches.encoding.masks import ChunkRange, DistanceRange
+from patches.encoding.recipe import Band
+
+
+def at_once(states: SegmentStates, band: Band, key: torch.Tensor, attended: Attended) -> bool:
+    """Add the attention of all queries to ``key`` [rows, kv_heads, k, head_dim] to ``attended``.
+
+    False, and nothing is added, where the band has to go by blocks.
+    """
+    predicate = band.predicate
+    if not states.is_bare:
+        return False
+    if isinstance(predicate, DistanceRange) and predicate.high is None and states.q_stop > predicate.low:
+        _triangle(states, band, predicate.low, (key, states.value), attended)
+        return True
+    if isinstance(predicate, ChunkRange) and predicate.high in (None, predicate.low + 1):
+        first = -(-max(states.q_start, predicate.low * predicate.size) // predicate.size) * predicate.size
+        if states.q_stop - first > predicate.size:
+            _chunks(states, band, predicate, (key, states.value), attended, first)
+            return True
+    return False
+
+
+def _triangle(states: SegmentStates, band: Band, low: int, keys: Attended, attended: Attended) -> None:
+    """To all keys at a distance of ``low`` or more: query p to keys 0 .. p - low."""
+    first = max(states.q_start, low)  # queries before it reach no key
+    late = part(attended, slice(first - states.q_start, None))
+    query = states.rotated_queries(states.query[:, :, first - states.q_start :], first, band)
+    square, before = part(keys, slice(first - low, states.q_stop - low)), part(keys, slice(first - low))
+    add(late, *sdpa_with_lse(query, *square, None, states.scaling, causal=True))
+    if first > low:
+        add(late, *sdpa_with_lse(query, *before, None, states.scaling))
+
+
+def _chunks(
+    states: SegmentStates, band: Band, chunks: ChunkRange, keys: Attended, attended: Attended, first: int
+) -> None:
+    """To the chunk ``low`` before that of the query, and if the range has no end to all chunks before that one.
+
+    From position ``first`` on, where a chunk begins, chunk i of queries meets chunk i of the keys from ``base`` on. The
+    chunks between are a staircase: every second chunk of queries meets the one chunk of keys before it, every second
+    pair of chunks the pair before it, then fours, eights. Each width is one call, so that n chunks take log2(n).
+    """
+    missing, base = first - states.q_start, first - chunks.low * chunks.size
+    if missing and states.q_start >= chunks.low * chunks.size:  # the rest of a chunk that an earlier segment began
+        states.add_band(slice(0, missing), band, keys[0], attended)
+    query = states.rotated_queries(states.query[:, :, missing:], first, band)
+    late, met = part(attended, slice(missing, None)), part(keys, slice(base, None))
+    _meet(query, met, late, chunks.size, 0, states.scaling, causal=chunks.low == 0)
+    if chunks.high is None:
+        width = chunks.size
+        while width < query.shape[2]:
+            _meet(query, met, late, 2 * width, width, states.scaling)
+            width *= 2
+        if base:
+            add(late, *sdpa_with_lse(query, *part(keys, slice(base)), None, states.scaling))
+
+
+def _meet(
+    query: torch.Tensor,
+    met: Attended,
+    attended: Attended,
+    period: int,
+    skip: int,
+    scaling: float,
+    *,
+    causal: bool = False,
+) -> None:
+    """In every ``period`` of columns, the queries behind the first ``skip`` to as many of the first keys.
+
+    Whole periods are rows of one batch; what is left of a last one goes by itself.
+    """
+    length, width = query.shape[2], period - skip
+    whole = length // period
+    stop, early, late = whole * period, slice(width), slice(skip, None)
+
+    def rows(states: torch.Tensor, chosen: slice) -> torch.Tensor:
+        """View [rows, whole periods, heads, chosen columns of each, ...]."""
+        return states[:, :, :stop].unflatten(2, (whole, period))[:, :, :, chosen].transpose(1, 2)  # type: ignore[no-any-return]
+
+    if whole:
+        q, k, v = rows(query, late), rows(met[0], early), rows(met[1], early)
+        new = sdpa_with_lse(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), None, scaling, causal=causal)
+        held = rows(attended[0], late), rows(attended[1], late)
+        add(held, *(states.unflatten(0, (-1, whole)) for states in new))
+    if stop + skip < length:
+        keys = part(met, slice(stop, min(stop + width, length) if causal else stop + width))
+        rest = slice(stop + skip, None)
+        add(part(attended, rest), *sdpa_with_lse(query[:, :, rest], *keys, None, scaling, causal=causal))

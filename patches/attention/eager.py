@@ -1,0 +1,65 @@
+"""Attention with its scores in the open, in blocks of queries, for what no fused kernel takes: soft limits, sinks, and
+encodings that score distances by the query."""
+
+from __future__ import annotations
+
+import torch
+
+from patches.attention.states import SegmentStates
+from patches.encoding.recipe import RelativeScores
+from patches.encoding.temperature import ConstantTemperature
+
+
+def eager(states: SegmentStates) -> torch.Tensor:
+    """Scores in the open, in blocks of queries and in the order of operations that transformers uses."""
+    groups = states.query.shape[1] // states.key.shape[1]
+    value = states.value.repeat_interleave(groups, 1)
+    keys = [key.repeat_interleave(groups, 1) for key in states.keys_by_band()]
+    blocks = []
+    for columns in states.blocks():
+        query = states.query[:, :, columns]
+        weights = _weights(states, _scores(states, query, states.q_start + columns.start, keys)).to(query.dtype)
+        blocks.append(weights @ value)
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+
+
+def _scores(states: SegmentStates, query: torch.Tensor, q_low: int, keys: list[torch.Tensor]) -> torch.Tensor:
+    q_idx, kv_idx = states.indices(q_low, query.shape[2], slice(None))
+    scores, covered = None, None
+    for band, key in zip(states.resolved.recipe.bands, keys, strict=True):
+        band_scores = states.rotated_queries(query, q_low, band) @ key.transpose(2, 3) * states.scaling
+        inside = states.predicate(band)(q_idx, kv_idx)
+        scores = band_scores if scores is None else torch.where(inside, band_scores, scores)
+        covered = inside if covered is None else covered | inside
+    assert scores is not None  # a recipe has at least one band
+    assert covered is not None
+    if states.resolved.recipe.relative is not None:
+        scores = scores + _relative(states, states.resolved.recipe.relative, q_idx, kv_idx, keys[0])
+    if states.layer.softcap is not None:
+        scores = torch.tanh(scores / states.layer.softcap) * states.layer.softcap
+    if states.resolved.recipe.score_bias is not None:
+        scores = scores + states.resolved.recipe.score_bias(q_idx, kv_idx)
+    return scores.masked_fill(~covered, torch.finfo(scores.dtype).min)
+
+
+def _relative(
+    states: SegmentStates, relative: RelativeScores, q_idx: torch.Tensor, kv_idx: torch.Tensor, key: torch.Tensor
+) -> torch.Tensor:
+    """Some of its terms know no query, so that the temperature has to multiply the sum of all."""
+    assert states.layer.attention is not None
+    low = int(q_idx[0, 0]) - states.q_start
+    query = states.untempered[:, :, low : low + len(q_idx)]
+    scores = relative(states.layer.attention, query, key, (q_idx - kv_idx).clamp_min(0)) * states.scaling
+    temperature = states.resolved.recipe.attention_temperature
+    if temperature is None or isinstance(temperature, ConstantTemperature):
+        return scores
+    return scores * temperature(q_idx[:, 0])[:, None].to(scores.dtype)
+
+
+def _weights(states: SegmentStates, scores: torch.Tensor) -> torch.Tensor:
+    if states.layer.sinks is None:
+        return torch.softmax(scores, dim=-1, dtype=torch.float32)
+    nothing = states.layer.sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], -1)
+    logits = torch.cat([scores, nothing], dim=-1)
+    logits = logits - logits.max(dim=-1, keepdim=True).values
+    return torch.softmax(logits, dim=-1, dtype=logits.dtype)[..., :-1]
