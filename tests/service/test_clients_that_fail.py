@@ -93,7 +93,7 @@ def _stream_without_reading(url: str, **body: Any) -> Iterator[socket.socket]:
     host, port = url.removeprefix("http://").split(":")
     content = json.dumps(SHORT | body | {"stream": True})
     with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)  # below a segment, it would trickle
         connection.connect((host, int(port)))
         head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
         connection.sendall(f"{head}\r\n\r\n{content}".encode())
