@@ -5,8 +5,6 @@ Both on trained models in plain transformers: no cache, no chunks, nothing patch
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from service.evaluation.perplexity.results import LengthResult
 from service.evaluation.unit import evaluate
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from tests.service import harness
 
 MODELS = ["stories260K", "llama3-1m-atto"]
 
@@ -88,17 +87,6 @@ def test_sliding_is_the_yarn_script(real: Real, window: int, stride: int) -> Non
 
 
 WINDOW = 192
-TASK = """
-task: rolling
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: "{documents}"}}}}
-test_split: test
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{{{text}}}}"
-metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}, {{metric: bits_per_byte}}]
-metadata: {{version: 1.0}}
-"""
 
 
 def documents_of(text: str) -> list[str]:
@@ -107,24 +95,14 @@ def documents_of(text: str) -> list[str]:
 
 
 @pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def harness_of(tmp_path: Path) -> Iterator[Any]:
     """Calls lm-eval on documents with a plain model: no network, no cache outside of the test's folder."""
     for package in ("lm_eval", "accelerate"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install -e .[harness]")
-    for name in ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE"):
-        monkeypatch.setenv(name, "1")
-    import datasets
-    from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    levels = {name: logging.getLogger(name).level for name in ("lm_eval", "lm-eval")}
 
     def run(real: Real, documents: list[str], *, add_bos_token: bool | None) -> dict[str, float]:
-        file = tmp_path / "documents.jsonl"
-        file.write_text("\n".join(json.dumps({"text": text}) for text in documents))
-        (tmp_path / "rolling.yaml").write_text(TASK.format(documents=file))
+        harness.add_task(tmp_path, "rolling", harness.ROLLING, [{"text": text} for text in documents])
         model = HFLM(
             pretrained=real.plain,
             tokenizer=real.tokenizer,
@@ -133,35 +111,28 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             add_bos_token=add_bos_token,
             device="cpu",
         )
-        found = simple_evaluate(
-            model=model,
-            tasks=["rolling"],
-            task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
-            bootstrap_iters=0,
-        )
-        assert found is not None
-        return {name: found["results"]["rolling"][f"{name},none"] for name in METRICS}
+        found = harness.evaluate(tmp_path, ["rolling"], model)["results"]["rolling"]
+        return {name: found[f"{name},none"] for name in METRICS}
 
-    yield run
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+    with harness.offline(tmp_path):
+        yield run
 
 
 METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
 
 
-def test_rolling_is_the_harness_own(real: Real, harness: Any) -> None:
+def test_rolling_is_the_harness_own(real: Real, harness_of: Any) -> None:
     documents = documents_of(real.text)
-    expected = harness(real, documents, add_bos_token=False)
+    expected = harness_of(real, documents, add_bos_token=False)
     got, smaller = reversed(measured(real.models, input=documents, protocol="rolling", lengths=[WINDOW // 2, WINDOW]))
     assert {name: getattr(got, name) for name in METRICS} == pytest.approx(expected, rel=1e-5)
     assert getattr(smaller, METRICS[0]) != pytest.approx(expected[METRICS[0]], rel=1e-3), "the window matters here"
 
 
-def test_rolling_of_token_ids_is_the_harness_as_it_comes(real: Real, harness: Any) -> None:
+def test_rolling_of_token_ids_is_the_harness_as_it_comes(real: Real, harness_of: Any) -> None:
     """Left alone, the harness lets the tokenizer add a BOS after its own and predicts it: the same as token ids."""
     documents = documents_of(real.text)
-    expected = harness(real, documents, add_bos_token=None)
+    expected = harness_of(real, documents, add_bos_token=None)
     ids = [real.tokenizer(text)["input_ids"] for text in documents]
     assert all(document[0] == real.tokenizer.bos_token_id for document in ids)
     (got,) = measured(real.models, input=ids, protocol="rolling", lengths=[WINDOW])

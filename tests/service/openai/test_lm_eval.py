@@ -6,8 +6,6 @@ the model's name.
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.service import harness
 from tests.service.conftest import TEXT
 from tests.service.openai.conftest import answer
 from tests.service.test_scoring import our_nll, plain_nll
@@ -31,22 +30,10 @@ QUESTIONS = [
     {"question": "The naïve ropes of 東京", "choices": [" are 5", " of the 9 ways are long"], "answer": 1},
 ]
 
-ROLLING = """
-task: tiny_rolling
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: "{documents}"}}}}
-test_split: test
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{{{text}}}}"
-metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}, {{metric: bits_per_byte}}]
-metadata: {{version: 1.0}}
-"""
-
 CHOICES = """
 task: tiny_choices
 dataset_path: json
-dataset_kwargs: {{data_files: {{test: "{questions}"}}}}
+dataset_kwargs: {{data_files: {{test: "{data}"}}}}
 test_split: test
 output_type: multiple_choice
 doc_to_text: "{{{{question}}}}"
@@ -60,7 +47,7 @@ metadata: {{version: 1.0}}
 UNTIL = """
 task: tiny_until
 dataset_path: json
-dataset_kwargs: {{data_files: {{test: "{questions}"}}}}
+dataset_kwargs: {{data_files: {{test: "{data}"}}}}
 test_split: test
 output_type: generate_until
 doc_to_text: "{{{{question}}}}"
@@ -85,39 +72,18 @@ ENCODINGS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
 
 
 @pytest.fixture
-def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of task definitions with their data; no network, no cache outside of it."""
-    for name in ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE"):
-        monkeypatch.setenv(name, "1")
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    documents, questions = tmp_path / "documents.jsonl", tmp_path / "questions.jsonl"
-    documents.write_text("\n".join(json.dumps({"text": text}) for text in DOCUMENTS))
-    questions.write_text("\n".join(json.dumps(question) for question in QUESTIONS))
-    for name, task in (("rolling", ROLLING), ("choices", CHOICES), ("until", UNTIL)):
-        (tmp_path / f"{name}.yaml").write_text(task.format(documents=documents, questions=questions))
-    levels = {name: logging.getLogger(name).level for name in ("lm_eval", "lm-eval")}
-    yield tmp_path
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+def tasks(tmp_path: Path) -> Iterator[Path]:
+    """A folder of task definitions with their data."""
+    with harness.offline(tmp_path):
+        harness.add_task(tmp_path, "rolling", harness.ROLLING, [{"text": text} for text in DOCUMENTS])
+        for name, task in (("choices", CHOICES), ("until", UNTIL)):
+            harness.add_task(tmp_path, name, task, QUESTIONS)
+        yield tmp_path
 
 
 def evaluate(folder: Path, url: str, model: str, *names: str) -> dict[str, Any]:
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
     arguments = {"model": model, "base_url": f"{url}/v1/completions", "max_length": WINDOW, "num_concurrent": 2}
-    results = simple_evaluate(
-        model="local-completions",
-        model_args=arguments,
-        tasks=list(names),
-        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-        batch_size=2,
-        bootstrap_iters=0,
-    )
-    assert results is not None
-    return dict(results)
+    return harness.evaluate(folder, list(names), "local-completions", model_args=arguments, batch_size=2)
 
 
 def direct_logprobs(folder: Path, ids: list[int], model: str) -> np.ndarray:
@@ -143,17 +109,17 @@ def rolling(folder: Path, ids: list[int], model: str) -> float:
 
 @pytest.mark.parametrize("model", ENCODINGS)
 def test_scores_are_the_models_own(url: str, tiny: Path, tasks: Path, tokenizer: Any, model: str) -> None:
-    results = evaluate(tasks, url, model, "tiny_rolling", "tiny_choices")
+    results = evaluate(tasks, url, model, "rolling", "tiny_choices")
 
     def ids_of(text: str) -> list[int]:
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     expected = [rolling(tiny, ids_of(text), model) for text in DOCUMENTS]
-    samples = sorted(results["samples"]["tiny_rolling"], key=lambda sample: sample["doc_id"])
+    samples = sorted(results["samples"]["rolling"], key=lambda sample: sample["doc_id"])
     assert [sample["resps"][0][0] for sample in samples] == pytest.approx(expected, rel=1e-5)
     size = sum(len(text.encode()) for text in DOCUMENTS)
-    bits = results["results"]["tiny_rolling"]["bits_per_byte,none"]
+    bits = results["results"]["rolling"]["bits_per_byte,none"]
     assert bits == pytest.approx(-sum(expected) / size / np.log(2), rel=1e-5)
 
     correct = 0
