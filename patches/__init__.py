@@ -15,7 +15,16 @@ from patches.encoding.recipe import Recipe, ResolvedRecipe, RopeGeometry
 from patches.model.batch import Batch, packed_batch
 from patches.model.geometry import UnsupportedModel, geometry_of
 from patches.model.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
-from patches.registry import METHODS, PositionEncoding, describe, describe_methods, examples, parse, resolve
+from patches.registry import (
+    METHODS,
+    PositionEncoding,
+    describe,
+    describe_method,
+    describe_methods,
+    examples,
+    parse,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from patches.model.hf import Patched, patched
@@ -36,6 +45,7 @@ __all__ = [
     "UnsupportedModel",
     "decode",
     "describe",
+    "describe_method",
     "describe_methods",
     "effective_distance",
     "encode",

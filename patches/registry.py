@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -200,11 +200,15 @@ def examples() -> list[dict[str, Any]]:
 
 def describe_methods() -> list[dict[str, Any]]:
     """Every method with its JSON schema, for listings and generated tables."""
-    return [
-        {
-            "method": name,
-            **{about: getattr(method, about) for about in ABOUT},
-            "parameters": method.model_json_schema(),
-        }
-        for name, method in METHODS.items()
-    ]
+    return [describe_method(name) for name in METHODS]
+
+
+def describe_method(name: str) -> dict[str, Any]:
+    """What a method tells of itself, and its JSON schema."""
+    about = {field: getattr(METHODS[name], field) for field in ABOUT}
+    return {"method": name, **about, "parameters": _schema(name)}
+
+
+@cache
+def _schema(name: str) -> dict[str, Any]:
+    return METHODS[name].model_json_schema()  # 25 to 60 ms

@@ -42,10 +42,9 @@ def methods(
     ] = None,
 ) -> None:
     """Every positional encoding a request can choose, or one with its parameters. Needs no model."""
-    from patches import describe_methods
+    from patches import METHODS, describe_method, describe_methods
 
-    known = {info["method"]: info for info in describe_methods()}
-    if name is not None and name not in known:
+    if name is not None and name not in METHODS:
         from service.shorthand import unknown_method
 
         fail(unknown_method(name))
@@ -54,11 +53,11 @@ def methods(
 
         typer.echo(readme_table() if docs is None else f"{len(write_docs(docs))} files written to {docs}")
     elif as_json:
-        typer.echo(json.dumps(known[name] if name else list(known.values()), indent=2))
+        typer.echo(json.dumps(describe_method(name) if name else describe_methods(), indent=2))
     elif name is None:
-        stdout.print(_all_methods(list(known.values())))
+        stdout.print(_all_methods(describe_methods()))
     else:
-        _print_method(known[name])
+        _print_method(describe_method(name))
 
 
 def models(model: ModelName = None, as_json: AsJson = False, server: Server = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from patches import METHODS, describe_methods, parse
+from patches import METHODS, describe_method, parse
 from service.cli.schema import choices, default_text, type_text
 from service.figures.methods import method_figure, multipliers_figure, svg
 from service.figures.samples import GEOMETRY, GROUPS, HEADS, PAIRS, TIMES_LONGER, TRAINED, Group, Sample, samples
@@ -84,23 +84,25 @@ def pictures() -> Iterator[tuple[str, str]]:
 
 def readme_table() -> str:
     """Every method in one line; the README holds the table and a test compares."""
-    known = {info["method"]: info for info in describe_methods()}
     rows = ["| kind | method | what it does | without tuning |", "|---|---|---|---|"]
     for group, members in _grouped():
         for drawn in members:
             link = f"[`{drawn.name}`](docs/{PAGE}#{drawn.name})"
-            info = known[drawn.name]
+            info = describe_method(drawn.name)
             rows.append(_row([group, link, info["summary"], info["training_free"]]))
     return "\n".join(rows)
 
 
 def methods_page() -> str:
     """One section per method, by kind, and what several methods share."""
-    known = {info["method"]: info for info in describe_methods()}
     blocks = [_introduction()]
     for group, members in _grouped():
         title, about = SECTIONS[group]
-        blocks += [f"## {title}", about, *(block for drawn in members for block in _section(known[drawn.name], drawn))]
+        blocks += [
+            f"## {title}",
+            about,
+            *(block for drawn in members for block in _section(describe_method(drawn.name), drawn)),
+        ]
     return "\n\n".join([*blocks, *_temperatures(), *_bases()]) + "\n"
 
 
