@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.client import client_of
-from service.cli.perplexity import print_table, save_plot, sweep
+from service.cli.perplexity import print_table, sweep
 from service.cli.server import local_server
 from service.client import Ropeway
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.perplexity.tables import perplexity_markdown
+from service.figures.perplexity import perplexity_png
 from service.models.loading import DEMO
 from service.models.training.card import insert_table
 from service.settings import Settings
@@ -86,7 +87,7 @@ def main(
     for folder in sorted(DEMO.iterdir()):
         insert_table(folder / "README.md", perplexity_markdown(result))
     drawn: PerplexityResult = result.model_copy(update={"methods": [result.methods[index] for index in DRAWN]})
-    save_plot(drawn, picture)
+    picture.write_bytes(perplexity_png(drawn))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ import typer
 from rich.text import Text
 
 from service.cli.client import client_of
+from service.cli.files import picture
 from service.cli.generate import panels, resolved_line
 from service.cli.options import encodings
-from service.cli.perplexity import print_table, save_plot, sweep
+from service.cli.perplexity import print_table, sweep
 from service.cli.terminal import fail, printable, status, stdout
 from service.client import Result, Ropeway, RopewayError
 
@@ -145,8 +146,8 @@ def _curve(client: Ropeway, output: Path) -> None:
     stdout.rule(Text(f"POST /perplexity: {len(names)} encodings, {trained} to {trained << 3} tokens"))
     result = sweep(client, body)
     print_table(result)
-    save_plot(result, output / "curve.png")
-    save_plot(result, output / "curve.html")
+    for path in (output / "curve.png", output / "curve.html"):
+        path.write_bytes(picture(result, path))
     (output / "table.csv").write_text(csv_of(result), encoding="utf-8", newline="")
     (output / "result.json").write_text(result.model_dump_json(indent=2), encoding="utf-8")
     files = "curve.png curve.html table.csv result.json"

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
+from service.cli.files import check_plot, documents, picture, save
 from service.cli.options import Encodings, ModelName, Server, encodings, lengths
-from service.cli.perplexity import Files, Lengths, check_plot, documents
-from service.cli.terminal import fail, stderr, stdout
+from service.cli.perplexity import Files, Lengths
+from service.cli.terminal import fail, progress_bar, stdout
 from service.client import EvaluationResult, JobInfo, Ropeway, UnitDone
 
 COMMANDS = {
@@ -155,7 +155,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
         named(result, names)
         show(result, as_json=as_json, as_csv=as_csv)
         for path in plots or []:
-            save_picture(result, path)
+            save(path, picture(result, path))
 
 
 def _placed(name: str, texts: str | list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
@@ -175,11 +175,7 @@ def finish(client: Ropeway, job: JobInfo) -> JobInfo:
     Raises:
         RopewayError: when the server cannot be reached any more.
     """
-    columns = (
-        *(SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()),
-        *(TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()),
-    )
-    with Progress(*columns, console=stderr, transient=True) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("waiting", total=max(job.tokens_total, 1))
         try:
             for item in client.follow(job.id):
@@ -214,22 +210,6 @@ def show(result: EvaluationResult, *, as_json: bool, as_csv: bool) -> None:
     else:
         for part in table_of(result):
             stdout.print(part)
-
-
-def save(path: Path, content: bytes) -> None:
-    """Write a file and say so."""
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        fail(f"{path}: {error.strerror}")
-    stderr.print(f"saved {path}", markup=False, soft_wrap=True)
-
-
-def save_picture(result: EvaluationResult, path: Path) -> None:
-    """Write the first picture as PNG or HTML, by the file's ending."""
-    from service.figures.results import html_of, png_of
-
-    save(path, png_of(result) if path.suffix.lower() == ".png" else html_of(result).encode())
 
 
 def add_to(app: typer.Typer) -> None:

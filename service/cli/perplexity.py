@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from service.cli.client import connected
+from service.cli.files import check_plot, documents, picture, save
 from service.cli.options import Encodings, ModelName, Server, encodings, lengths
-from service.cli.terminal import fail, printable, stderr, stdout
+from service.cli.terminal import printable, progress_bar, stdout
 from service.client import PerplexityResult, Ropeway
 from service.client import Progress as Scored
 
@@ -75,8 +74,7 @@ def perplexity(  # noqa: PLR0913 - one argument per option
         document.name = name
     _print(result, as_json, as_csv)
     for path in plots or []:
-        save_plot(result, path)
-        stderr.print(f"saved {path}", markup=False, soft_wrap=True)
+        save(path, picture(result, path))
 
 
 def sweep(client: Ropeway, request: dict[str, Any]) -> PerplexityResult:
@@ -85,11 +83,7 @@ def sweep(client: Ropeway, request: dict[str, Any]) -> PerplexityResult:
     Raises:
         RopewayError: when the server answers with an error.
     """
-    columns = (
-        *(SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()),
-        *(TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()),
-    )
-    with Progress(*columns, console=stderr, transient=True) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("waiting", total=None)
 
         def show(scored: Scored) -> None:
@@ -105,46 +99,6 @@ def print_table(result: PerplexityResult) -> None:
 
     stdout.print(Text(printable(heading(result)), style="bold"))
     stdout.print(perplexity_rich(result))
-
-
-def check_plot(path: Path) -> None:
-    """Refuse a picture that could not be saved, before any work is done.
-
-    Raises:
-        typer.BadParameter: for another ending or a folder that does not exist.
-    """
-    if path.suffix.lower() not in (".png", ".html"):
-        raise typer.BadParameter(f"{str(path)!r} must end in .png or .html", param_hint="--plot")
-    if not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {str(path.parent)!r}", param_hint="--plot")
-
-
-def save_plot(result: PerplexityResult, path: Path) -> None:
-    """Write the curve as PNG or HTML, by the file's ending."""
-    from service.figures.perplexity import perplexity_html, perplexity_png
-
-    if path.suffix.lower() == ".png":
-        path.write_bytes(perplexity_png(result))
-    else:
-        path.write_text(perplexity_html(result), encoding="utf-8")
-
-
-def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
-    """(names, the request's input): one text or several; a built-in document goes by its name."""
-    from service.evaluation.documents import BUILT_IN
-
-    if not files or (files[0] in BUILT_IN and len(files) == 1 and not Path(files[0]).exists()):
-        return [], files[0] if files else None
-    texts = []
-    for file in files:
-        try:
-            texts.append(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
-        except OSError as error:
-            fail(f"{file}: {error.strerror}")
-        except UnicodeDecodeError:
-            fail(f"{file}: not UTF-8 text")
-    names = ["stdin" if file == "-" else Path(file).name for file in files]
-    return names, texts[0] if len(texts) == 1 else texts
 
 
 def _print(result: PerplexityResult, as_json: bool, as_csv: bool) -> None:

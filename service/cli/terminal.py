@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.status import Status
 
 stdout = Console(highlight=False)
@@ -22,6 +23,21 @@ def printable(text: str) -> str:
 def status(message: str) -> Status:
     """A spinner on stderr while something takes its time; invisible where stderr is no terminal."""
     return stderr.status(message)
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr with what is being done, how much of it is, and how long it takes; gone at the end."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=stderr,
+        transient=True,
+    )
 
 
 def fail(message: str) -> NoReturn:

@@ -1,0 +1,57 @@
+"""Documents that commands read, and pictures and reports that they write."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from service.cli.terminal import fail, stderr
+from service.evaluation.results import EvaluationResult
+
+
+def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
+    """(names, the request's input): one text or several; a built-in document goes by its name."""
+    from service.evaluation.documents import BUILT_IN
+
+    if not files or (files[0] in BUILT_IN and len(files) == 1 and not Path(files[0]).exists()):
+        return [], files[0] if files else None
+    texts = []
+    for file in files:
+        try:
+            texts.append(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+        except OSError as error:
+            fail(f"{file}: {error.strerror}")
+        except UnicodeDecodeError:
+            fail(f"{file}: not UTF-8 text")
+    names = ["stdin" if file == "-" else Path(file).name for file in files]
+    return names, texts[0] if len(texts) == 1 else texts
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a picture that could not be saved, before any work is done.
+
+    Raises:
+        typer.BadParameter: for another ending or a folder that does not exist.
+    """
+    if path.suffix.lower() not in (".png", ".html"):
+        raise typer.BadParameter(f"{str(path)!r} must end in .png or .html", param_hint="--plot")
+    if not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(path.parent)!r}", param_hint="--plot")
+
+
+def save(path: Path, content: bytes) -> None:
+    """Write a file and say so."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        fail(f"{path}: {error.strerror}")
+    stderr.print(f"saved {path}", markup=False, soft_wrap=True)
+
+
+def picture(result: EvaluationResult, path: Path) -> bytes:
+    """The first picture as PNG or HTML, by the file's ending."""
+    from service.figures.results import html_of, png_of
+
+    return png_of(result) if path.suffix.lower() == ".png" else html_of(result).encode()
