@@ -24,7 +24,7 @@ from service.evaluation.answers import RESULTS
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring import NotANumber
 from service.inputs import TAGS
-from service.jobs.store import JobUnfinished, UnknownJob
+from service.jobs.store import IdempotencyMismatch, JobUnfinished, UnknownJob
 from service.models.registry import UnknownModel
 
 MAX_PROBLEMS = 10
@@ -102,6 +102,7 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     TooLarge: lambda error: context_length_exceeded(error.needed, 0, error.capacity),
     UnknownJob: lambda error: ApiError(404, str(error), code="not_found"),
     InvalidEvaluation: lambda error: bad_request(str(error), error.param),
+    IdempotencyMismatch: lambda error: ApiError(422, str(error), code="idempotency_mismatch", param="Idempotency-Key"),
     JobUnfinished: lambda error: ApiError(409, str(error), code="job_unfinished"),
     QueueFull: lambda error: ApiError(429, f"the queue is full: {error}", code="queue_full"),
     SlotsExhausted: lambda error: ApiError(

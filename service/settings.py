@@ -95,6 +95,9 @@ class Settings(BaseSettings):
     outcomes_max_bytes: Count = Field(
         2 << 30, description="Outcomes kept for later jobs; above it the least recently used ones leave."
     )
+    jobs_kept_days: float | None = Field(
+        None, gt=0, description="Days after its end that a job and its result are removed; never when unset."
+    )
 
     api_keys: HashedKeys = Field(
         (), description="API keys, separated by commas; hashed at once. None: no keys asked for."

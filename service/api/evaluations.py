@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from service import context
 from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
+from service.api.jobs import submit
 from service.api.pages import page
 from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
 from service.engine.admission import Ticket
@@ -62,8 +63,6 @@ class RecentResults:
 async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Request) -> Any:
     """Run one evaluation for one request."""
     if body.background:
-        from service.api.jobs import submit
-
         return await submit(body, request)
     if "reuse" in body.model_fields_set:
         raise bad_request("reuse is for jobs: send it with background, or to /jobs; here all is measured", "reuse")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-from fastapi import APIRouter, Body, Query, Request
+from fastapi import APIRouter, Body, Header, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -28,6 +28,7 @@ from service.jobs.records import UNFINISHED, JobInfo, JobState
 from service.jobs.runner import JobRunner
 from service.jobs.signals import within
 from service.jobs.store import JobStore
+from service.reports.html import report_of
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -48,6 +49,7 @@ async def submit(body: EvaluationRequest, request: Request) -> JSONResponse:
 
     Raises:
         ApiError: 400 for an option that a job cannot have, 429 for too many unfinished jobs or tokens a minute.
+        IdempotencyMismatch: for a key that made another job.
         UnknownModel, InvalidEvaluation: from the plan.
     """
     state = request.app.state
@@ -55,9 +57,11 @@ async def submit(body: EvaluationRequest, request: Request) -> JSONResponse:
         param = "stream" if body.stream else "timeout_s"
         raise bad_request("a job takes neither stream nor timeout_s: follow its events", param)
     store, runner = _store(request), _runner(request)
+    tenant, key = context.current().tenant, _idempotency_key(request)
+    if key is not None and (made := await _stored(store.submitted, tenant, body, key)):
+        return _accepted(made, request)
     rate: TokenRate = state.token_rate
     await rate.check()
-    tenant = context.current().tenant
     most = state.settings.max_jobs
     if await _stored(store.unfinished, tenant) >= most:
         raise ApiError(429, f"{most} unfinished jobs of this API key are the most", code="too_many_jobs")
@@ -65,9 +69,24 @@ async def submit(body: EvaluationRequest, request: Request) -> JSONResponse:
     log_prompts(request, body.texts())
     await rate.charge(plan.tokens)
     names = sorted({unit.subject.model for unit in plan.units})
-    job = await _stored(store.add, tenant, body, models=names, units=len(plan.units), tokens=plan.tokens)
+    size = {"units": len(plan.units), "tokens": plan.tokens}
+    job = await _stored(store.add, tenant, body, models=names, idempotency_key=key, **size)
     runner.notify()
-    info = _linked(job)
+    return _accepted(job, request)
+
+
+def _idempotency_key(request: Request) -> str | None:
+    """Raises:
+    ApiError: 400 for a key that is empty or longer than 255 characters.
+    """
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= 255:
+        raise bad_request("Idempotency-Key: 1 to 255 characters", "Idempotency-Key")
+    return key
+
+
+def _accepted(job: JobInfo, request: Request) -> JSONResponse:
+    info = _linked(job, request)
     return JSONResponse(info.model_dump(mode="json"), status_code=202, headers={"Location": f"/jobs/{info.id}"})
 
 
@@ -78,6 +97,9 @@ async def create(
         Body(openapi_examples={name: {"value": {"evaluation": name} | e.example()} for name, e in EVALUATIONS.items()}),
     ],
     request: Request,
+    idempotency_key: Annotated[
+        str | None, Header(description="A name for this submission: sent again with it, no second job is made.")
+    ] = None,
 ) -> Any:
     """Queue an evaluation. It is worked on between generation steps, unit by unit; what is finished stays finished
     whatever happens to the server."""
@@ -93,7 +115,7 @@ async def jobs(
 ) -> JobList:
     """The jobs of this API key."""
     found = await _stored(_store(request).list, context.current().tenant, state=state, limit=limit, before=before)
-    return JobList(jobs=[_linked(job) for job in found])
+    return JobList(jobs=[_linked(job, request) for job in found])
 
 
 @router.get("/{job_id}", response_model=JobInfo)
@@ -115,7 +137,7 @@ async def delete(
         return Response(status_code=204)
     ended = await _stored(store.cancel, tenant, job_id)
     _runner(request).notify()
-    return _linked(ended)
+    return _linked(ended, request)
 
 
 @router.get("/{job_id}/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
@@ -185,8 +207,6 @@ async def plot_png(job_id: str, request: Request) -> Response:
 @router.get("/{job_id}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
 async def report_html(job_id: str, request: Request) -> Response:
     """What was asked, what came out, every picture and every number on one page that needs no network."""
-    from service.reports.html import report_of
-
     info = await _job(job_id, request)
     return page(await _made(job_id, request, lambda result: report_of(result, info)))
 
@@ -209,7 +229,8 @@ async def _result_json(job_id: str, request: Request) -> dict[str, Any]:
 
 
 async def _job(job_id: str, request: Request, *, with_request: bool = True) -> JobInfo:
-    return _linked(await _stored(_store(request).get, context.current().tenant, job_id, with_request=with_request))
+    found = await _stored(_store(request).get, context.current().tenant, job_id, with_request=with_request)
+    return _linked(found, request)
 
 
 async def _stored(
@@ -227,7 +248,10 @@ async def _stored(
         raise ApiError(503, message, code="jobs_out_of_reach") from error
 
 
-def _linked(info: JobInfo) -> JobInfo:
+def _linked(info: JobInfo, request: Request) -> JobInfo:
+    if info.state in UNFINISHED:
+        served = {model.name for model in request.app.state.models}
+        info.not_served = [name for name in info.models if name not in served]
     names = ["events", *(FILES if info.state == "done" else ())]
     info.links = {name: f"/jobs/{info.id}/{name}" for name in names}
     return info

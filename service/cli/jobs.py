@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.evaluations import finish, save, show
+from service.cli.evaluations import finish, show
+from service.cli.files import save
 from service.cli.options import Server
 from service.cli.terminal import printable, stdout
 from service.client import JobInfo, Ropeway
@@ -61,7 +62,8 @@ def list_jobs(
     for job in found:
         units = f"{job.units_done}/{job.units_total}"
         created = f"{job.created_at:%Y-%m-%d %H:%M}"
-        table.add_row(job.id[:12], job.evaluation, Text(job.state, style=_style(job)), units, created)
+        waits = f", waits for {', '.join(job.not_served)}" if job.not_served else ""
+        table.add_row(job.id[:12], job.evaluation, Text(job.state + waits, style=_style(job)), units, created)
     stdout.print(table)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Self, TypeVar, Unpack
 
@@ -31,9 +31,10 @@ from service.client.requests import (
     connection,
     evaluation_body,
     generate_body,
+    idempotent,
     perplexity_body,
 )
-from service.client.retries import RECONNECT_S, RECONNECTS, async_retrying, comes_back
+from service.client.retries import RECONNECT_S, Following, async_retrying
 from service.client.synchronous import Received
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult, Progress
@@ -95,7 +96,8 @@ class AsyncRopeway:
     async def submit(self, evaluation: str, **fields: Any) -> JobInfo:
         """Queue an evaluation: it goes on whether or not anybody waits, and past the server's death."""
         body = {"evaluation": evaluation, **evaluation_body(fields)}
-        return await self._ask(JobInfo, "POST", "/jobs", body)
+        response = await self._answer("POST", "/jobs", body, idempotent())
+        return read(JobInfo, response)
 
     async def job(self, job_id: str) -> JobInfo:
         """How far a job is."""
@@ -112,23 +114,19 @@ class AsyncRopeway:
     async def follow(self, job_id: str, *, after: int = 0) -> AsyncGenerator[UnitDone | JobInfo]:
         """Units of a job as they are finished, from the one numbered ``after`` + 1 on, with the job in between as it
         gets on; the last item is the job when it has ended. Goes on where it was when a connection is lost."""
-        reconnects = 0
+        following = Following(after)
         while True:
             try:
-                async with aclosing(self._events("GET", f"/jobs/{job_id}/events", after=after)) as events:
+                async with aclosing(self._events("GET", f"/jobs/{job_id}/events", after=following.after)) as events:
                     async for event, response in events:
-                        reconnects = 0
                         item = job_event(event, response)
-                        if item is None:
-                            continue
-                        after = item.number if isinstance(item, UnitDone) else after
+                        following.take(item, event.event)
                         yield item
-                        if event.event == "job":
+                        if following.ended:
                             return
+                raise incomplete()
             except RopewayError as error:
-                if reconnects == RECONNECTS or not comes_back(error):
-                    raise
-            reconnects += 1
+                following.lost(error)
             await asyncio.sleep(RECONNECT_S)
 
     async def cancel(self, job_id: str) -> None:
@@ -171,11 +169,7 @@ class AsyncRopeway:
         await self.aclose()
 
     async def _ask(self, kind: type[T], method: str, path: str, body: dict[str, Any] | None = None) -> T:
-        async def once() -> T:
-            with translated(self._http.base_url):
-                return read(kind, await self._http.request(method, path, json=body))
-
-        return await self._retrying.copy()(once)
+        return read(kind, await self._answer(method, path, body))
 
     async def _measured(
         self, evaluation: str, body: dict[str, Any], on_progress: Callable[[Progress], None] | None
@@ -192,10 +186,12 @@ class AsyncRopeway:
             raise incomplete()
         return result
 
-    async def _answer(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    async def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
         async def once() -> httpx.Response:
             with translated(self._http.base_url):
-                response: httpx.Response = await self._http.request(method, path, json=body)
+                response: httpx.Response = await self._http.request(method, path, json=body, headers=headers)
             if not response.is_success:
                 raise refusal(response)
             return response

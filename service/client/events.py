@@ -87,8 +87,8 @@ def stream_event(event: ServerSentEvent, response: httpx.Response) -> StreamEven
     return typed(ResultEnd, value, response)
 
 
-def job_event(event: ServerSentEvent, response: httpx.Response) -> UnitDone | JobInfo | None:
-    """One event of a job; None for one that carries less than all of it.
+def job_event(event: ServerSentEvent, response: httpx.Response) -> UnitDone | JobInfo:
+    """One event of a job.
 
     Raises:
         RopewayError: when it carries an error or nothing known.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -46,6 +47,11 @@ class PerplexityOptions(TypedDict, total=False):
     tail: int | None
     bos: Literal["auto", "always", "never"] | None
     timeout_s: float | None
+
+
+def idempotent() -> dict[str, str]:
+    """A header by which a server knows a request that is sent again after a lost answer."""
+    return {"Idempotency-Key": uuid.uuid4().hex}
 
 
 def connection(base_url: str | None, api_key: str | None, timeout: float | httpx.Timeout | None) -> dict[str, Any]:

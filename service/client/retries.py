@@ -8,6 +8,7 @@ from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception
 from tenacity.wait import wait_exponential, wait_random
 
 from service.client.errors import RopewayError
+from service.jobs.records import JobInfo, UnitDone
 
 LONGEST_WAIT_S = 120.0
 """A server that asks for more patience than this is not waited for."""
@@ -32,6 +33,30 @@ def async_retrying(max_retries: int) -> AsyncRetrying:
 def comes_back(error: RopewayError) -> bool:
     """Whether a job may be followed again later: the connection was lost, or its server is ending or away."""
     return error.status is None or error.transient or error.status in GATEWAY
+
+
+class Following:
+    """Where following a job stands, across the connections that it takes."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.ended, self._reconnects = after, False, 0
+
+    def take(self, item: UnitDone | JobInfo, event: str) -> None:
+        """An event has come: the connection is good."""
+        self._reconnects = 0
+        if isinstance(item, UnitDone):
+            self.after = item.number
+        self.ended = event == "job"
+
+    def lost(self, error: RopewayError) -> None:
+        """A connection has ended before the job.
+
+        Raises:
+            RopewayError: ``error``, when there is no point in another, or after the last of them.
+        """
+        if self._reconnects == RECONNECTS or not comes_back(error):
+            raise error
+        self._reconnects += 1
 
 
 def _policy(max_retries: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Self, TypeVar, Unpack
 
@@ -31,9 +31,10 @@ from service.client.requests import (
     connection,
     evaluation_body,
     generate_body,
+    idempotent,
     perplexity_body,
 )
-from service.client.retries import RECONNECT_S, RECONNECTS, comes_back, retrying
+from service.client.retries import RECONNECT_S, Following, retrying
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult, Progress
 from service.jobs.records import JobInfo, JobState, UnitDone
@@ -99,7 +100,8 @@ class Ropeway:
     def submit(self, evaluation: str, **fields: Any) -> JobInfo:
         """Queue an evaluation: it goes on whether or not anybody waits, and past the server's death."""
         body = {"evaluation": evaluation, **evaluation_body(fields)}
-        return self._ask(JobInfo, "POST", "/jobs", body)
+        response = self._answer("POST", "/jobs", body, idempotent())
+        return read(JobInfo, response)
 
     def job(self, job_id: str) -> JobInfo:
         """How far a job is."""
@@ -114,23 +116,19 @@ class Ropeway:
     def follow(self, job_id: str, *, after: int = 0) -> Generator[UnitDone | JobInfo]:
         """Units of a job as they are finished, from the one numbered ``after`` + 1 on, with the job in between as it
         gets on; the last item is the job when it has ended. Goes on where it was when a connection is lost."""
-        reconnects = 0
+        following = Following(after)
         while True:
             try:
-                with closing(self._events("GET", f"/jobs/{job_id}/events", after=after)) as events:
+                with closing(self._events("GET", f"/jobs/{job_id}/events", after=following.after)) as events:
                     for event, response in events:
-                        reconnects = 0
                         item = job_event(event, response)
-                        if item is None:
-                            continue
-                        after = item.number if isinstance(item, UnitDone) else after
+                        following.take(item, event.event)
                         yield item
-                        if event.event == "job":
+                        if following.ended:
                             return
+                raise incomplete()
             except RopewayError as error:
-                if reconnects == RECONNECTS or not comes_back(error):
-                    raise
-            reconnects += 1
+                following.lost(error)
             time.sleep(RECONNECT_S)
 
     def cancel(self, job_id: str) -> None:
@@ -173,11 +171,7 @@ class Ropeway:
         self.close()
 
     def _ask(self, kind: type[T], method: str, path: str, body: dict[str, Any] | None = None) -> T:
-        def once() -> T:
-            with translated(self._http.base_url):
-                return read(kind, self._http.request(method, path, json=body))
-
-        return self._retrying.copy()(once)
+        return read(kind, self._answer(method, path, body))
 
     def _measured(
         self, evaluation: str, body: dict[str, Any], on_progress: Callable[[Progress], None] | None
@@ -194,10 +188,12 @@ class Ropeway:
             raise incomplete()
         return result
 
-    def _answer(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
         def once() -> httpx.Response:
             with translated(self._http.base_url):
-                response: httpx.Response = self._http.request(method, path, json=body)
+                response: httpx.Response = self._http.request(method, path, json=body, headers=headers)
             if not response.is_success:
                 raise refusal(response)
             return response

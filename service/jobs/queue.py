@@ -240,10 +240,15 @@ class JobQueue:
         with self._database.writing() as session:
             session.execute(update(Job).where(mine).values(state="queued", owner=None, lease_until=None, claims=claims))
 
-    def prune(self, most_bytes: int) -> int:
-        """Remove old outcomes above ``most_bytes``; returns how many."""
+    def prune(self, most_bytes: int, kept_days: float | None) -> tuple[int, int]:
+        """Remove old outcomes above ``most_bytes``, and jobs that ended more than ``kept_days`` ago; returns how many
+        of both."""
         with self._database.writing() as session:
-            return outcomes.prune(session, most_bytes)
+            jobs = 0
+            if kept_days is not None:
+                ended = Job.finished_at < datetime.now(UTC) - timedelta(days=kept_days)
+                jobs = changed(session.execute(delete(Job).where(Job.state.not_in(UNFINISHED), ended)))
+            return outcomes.prune(session, most_bytes), jobs
 
     def _mine(self, number: int) -> ColumnElement[bool]:
         return and_(Job.number == number, Job.owner == self._owner, Job.state == "running")

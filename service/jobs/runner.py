@@ -290,8 +290,10 @@ class JobRunner:
             raise LeaseLost
         self._forget(job.number)
         log.info("job_done", job=job.id)
-        if removed := await self._store_call(self._queue.prune, self._settings.outcomes_max_bytes):
-            log.info("outcomes_pruned", removed=removed)
+        limits = self._settings.outcomes_max_bytes, self._settings.jobs_kept_days
+        removed, jobs = await self._store_call(self._queue.prune, *limits)
+        if removed or jobs:
+            log.info("store_pruned", outcomes=removed, jobs=jobs)
 
     async def _fail(self, number: int, job_id: str, error: Exception) -> None:
         """End a job with ``error``, in the words and with the code that a route would answer."""

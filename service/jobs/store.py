@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import case, delete, func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service import context
@@ -38,6 +39,13 @@ class JobUnfinished(RuntimeError):
         super().__init__(f"job {job_id} has not ended: cancel it first")
 
 
+class IdempotencyMismatch(ValueError):
+    """An idempotency key was used before, for another request."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"Idempotency-Key {key!r} was used for another request: take a new one for each")
+
+
 class JobStore:
     """Jobs of every tenant in one database. Every call is synchronous and one transaction.
 
@@ -52,8 +60,22 @@ class JobStore:
         self.owner = Owner.this()
         self.in_flight: dict[str, int] = {}
 
-    def add(self, tenant: str, request: EvaluationRequest, *, models: list[str], units: int, tokens: int) -> JobInfo:
-        """Queue what ``request`` asks for; ``models`` are the served ones that its units run on."""
+    def add(
+        self,
+        tenant: str,
+        request: EvaluationRequest,
+        *,
+        models: list[str],
+        units: int,
+        tokens: int,
+        idempotency_key: str | None = None,
+    ) -> JobInfo:
+        """Queue what ``request`` asks for; ``models`` are the served ones that its units run on. The job that
+        ``idempotency_key`` made before is returned as it is.
+
+        Raises:
+            IdempotencyMismatch: when that one was another request.
+        """
         job = Job(
             id=context.new_id(),
             tenant=tenant,
@@ -72,11 +94,33 @@ class JobStore:
             claims=0,
             last_unit=0,
             added_by=str(self.owner),
+            idempotency_key=idempotency_key,
             request=_body(request),
         )
-        with self.database.writing() as session:
-            session.add(job)
-            session.flush()
+        try:
+            with self.database.writing() as session:
+                session.add(job)
+                session.flush()
+                return self._info(job, job.request)
+        except IntegrityError:
+            found = self.submitted(tenant, request, idempotency_key) if idempotency_key else None
+            if found is None:
+                raise
+            return found
+
+    def submitted(self, tenant: str, request: EvaluationRequest, idempotency_key: str) -> JobInfo | None:
+        """The job that ``tenant`` made with this key, if there is one.
+
+        Raises:
+            IdempotencyMismatch: when it was made for another request.
+        """
+        query = select(Job).where(Job.tenant == tenant, Job.idempotency_key == idempotency_key)
+        with self.database.reading() as session:
+            job = session.scalars(query).one_or_none()
+            if job is None:
+                return None
+            if job.request != _body(request):
+                raise IdempotencyMismatch(idempotency_key)
             return self._info(job, job.request)
 
     def get(self, tenant: str, job_id: str, *, with_request: bool = True) -> JobInfo:
@@ -181,6 +225,7 @@ class JobStore:
             id=job.id,
             evaluation=job.evaluation,
             model=job.model,
+            models=json.loads(job.models),
             state=job.state,
             created_at=job.created_at,
             started_at=job.started_at,

@@ -65,12 +65,14 @@ class Job(Base):
     ``models`` is the JSON list of the served models that it needs, sorted. A running job belongs to ``owner`` until
     ``lease_until``; ``added_by`` is the process that took the request. ``claims`` counts how often it was begun since
     a unit of it was last finished; ``last_unit`` is the highest number that a finished unit of it ever had.
+    ``idempotency_key`` is what its tenant called the submission, if anything.
     """
 
     __tablename__ = "jobs"
     __table_args__ = (
         Index("jobs_waiting", "state", "tenant", "number"),
         Index("jobs_of_tenant", "tenant", "number"),
+        Index("jobs_by_idempotency_key", "tenant", "idempotency_key", unique=True),
     )
 
     number: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
@@ -95,6 +97,7 @@ class Job(Base):
     lease_until: Mapped[datetime | None] = mapped_column(Moment)
     claims: Mapped[int] = mapped_column(default=0)
     last_unit: Mapped[int] = mapped_column(default=0)
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))
     error: Mapped[dict[str, str] | None] = mapped_column(Json)
     request: Mapped[dict[str, Any]] = mapped_column(Json, deferred=True)
     result: Mapped[dict[str, Any] | None] = mapped_column(Json, deferred=True)

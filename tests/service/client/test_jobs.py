@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.client import AsyncRopeway, JobInfo, Progress, Ropeway, RopewayError, UnitDone
+from service.client import AsyncRopeway, JobInfo, Progress, Ropeway, RopewayError, UnitDone, retries
 from service.client import asynchronous as of_asyncio
 from service.client import synchronous as of_threads
 from service.evaluation.perplexity.results import PerplexityResult
@@ -177,7 +177,7 @@ def told(name: str, value: dict[str, Any]) -> str:
 
 UNIT = {"label": "default", "name": "a", "length": 9, "reused": False, "seconds": 0.1, "summary": {"nll_mean": 1.0}}
 JOB = {
-    **{"id": "a" * 32, "evaluation": "perplexity", "model": None, "state": "done", "request": {}},
+    **{"id": "a" * 32, "evaluation": "perplexity", "model": None, "models": ["tiny"], "state": "done", "request": {}},
     **{"created_at": "2026-01-01T00:00:00Z", "units_total": 2, "tokens_total": 18},
 }
 
@@ -249,12 +249,28 @@ class TestLostConnections:
         assert (caught.value.status, script.answers) == (status, [])
 
     async def test_a_server_that_stays_away_is_given_up(self, follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (of_threads, of_asyncio):
-            monkeypatch.setattr(module, "RECONNECTS", 3)
+        monkeypatch.setattr(retries, "RECONNECTS", 3)
         script = Script(*[httpx.ConnectError("refused")] * 5)
         with pytest.raises(RopewayError) as caught:
             await follow(script)
         assert (caught.value.code, len(script.seen)) == ("connection_error", 4)
+
+
+async def test_a_submission_that_is_sent_again_is_known_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_backoff", lambda state: 0.0)
+    keys: list[str] = []
+
+    def answers(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["idempotency-key"])
+        if len(keys) % 2:
+            raise httpx.ReadError("the answer was lost")
+        return httpx.Response(202, json=JOB)
+
+    with Ropeway("http://fake", transport=httpx.MockTransport(answers)) as client:
+        client.submit("perplexity")
+    async with AsyncRopeway("http://fake", transport=httpx.MockTransport(answers)) as client:
+        await client.submit("perplexity")
+    assert keys[0] == keys[1] != keys[2] == keys[3]
 
 
 @pytest.mark.slow

@@ -18,9 +18,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
+from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.database import VERSION_TABLE, Database, StoreUnusable, default_url
 from service.jobs.store import JobStore
 from service.jobs.tables import Base
+from tests.service.jobs.conftest import body
 from tests.service.jobs.postgres import NOBODY, ROOT
 
 
@@ -31,6 +33,22 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
         assert compare_metadata(context, Base.metadata) == []
     database.close()
     Database(url).close()  # a second opening finds them
+
+
+def test_jobs_of_the_first_version_are_kept(url: str) -> None:
+    store = JobStore(url)
+    request = PerplexityRequest.model_validate(body())
+    kept = store.add("anna", request, models=["tiny"], units=6, tokens=384)
+    with store.database.engine.begin() as connection:
+        connection.execute(text("DROP INDEX jobs_by_idempotency_key"))
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN idempotency_key"))
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
+    store.close()
+    migrated = JobStore(url)
+    assert migrated.get("anna", kept.id) == kept
+    again = migrated.add("anna", request, models=["tiny"], units=6, tokens=384, idempotency_key="a")
+    assert [job.id for job in migrated.list("anna")] == [again.id, kept.id]
+    migrated.close()
 
 
 def test_sqlite_is_durable_and_keeps_references(sqlite_url: str) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 from pyarrow import parquet
 from sqlalchemy.exc import OperationalError
 
+from service.context import ANONYMOUS
 from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.store import JobStore
 from tests.service.conftest import TEXT
@@ -124,6 +125,32 @@ def test_the_same_again_is_taken_from_the_store_unless_it_is_not_wanted(client: 
     assert ended(client, submitted(client, reuse=False)["id"])["units_reused"] == 0
     longer = ended(client, submitted(client, lengths=[64, 128, 256])["id"])
     assert longer["units_reused"] == 0, "the passes are longer"
+
+
+def test_a_submission_that_is_sent_again_makes_no_second_job(client: httpx.Client) -> None:
+    def send(key: str, **fields: Any) -> httpx.Response:
+        return client.post("/jobs", json=BODY | fields, headers={"Idempotency-Key": key})
+
+    first, again = send("once"), send("once")
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+    body = {name: value for name, value in BODY.items() if name != "evaluation"} | {"background": True}
+    at_the_route = client.post("/perplexity", json=body, headers={"Idempotency-Key": "there"})
+    assert at_the_route.status_code == 202
+    for refused, status in ((send("once", lengths=[64]), 422), (send(""), 400), (send("k" * 256), 400)):
+        assert (refused.status_code, refused.json()["error"]["param"]) == (status, "Idempotency-Key")
+
+
+def test_what_a_job_waits_for_is_said(client: httpx.Client, checkpoints: Path, tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'jobs.db'}"
+    store = JobStore(database)
+    request = EVALUATIONS["perplexity"].request.model_validate(BODY)
+    waiting = store.add(ANONYMOUS, request, models=["tiny", "elsewhere"], units=1, tokens=1)
+    store.close()
+    with serving(checkpoints, database_url=database) as (url, _):
+        told = httpx.get(f"{url}/jobs/{waiting.id}").json()
+        assert (told["state"], told["models"], told["not_served"]) == ("queued", ["elsewhere", "tiny"], ["elsewhere"])
+        ended_ = httpx.delete(f"{url}/jobs/{waiting.id}").json()
+        assert (ended_["state"], ended_["not_served"]) == ("cancelled", [])
 
 
 def test_a_running_job_is_cancelled_and_an_ended_one_forgotten(client: httpx.Client) -> None:

@@ -6,10 +6,11 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import case, select, update
 from structlog.testing import CapturingLogger
 
 from patches import SlotsExhausted, parse
@@ -359,6 +360,25 @@ async def test_only_own_jobs_and_served_models(bench: Bench, url: str) -> None:
         await asyncio.sleep(0.1)
     other.close()
     assert [bench.store.get("anna", job).state for job in (elsewhere, left, own)] == ["queued", "queued", "done"]
+
+
+@only_sqlite
+async def test_old_jobs_leave(bench: Bench) -> None:
+    request = PerplexityRequest.model_validate(body())
+    old, left = bench.add(), bench.store.add("anna", request, models=["not served"], units=6, tokens=1).id
+    async with bench.running():
+        await bench.ended(old)
+    with bench.store.database.writing() as session:
+        long_ago = datetime.now(UTC) - timedelta(days=2.1)
+        session.execute(update(Job).values(created_at=long_ago, finished_at=case((Job.id == old, long_ago))))
+    async with bench.running(jobs_kept_days=3.0):
+        new = bench.add(reuse=False)
+        await bench.ended(new)
+    assert {job.id for job in bench.store.list("anna")} == {old, left, new}
+    async with bench.running(jobs_kept_days=2.0):
+        last = bench.add(reuse=False)
+        await bench.ended(last)
+        await bench.until(lambda: {job.id for job in bench.store.list("anna")} == {left, new, last})
 
 
 @only_sqlite

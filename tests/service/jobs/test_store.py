@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from threading import Thread
 from typing import Any
@@ -22,16 +23,18 @@ from service.jobs.outcomes import pack, unpack
 from service.jobs.owner import Owner
 from service.jobs.queue import LEASE_S, MOST_CLAIMS, Finished, JobQueue, LeaseLost
 from service.jobs.records import JobInfo
-from service.jobs.store import JobStore, JobUnfinished, UnknownJob
+from service.jobs.store import IdempotencyMismatch, JobStore, JobUnfinished, UnknownJob
 from service.jobs.tables import Job, StoredOutcome
 from tests.service.jobs.conftest import body
 
 DATA = pack({"nll": np.arange(3.0)})
 
 
-def add(store: JobStore, tenant: str = "anna", models: tuple[str, ...] = ("tiny",), **fields: Any) -> JobInfo:
+def add(
+    store: JobStore, tenant: str = "anna", models: tuple[str, ...] = ("tiny",), key: str | None = None, **fields: Any
+) -> JobInfo:
     request = PerplexityRequest.model_validate(body(**fields))
-    return store.add(tenant, request, models=list(models), units=6, tokens=384)
+    return store.add(tenant, request, models=list(models), units=6, tokens=384, idempotency_key=key)
 
 
 def queue_of(store: JobStore, *served: str, owner: Owner | None = None, only_own: bool = False) -> JobQueue:
@@ -50,6 +53,24 @@ def claimed(store: JobStore, queue: JobQueue, **fields: Any) -> tuple[JobInfo, i
     (number,) = queue.waiting("tiny", ()).values()
     assert queue.claim(number) is not None
     return job, number
+
+
+class TestIdempotency:
+    def test_a_key_makes_one_job(self, store: JobStore) -> None:
+        first = add(store, key="a")
+        assert add(store, key="a") == first
+        others = [add(store, key="b"), add(store), add(store), add(store, tenant="berta", key="a")]
+        assert len({first.id, *(job.id for job in others)}) == 5
+
+    def test_another_request_under_a_used_key_is_refused(self, store: JobStore) -> None:
+        add(store, key="a")
+        with pytest.raises(IdempotencyMismatch, match="'a' was used for another request"):
+            add(store, key="a", lengths=[32])
+
+    def test_one_of_many_at_once_makes_the_job(self, store: JobStore) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            made = {job.id for job in pool.map(lambda _: add(store, key="a"), range(16))}
+        assert len(made) == len(store.list("anna")) == 1
 
 
 class TestTenants:
@@ -357,14 +378,14 @@ class TestOutcomes:
                 session.execute(
                     update(StoredOutcome).where(StoredOutcome.key == unit(position).key).values(used_at=used)
                 )
-        assert queue.prune(2 * len(DATA)) == 0  # all are needed by an unfinished job
+        assert queue.prune(2 * len(DATA), None) == (0, 0)  # all are needed by an unfinished job
         queue.finish(number, {})
         _, later = claimed(store, queue)
         queue.record(later, [unit(0, data=None)])
-        assert queue.prune(2 * len(DATA)) == 2
+        assert queue.prune(2 * len(DATA), None) == (2, 0)
         left = [position for position in range(4) if queue.outcome(unit(position).key) is not None]
         assert left == [0, 3]
-        assert queue.prune(2 * len(DATA)) == 0
+        assert queue.prune(2 * len(DATA), None) == (0, 0)
 
 
 def test_a_thousand_jobs_are_listed_and_picked_by_index(store: JobStore) -> None:
