@@ -13,8 +13,8 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from patches import Patched, UnsupportedModel, parse, patched
 from tests.models import EAGER_ONLY, FAMILIES, OTHER_FAMILIES, WITH_A_WINDOW, tiny_model
-from tests.patches.test_other_families import NOT_TO_THE_BIT
-from tests.patches.test_patched import UNSUPPORTED
+from tests.patches.model.test_other_families import NOT_TO_THE_BIT
+from tests.patches.model.test_patched import UNSUPPORTED
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "architectures.md"
 

@@ -37,7 +37,7 @@ def raster(figure: go.Figure) -> Figure:
     """``figure`` as a matplotlib figure of the same proportions.
 
     Raises:
-        NotImplementedError: for a kind of trace that is not drawn here.
+        ValueError: for a kind of trace that is not drawn here.
     """
     drawn = figure.to_plotly_json()
     layout: dict[str, Any] = drawn["layout"]
@@ -79,7 +79,7 @@ def _draw(axes: Axes, trace: dict[str, Any], order: int, colours: Colours | None
     elif kind == "heatmap" and colours is not None:
         draw_heat_map(axes, trace, colours)
     else:
-        raise NotImplementedError(f"traces of type {kind} are not drawn")
+        raise ValueError(f"traces of type {kind} are not drawn")
 
 
 def _colours(layout: dict[str, Any]) -> Colours | None:
@@ -145,7 +145,7 @@ def _place(panels: dict[tuple[str, str], Axes], ref: dict[str, Any]) -> tuple[Ax
 def _shape(panels: dict[tuple[str, str], Axes], shape: dict[str, Any]) -> None:
     axes, x_kind, y_kind = _place(panels, shape)
     if axes is None:
-        raise NotImplementedError("shapes are drawn in axes only")
+        raise ValueError("shapes are drawn in axes only")
     across = {("data", "part"): axes.get_xaxis_transform(), ("part", "data"): axes.get_yaxis_transform()}
     transform = across.get((x_kind, y_kind), axes.transData)
     ends = [shape["x0"], shape["x1"]], [shape["y0"], shape["y1"]]

@@ -212,5 +212,5 @@ class TestHeatMaps:
 
 
 def test_an_unknown_kind_of_trace_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="pie"):
+    with pytest.raises(ValueError, match="pie"):
         raster(go.Figure(go.Pie(values=[1, 2])))

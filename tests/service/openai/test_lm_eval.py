@@ -16,8 +16,8 @@ import pytest
 
 from tests.service import harness
 from tests.service.conftest import TEXT
+from tests.service.evaluation.perplexity.test_scoring import our_nll, plain_nll
 from tests.service.openai.conftest import answer
-from tests.service.test_scoring import our_nll, plain_nll
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install -e .[harness]")
 

@@ -15,8 +15,8 @@ from pyarrow import parquet
 from service.cli.evaluations import COMMANDS, value_of
 from service.client import Ropeway
 from service.evaluation.catalogue import EVALUATIONS
+from tests.service.cli.shell import ropeway
 from tests.service.conftest import TEXT
-from tests.service.test_cli import ropeway
 
 
 @pytest.fixture

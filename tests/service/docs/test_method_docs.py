@@ -18,8 +18,9 @@ from patches import METHODS
 from service.cli.method_docs import PICTURES, TEMPERATURES, methods_page, temperatures_figure, write_docs
 from service.figures.methods import method_figure, svg
 from service.figures.samples import HEADS, STANDING_IN, TRAINED, plain, sample, samples
+from tests.conftest import ROOT
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs"
 PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
 FILES = {path.stem: path for path in (DOCS / PICTURES).iterdir()}
 

@@ -14,8 +14,8 @@ import pytest
 from fastapi import FastAPI
 
 from service.engine.engine import EngineLimits
+from tests.service.engine.test_engine import finish, running
 from tests.service.serving import SHORT, engine_of, events, generate, idle, serving, token_ids, wait_for
-from tests.service.test_engine import finish, running
 
 
 @pytest.fixture(scope="module")

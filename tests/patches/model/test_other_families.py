@@ -13,7 +13,7 @@ from patches.attention import fused, reference
 from tests.methods import Fields, request_id
 from tests.models import OTHER_FAMILIES, TRAINED_LENGTH, tiny_model, tiny_tokens
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
-from tests.patches.test_patched import gradients, same, state_of
+from tests.patches.model.test_patched import gradients, same, state_of
 
 TOLERANCE = 2e-5
 LENGTHS = [90, 33, 1, 64]

@@ -23,8 +23,8 @@ from patches.methods.absolute import At
 from patches.model.absolute import AbsoluteEmbedding, LearnedTable, Sinusoid, embeddings, mapped
 from tests import oracles
 from tests.methods import OTHER_ROWS, REQUESTS, ROWS, Fields, Row, request_id
-from tests.patches.test_golden import load
-from tests.patches.test_recipe import namespace
+from tests.patches.encoding.test_recipe import namespace
+from tests.patches.methods.test_golden import load
 
 TRAINED = 64
 LEARNED = RopeGeometry(16, 0, 0.0, TRAINED, TRAINED, 4, family="learned", native=parse({"method": "learned"}))

@@ -24,8 +24,8 @@ from service.models.training.train import seams, token_losses
 from service.settings import Settings
 from tests.models import randomise
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
-from tests.service.test_architectures import LIMITS, NEW, finished
-from tests.service.test_training import CPU, TINY, story
+from tests.service.engine.test_architectures import LIMITS, NEW, finished
+from tests.service.models.test_training import CPU, TINY, story
 
 STEPS = 12
 KINDS = [kind for kind in shape.FAMILIES if kind not in shape.KINDS]

@@ -13,8 +13,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import service
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MONITORING = Path(service.__file__).parent / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana/dashboards/ropeway.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

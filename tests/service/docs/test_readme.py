@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from service.cli.method_docs import readme_table
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 COMMANDS = [block for block in re.findall(r"```sh\n(.*?)```", README, re.S) if "make" not in block]
 

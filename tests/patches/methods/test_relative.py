@@ -21,8 +21,8 @@ from patches.model.batch import Batch
 from service.models.architecture import ShawKeys, TransformerXLTerms
 from tests import oracles
 from tests.methods import RELATIVE_ROWS, Fields, Row, request_id
+from tests.patches.encoding.test_recipe import namespace
 from tests.patches.forward import relative
-from tests.patches.test_recipe import namespace
 
 TRAINED, HEADS, HEAD_DIM, WIDTH, SCALING = 32, 4, 16, 24, 0.3
 PLAIN = RopeGeometry(HEAD_DIM, 0, 0.0, TRAINED, TRAINED, HEADS, family="none", native=parse({"method": "none"}))

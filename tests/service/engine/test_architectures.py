@@ -13,7 +13,7 @@ from patches import Method, Patched, encode, parse, patched
 from service.engine.engine import Engine, EngineLimits, Generation
 from service.engine.request import SamplingParams
 from tests.models import FAMILIES, OTHER_FAMILIES, VOCAB_SIZE, tiny_model
-from tests.patches.test_other_families import FAMILY, REQUESTS
+from tests.patches.model.test_other_families import FAMILY, REQUESTS
 
 METHODS = [
     parse({"method": "default"}),

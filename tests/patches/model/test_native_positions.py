@@ -10,8 +10,8 @@ import torch
 from patches import UnsupportedModel, parse, patched
 from tests.models import TRAINED_LENGTH, tiny_model, tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
-from tests.patches.test_other_families import REQUESTS, model_of, unpatched
-from tests.patches.test_patched import same, state_of
+from tests.patches.model.test_other_families import REQUESTS, model_of, unpatched
+from tests.patches.model.test_patched import same, state_of
 
 # ALiBi
 

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from service.engine.memory import OutOfMemory, is_out_of_memory
 from service.engine.sampling import sample
+from tests.service.engine.test_engine import finish, running
 from tests.service.serving import (
     LONG,
     SHORT,
@@ -28,7 +29,6 @@ from tests.service.serving import (
     token_ids,
     wait_for,
 )
-from tests.service.test_engine import finish, running
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.settings import Settings
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
 PROMISES, METRICS, SETTINGS = (
     [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]

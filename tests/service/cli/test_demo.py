@@ -1,0 +1,100 @@
+"""``ropeway demo``, and the processes that it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from service.evaluation.perplexity.results import PerplexityResult
+from tests.conftest import ROOT
+from tests.service.cli.shell import ropeway
+
+demo = importlib.import_module("service.cli.demo")  # the package's attribute is the command
+
+
+@contextlib.contextmanager
+def process(code: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process that has printed a line, so that it is past its first statements."""
+    child = subprocess.Popen([sys.executable, "-c", f"import signal, sys, time\n{code}"], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout
+        child.stdout.readline()
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def run(command: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=170)
+
+
+CLEAN = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nprint(flush=True)\ntime.sleep(60)"
+PLAIN = "print(flush=True)\ntime.sleep(60)"
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(60)"
+
+
+class TestDemo:
+    @pytest.mark.slow
+    def test_does_everything_and_leaves_nothing_running(self, tiny: Path, tmp_path: Path) -> None:
+        output = tmp_path / "out"
+        command = [sys.executable, "-m", "service.cli", "demo", "--model", str(tiny), "--output", str(output)]
+        environment = {**os.environ, "ROPEWAY_DEVICE": "cpu", "ROPEWAY_CACHE_TOKENS": "8192"}
+        ran = run(command, environment)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        result = PerplexityResult.model_validate_json((output / "result.json").read_text())
+        assert result.lengths == [64, 128, 256, 512]
+        assert [method.pe["requested"] for method in result.methods] == [
+            name.partition(":")[0] for name in demo.ENCODINGS["perplexity"]
+        ]
+        assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
+        assert "plotly.js" in (output / "curve.html").read_text(encoding="utf-8")
+        assert len((output / "table.csv").read_text().splitlines()) == 1 + 4 * len(result.methods)
+        for name in demo.ENCODINGS["generate"]:
+            assert f" {name} " in ran.stdout
+        assert [p.pid for p in psutil.process_iter(["cmdline"]) if str(tiny) in (p.info["cmdline"] or [])] == []
+
+    def test_a_server_that_cannot_start_is_a_clear_failure(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "service.cli", "demo", "--output", str(tmp_path)]
+        ran = run(command, {**os.environ, "ROPEWAY_PAGE_SIZE": "x"})
+        assert ran.returncode == 1
+        assert "error: the server ended with exit code 1 while starting" in ran.stderr
+        assert "Traceback" not in ran.stderr
+        assert "ROPEWAY_PAGE_SIZE" in (tmp_path / "server.log").read_text()
+
+    def test_a_failure_stops_the_server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        started: list[subprocess.Popen[bytes]] = []
+
+        def wait_until_ready(process: subprocess.Popen[bytes], _: httpx.Client) -> None:
+            started.append(process)
+            raise demo.DemoFailed("not ready")
+
+        monkeypatch.setattr(demo, "_wait_until_ready", wait_until_ready)
+        result = ropeway("demo", "--output", str(tmp_path))
+        assert result.exit_code == 1
+        assert "error: not ready" in result.stderr
+        assert started[0].poll() == -signal.SIGKILL
+
+    def test_stop_accepts_a_clean_exit(self) -> None:
+        with process(CLEAN) as child:
+            demo.stop(child)
+            assert child.returncode == 0
+
+    def test_stop_refuses_another_exit_code(self) -> None:
+        with process(PLAIN) as child, pytest.raises(demo.DemoFailed, match="exit code -15"):
+            demo.stop(child)
+
+    def test_stop_does_not_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(demo, "STOP_S", 0.2)
+        with process(DEAF) as child, pytest.raises(demo.DemoFailed, match="did not stop within"):
+            demo.stop(child)
