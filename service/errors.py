@@ -128,7 +128,7 @@ def validation_error(problems: Sequence[Any]) -> ApiError:
 def _field(problem: Mapping[str, Any]) -> str:
     """Dotted path of a field, without what unions and validators put into pydantic's locations. A body that does not
     say which of several it is lacks the field that tells them apart."""
-    noise = {"body", "query", "path", *TAGS, *METHODS, *RESULTS}
+    noise = {"body", "query", "path", "header", *TAGS, *METHODS, *RESULTS}
     parts = [str(part) for part in problem["loc"] if part not in noise and "[" not in str(part)]
     return ".".join(parts) or str(problem.get("ctx", {}).get("discriminator", "body")).strip("'")
 

@@ -96,7 +96,7 @@ class Settings(BaseSettings):
         2 << 30, description="Outcomes kept for later jobs; above it the least recently used ones leave."
     )
     jobs_kept_days: float | None = Field(
-        None, gt=0, description="Days after its end that a job and its result are removed; never when unset."
+        None, gt=0, le=36500, description="Days after its end that a job and its result are removed; never when unset."
     )
 
     api_keys: HashedKeys = Field(

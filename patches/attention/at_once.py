@@ -1,4 +1,4 @@
-"""Bands that need no mask and no blocks: all queries of a long segment in a few calls of the kernel."""
+"""Bands that take all queries of a long segment in a few calls of the kernel, nearly always without a mask."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ def _chunks(
     chunks between are a staircase: every second chunk of queries meets the one chunk of keys before it, every second
     pair of chunks the pair before it, then fours, eights. Each width is one call, so that n chunks take log2(n).
     """
-    missing, base = first - states.q_start, first - chunks.low * chunks.size
-    if missing and states.q_start >= chunks.low * chunks.size:  # the rest of a chunk that an earlier segment began
-        states.add_band(slice(0, missing), band, keys[0], attended)
-    query = states.rotated_queries(states.query[:, :, missing:], first, band)
-    late, met = part(attended, slice(missing, None)), part(keys, slice(base, None))
+    early, base = first - states.q_start, first - chunks.low * chunks.size
+    for columns in states.blocks():  # the rest of a chunk that an earlier segment began, or chunks that reach no key
+        if columns.stop <= early:
+            states.add_band(columns, band, keys[0], attended)
+    query = states.rotated_queries(states.query[:, :, early:], first, band)
+    late, met = part(attended, slice(early, None)), part(keys, slice(base, None))
     _meet(query, met, late, chunks.size, 0, states.scaling, causal=chunks.low == 0)
     if chunks.high is None:
         width = chunks.size

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 Attended = tuple[torch.Tensor, torch.Tensor]
 
 
-def has_causal_kernel(query: torch.Tensor) -> bool:
-    """Whether a causal triangle of any size can be attended without a matrix of scores."""
-    return not query.requires_grad and (query.device.type == "cuda" or _is_fast_on_cpu(query))
+def has_kernel(*states: torch.Tensor) -> bool:
+    """Whether queries, keys and values of any number are attended without a matrix of scores."""
+    if any(part.requires_grad for part in states):
+        return False  # the kernels' log-sum-exp has no gradient
+    return states[0].device.type == "cuda" or _is_fast_on_cpu(*states)
 
 
 def _is_fast_on_cpu(*states: torch.Tensor) -> bool:
@@ -35,26 +37,30 @@ def sdpa_with_lse(
 
     ``bias`` is additive, broadcastable to [rows, heads, q, k], the most negative finite number where
     a pair is excluded: a row without any key then weighs nothing in a merge, and nothing is NaN. ``causal``, for
-    as many keys as queries and where ``has_causal_kernel``, lets query i attend to keys 0 .. i.
+    as many keys as queries and without a bias, lets query i attend to keys 0 .. i.
     """
     if value.shape[-1] < query.shape[-1]:  # the kernels want one width (latent attention has two)
         padded = F.pad(value, (0, query.shape[-1] - value.shape[-1]))
         out, lse = sdpa_with_lse(query, key, padded, bias, scaling, causal=causal)
         return out[..., : value.shape[-1]], lse
-    if query.requires_grad or key.requires_grad or value.requires_grad:
-        return eager_with_lse(query, key, value, bias, scaling)  # the kernels' log-sum-exp has no gradient
-    if _is_fast_on_cpu(query, key, value):
+    if not has_kernel(query, key, value):
+        return eager_with_lse(query, key, value, bias, scaling, causal=causal)
+    if query.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
         )
         return out, lse
-    if query.device.type == "cuda":
-        return _cuda(query, key, value, bias, scaling, causal)
-    return eager_with_lse(query, key, value, bias, scaling)
+    return _cuda(query, key, value, bias, scaling, causal)
 
 
 def eager_with_lse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    *,
+    causal: bool = False,
 ) -> Attended:
     """The same in plain float32 operations: for devices without a kernel, and the kernels' oracle."""
     groups = query.shape[1] // key.shape[1]
@@ -62,6 +68,9 @@ def eager_with_lse(
     scores = query.float() @ key.transpose(-1, -2) * scaling
     if bias is not None:
         scores = scores + bias
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, torch.finfo(scores.dtype).min)
     lse = torch.logsumexp(scores, dim=-1)
     return (torch.exp(scores - lse[..., None]) @ value).to(query.dtype), lse
 

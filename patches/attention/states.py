@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from patches.attention.layer import Layer
-from patches.attention.log_sum_exp import Attended, add, has_causal_kernel, part, sdpa_with_lse
+from patches.attention.log_sum_exp import Attended, add, has_kernel, part, sdpa_with_lse
 from patches.encoding.masks import And, ChunkRange, Predicate
 from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
 from patches.encoding.rotary import per_pair, rotary_table, rotate
@@ -52,7 +52,7 @@ class SegmentStates:
         """Whether bands alone decide over pairs: no mask of the layer, no bias, and every key from position 0 on. And
         whether there is a kernel for long calls."""
         bare = (self.own, self.head, self.k_start, self.resolved.recipe.score_bias) == (None, 0, 0, None)
-        return bare and has_causal_kernel(self.query)
+        return bare and has_kernel(self.query, self.key, self.value)
 
     def blocks(self) -> Iterator[slice]:
         """Blocks of query columns. None lies across two chunks of a band."""
@@ -85,7 +85,7 @@ class SegmentStates:
                 add(part(attended, columns), *new)
 
     def _mask(self, band: Band, q_low: int, queries: int, columns: slice) -> torch.Tensor | None:
-        """``_bias`` of one band, made once per forward for all blocks and layers where distance alone decides."""
+        """``bias`` of one band, made once per forward for all blocks and layers where distance alone decides."""
 
         def make() -> torch.Tensor | None:
             return self.bias([band], q_low, queries, columns)

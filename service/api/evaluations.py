@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from service import context
 from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
-from service.api.jobs import submit
+from service.api.jobs import IdempotencyKey, submit
 from service.api.pages import page
 from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
 from service.engine.admission import Ticket
@@ -60,10 +60,10 @@ class RecentResults:
         return result
 
 
-async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Request) -> Any:
-    """Run one evaluation for one request."""
+async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Request, key: str | None) -> Any:
+    """Run one evaluation for one request, or queue it under the idempotency key ``key``."""
     if body.background:
-        return await submit(body, request)
+        return await submit(body, request, key)
     if "reuse" in body.model_fields_set:
         raise bad_request("reuse is for jobs: send it with background, or to /jobs; here all is measured", "reuse")
     state = request.app.state
@@ -161,8 +161,9 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
     async def measure(
         body: Annotated[evaluation.request, Body(openapi_examples=example)],  # type: ignore[name-defined]
         request: Request,
+        idempotency_key: IdempotencyKey = None,
     ) -> Any:
-        return await answer(evaluation, body, request)
+        return await answer(evaluation, body, request, idempotency_key)
 
     @router.get("/{result_id}", response_model=evaluation.result, summary="A recent result again.")
     async def again(result_id: str, request: Request) -> EvaluationResult:

@@ -44,7 +44,19 @@ Returned = TypeVar("Returned")
 FILES = ("results.json", "results.csv", "results.parquet", "report.html", "plot.png")
 
 
-async def submit(body: EvaluationRequest, request: Request) -> JSONResponse:
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="A name for this submission: sent again with it, no second job is made.",
+    ),
+]
+
+
+async def submit(body: EvaluationRequest, request: Request, key: str | None) -> JSONResponse:
     """202 and the job, after everything about the request has been checked.
 
     Raises:
@@ -57,7 +69,7 @@ async def submit(body: EvaluationRequest, request: Request) -> JSONResponse:
         param = "stream" if body.stream else "timeout_s"
         raise bad_request("a job takes neither stream nor timeout_s: follow its events", param)
     store, runner = _store(request), _runner(request)
-    tenant, key = context.current().tenant, _idempotency_key(request)
+    tenant = context.current().tenant
     if key is not None and (made := await _stored(store.submitted, tenant, body, key)):
         return _accepted(made, request)
     rate: TokenRate = state.token_rate
@@ -75,16 +87,6 @@ async def submit(body: EvaluationRequest, request: Request) -> JSONResponse:
     return _accepted(job, request)
 
 
-def _idempotency_key(request: Request) -> str | None:
-    """Raises:
-    ApiError: 400 for a key that is empty or longer than 255 characters.
-    """
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= 255:
-        raise bad_request("Idempotency-Key: 1 to 255 characters", "Idempotency-Key")
-    return key
-
-
 def _accepted(job: JobInfo, request: Request) -> JSONResponse:
     info = _linked(job, request)
     return JSONResponse(info.model_dump(mode="json"), status_code=202, headers={"Location": f"/jobs/{info.id}"})
@@ -97,13 +99,11 @@ async def create(
         Body(openapi_examples={name: {"value": {"evaluation": name} | e.example()} for name, e in EVALUATIONS.items()}),
     ],
     request: Request,
-    idempotency_key: Annotated[
-        str | None, Header(description="A name for this submission: sent again with it, no second job is made.")
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> Any:
     """Queue an evaluation. It is worked on between generation steps, unit by unit; what is finished stays finished
     whatever happens to the server."""
-    return await submit(body, request)
+    return await submit(body, request, idempotency_key)
 
 
 @router.get("", response_model=JobList)
@@ -249,7 +249,7 @@ async def _stored(
 
 
 def _linked(info: JobInfo, request: Request) -> JobInfo:
-    if info.state in UNFINISHED:
+    if info.state == "queued":
         served = {model.name for model in request.app.state.models}
         info.not_served = [name for name in info.models if name not in served]
     names = ["events", *(FILES if info.state == "done" else ())]

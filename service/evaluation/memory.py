@@ -11,8 +11,8 @@ from patches import Patched, ResolvedRecipe
 from service.evaluation.scoring import FULL_CHUNK_CONTEXT, chunk_length, vocab_size_of
 from service.models.loading import cache_bytes_per_token
 
-MASK_BYTES = 8
-"""Per pair of a query and a key: as float32 for the kernel, and as bools while it is made."""
+MASK_BYTES = 4
+"""Per pair of a query and a key: float32, for all layers."""
 
 WORKING = 32 << 20
 """Bytes for what does not grow with anything: kernels' scratch, the allocator's rounding."""

@@ -29,10 +29,10 @@ class JobInfo(BaseModel):
     id: str
     evaluation: str
     model: str | None = Field(description="As it was requested; the default model when absent.")
-    models: list[str] = Field(description="The served models that its units run on.")
+    models: list[str] = Field(default_factory=list, description="The served models that its units run on.")
     not_served: list[str] = Field(
         default_factory=list,
-        description="Those of an unfinished job that the answering server does not serve: it waits for one that does.",
+        description="Those of a queued job that the answering server does not serve: it waits for one that does.",
     )
     state: JobState
     created_at: datetime

@@ -34,6 +34,9 @@ from service.settings import Settings
 BEAT_S = 5.0
 """Between two signs of life, and how soon work that other processes leave behind is seen."""
 
+PRUNE_S = 3600.0
+"""Between two looks for jobs that ended long ago, where none ends."""
+
 RETRY_S = 0.5
 """Until a full queue, a restarting engine or a database out of reach is tried again."""
 
@@ -122,14 +125,18 @@ class JobRunner:
                 await asyncio.sleep(BEAT_S)
 
     async def _beat(self) -> None:
-        """Renew leases, and give up what was cancelled or taken."""
+        """Renew leases, give up what was cancelled or taken, and now and then look for what is old."""
+        pruned = -PRUNE_S
         while True:
             added = self._added.next()
             held = frozenset(self._held)
             try:
                 still = await self._store_call(self._queue.beat, held) if held else set()
+                if time.monotonic() - pruned > PRUNE_S:
+                    pruned = time.monotonic()
+                    await self._prune()
             except SQLAlchemyError as error:
-                log.error("leases_not_renewed", error=str(error))
+                log.error("store_not_kept", error=str(error))
                 still = set(held)
             for number in (held - still) & self._active.keys():
                 log.info("job_given_up", job=self._active[number].id)
@@ -290,6 +297,9 @@ class JobRunner:
             raise LeaseLost
         self._forget(job.number)
         log.info("job_done", job=job.id)
+        await self._prune()
+
+    async def _prune(self) -> None:
         limits = self._settings.outcomes_max_bytes, self._settings.jobs_kept_days
         removed, jobs = await self._store_call(self._queue.prune, *limits)
         if removed or jobs:

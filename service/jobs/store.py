@@ -119,7 +119,7 @@ class JobStore:
             job = session.scalars(query).one_or_none()
             if job is None:
                 return None
-            if job.request != _body(request):
+            if job.evaluation != request.evaluation or _asked(type(request)(**job.request)) != _asked(request):
                 raise IdempotencyMismatch(idempotency_key)
             return self._info(job, job.request)
 
@@ -249,6 +249,11 @@ def _body(request: EvaluationRequest) -> dict[str, Any]:
         pairs = zip(request.methods, body["methods"], strict=True)
         body["methods"] = [{"method": method.method} | fields for method, fields in pairs]
     return body
+
+
+def _asked(request: EvaluationRequest) -> dict[str, Any]:
+    """What counts of a request: not how it was written, nor by which route it came."""
+    return request.model_dump(mode="json", exclude={"background"})
 
 
 def models_text(models: Iterable[str]) -> str:

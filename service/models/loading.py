@@ -57,9 +57,9 @@ def sources(settings: Settings) -> dict[str, str | Path]:
     if not path.is_dir():
         return {settings.model: settings.model}
     if not (path / "config.json").exists():
-        inside = {folder.name: folder for folder in sorted(path.iterdir()) if (folder / "config.json").exists()}
+        inside = sorted(path.glob("*/config.json"))
         if inside:
-            return dict(inside)
+            return {config.parent.name: config.parent for config in inside}
     return {path.resolve().name: path}
 
 

@@ -15,8 +15,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.typical import typical
-from patches import METHODS, patched
+from patches import METHODS, RopeGeometry, parse, patched, resolve
+from patches.attention.fused import attend
+from patches.attention.layer import Layer
 from patches.attention.states import QUERY_BLOCK
+from patches.model.batch import Batch
 from service.models import architecture
 from tests.methods import Fields
 from tests.models import tiny_model, tiny_tokens
@@ -109,6 +112,17 @@ def test_layers_without_a_fused_kernel_are_bounded_too(family: str) -> None:
     for fields in ({"method": "default"}, {"method": "self_extend", "group_size": 64, "neighbor_window": 16}):
         seen = largest(model, fields)
         assert seen.elements <= QUERY_BLOCK * (LENGTH + 1), seen.operation
+
+
+def test_the_rest_of_a_begun_chunk_is_bounded_too() -> None:
+    """The segment begins one token into a chunk of half its length."""
+    geometry = RopeGeometry(16, 16, 1e4, LENGTH, LENGTH, 1)
+    fields = {"method": "dual_chunk", "formulation": "paper", "chunk_size": LENGTH // 2}
+    resolved = resolve(parse(fields), geometry, 2 * LENGTH)
+    query, states = torch.randn(1, 1, LENGTH, 16), torch.randn(1, 1, LENGTH + 1, 16)
+    with Largest() as seen:
+        attend(query, states, states, resolved, Batch([]), Layer(0.25), q_start=1)
+    assert seen.elements <= QUERY_BLOCK * LENGTH, seen.operation
 
 
 def test_the_recorder_sees_a_score_matrix() -> None:

@@ -136,7 +136,12 @@ def test_a_submission_that_is_sent_again_makes_no_second_job(client: httpx.Clien
     body = {name: value for name, value in BODY.items() if name != "evaluation"} | {"background": True}
     at_the_route = client.post("/perplexity", json=body, headers={"Idempotency-Key": "there"})
     assert at_the_route.status_code == 202
-    for refused, status in ((send("once", lengths=[64]), 422), (send(""), 400), (send("k" * 256), 400)):
+    for refused, status in (
+        (send("once", lengths=[64]), 422),
+        (send(""), 400),
+        (send("k" * 256), 400),
+        (send("a b"), 400),
+    ):
         assert (refused.status_code, refused.json()["error"]["param"]) == (status, "Idempotency-Key")
 
 

@@ -30,6 +30,10 @@ class TestIdempotency:
         with pytest.raises(IdempotencyMismatch, match="'a' was used for another request"):
             add(store, key="a", lengths=[32])
 
+    def test_how_a_request_is_written_makes_no_difference(self, store: JobStore) -> None:
+        first = add(store, key="a", methods=[{"method": "default"}])
+        assert add(store, key="a", methods=[{"method": "default"}], timeout_s=None, background=True) == first
+
     def test_one_of_many_at_once_makes_the_job(self, store: JobStore) -> None:
         with ThreadPoolExecutor(8) as pool:
             made = {job.id for job in pool.map(lambda _: add(store, key="a"), range(16))}
