@@ -55,7 +55,7 @@ def run(quick: bool = False) -> Report:
             continue
         models = ModelRegistry(Settings(model=str(folder), dtype="float32", device="cpu", _env_file=None))
         try:
-            add(report, measure(models, MULTIPLES[:4:3] if quick else MULTIPLES, 20_000 if quick else 160_000))
+            add(report, measure(models, MULTIPLES[:4:3] if quick else MULTIPLES, 20_000 if quick else 40_000))
         finally:
             models.close()
     return report
