@@ -34,8 +34,8 @@ from service.settings import Settings
 BEAT_S = 5.0
 """Between two signs of life, and how soon work that other processes leave behind is seen."""
 
-PRUNE_S = 3600.0
-"""Between two looks for jobs that ended long ago, where none ends."""
+PRUNE_S = 60.0
+"""Between two looks for outcomes and jobs that have had their time."""
 
 RETRY_S = 0.5
 """Until a full queue, a restarting engine or a database out of reach is tried again."""
@@ -132,7 +132,7 @@ class JobRunner:
             held = frozenset(self._held)
             try:
                 still = await self._store_call(self._queue.beat, held) if held else set()
-                if time.monotonic() - pruned > PRUNE_S:
+                if time.monotonic() - pruned >= PRUNE_S:
                     pruned = time.monotonic()
                     await self._prune()
             except SQLAlchemyError as error:
@@ -297,7 +297,6 @@ class JobRunner:
             raise LeaseLost
         self._forget(job.number)
         log.info("job_done", job=job.id)
-        await self._prune()
 
     async def _prune(self) -> None:
         limits = self._settings.outcomes_max_bytes, self._settings.jobs_kept_days
