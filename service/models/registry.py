@@ -11,6 +11,7 @@ from typing import Any
 from patches import Method, Patched, patched
 from service.engine.engine import Engine, EngineLimits
 from service.metrics import EngineMetrics, Metrics
+from service.models.fingerprint import fingerprint
 from service.models.loading import Checkpoint, cache_tokens, load, sources
 from service.settings import Settings
 
@@ -25,9 +26,10 @@ class UnknownModel(LookupError):
 
 @dataclass
 class ServedModel:
-    """One model in memory with its engine, tokenizer and limits."""
+    """One model in memory with its engine, tokenizer and limits. ``fingerprint`` tells it from every other model."""
 
     name: str
+    fingerprint: str
     patch: Patched
     engine: Engine
     tokenizer: Any
@@ -76,6 +78,7 @@ class ModelRegistry:
 
     def _add(self, checkpoint: Checkpoint, settings: Settings) -> None:
         model = checkpoint.model
+        identity = fingerprint(model)
         patch = self._stack.enter_context(patched(model))
         limits = EngineLimits(
             cache_tokens=cache_tokens(patch, settings),
@@ -92,7 +95,7 @@ class ModelRegistry:
         self._stack.callback(engine.stop, self._grace_s)
         longest = settings.max_length or limits.cache_tokens
         self._models[checkpoint.name] = ServedModel(
-            checkpoint.name, patch, engine, checkpoint.tokenizer, min(longest, limits.cache_tokens)
+            checkpoint.name, identity, patch, engine, checkpoint.tokenizer, min(longest, limits.cache_tokens)
         )
 
     def __iter__(self) -> Iterator[ServedModel]:
