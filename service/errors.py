@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 
 from patches import METHODS, SlotsExhausted
 from service import context
-from service.engine.admission import QueueFull, TooLarge
 from service.engine.engine import EngineFailed, EngineStopping
 from service.engine.memory import OutOfMemory
 from service.evaluation.answers import RESULTS
@@ -26,6 +25,7 @@ from service.evaluation.scoring import NotANumber
 from service.inputs import TAGS
 from service.jobs.store import IdempotencyMismatch, JobUnfinished, UnknownJob
 from service.models.registry import UnknownModel
+from service.sharing.admission import QueueFull, TooLarge
 
 MAX_PROBLEMS = 10
 MAX_CHARS = 200

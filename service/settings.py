@@ -117,3 +117,8 @@ class Settings(BaseSettings):
     otel_endpoint: str | None = Field(
         None, description="OTLP/HTTP endpoint for traces, such as http://localhost:4318; needs the extra `otel`."
     )
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests carry API keys, so that several tenants share the server."""
+        return bool(self.api_keys) or self.api_keys_file is not None

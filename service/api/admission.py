@@ -13,9 +13,9 @@ from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from service import context
-from service.engine.admission import Admission, Ticket
 from service.errors import ApiError, bad_request
 from service.settings import Settings
+from service.sharing.admission import Admission, Ticket
 
 log = structlog.get_logger()
 

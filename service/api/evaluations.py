@@ -14,7 +14,6 @@ from service.api.admission import admit, charge, log_prompts, set_deadline, uppe
 from service.api.jobs import IdempotencyKey, submit
 from service.api.pages import page
 from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
-from service.engine.admission import Ticket
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS, Evaluation
 from service.evaluation.documents import BUILT_IN
@@ -26,6 +25,7 @@ from service.figures.results import html_of, png_of
 from service.jobs.records import JobInfo
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from service.sharing.admission import Ticket
 
 
 class RecentResults:
@@ -98,7 +98,7 @@ async def _admit(body: EvaluationRequest, models: ModelRegistry, request: Reques
     texts, lengths = body.texts(), body.length_values()
     wanted = []
     for target in targets.values():
-        capacity = target.engine.scores.capacity
+        capacity = target.engine.scores.most
         unknown = not texts or any(isinstance(item, str) and item in BUILT_IN for item in texts)
         longest = capacity if unknown else max(upper_bound(item, capacity) for item in texts)
         wanted.append((target.engine.scores, min(longest, lengths[-1]) if lengths else longest))

@@ -28,12 +28,12 @@ from service.api.answers import (
 from service.api.prompts import check_at_most, check_prompt, read_prompt, together
 from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
 from service.api.text import TextStream
-from service.engine.admission import Ticket
 from service.engine.engine import Generation
 from service.engine.request import SamplingParams, TokenLogprobs
 from service.inputs import Encodings, TextOrTokens, as_list
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
+from service.sharing.admission import Ticket
 
 router = APIRouter(tags=["generate"])
 

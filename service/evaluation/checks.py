@@ -99,7 +99,7 @@ def lengths_of(
         InvalidEvaluation: for lengths beyond a document or beyond the server.
     """
     shortest = min(len(document.token_ids) for document in documents) + special
-    longest = min(shortest, served.engine.limits.score_tokens)
+    longest = min(shortest, served.engine.scores.most)
     if wanted is None:
         if longest < 2:
             raise InvalidEvaluation("input", "needs at least 2 tokens to score one")
@@ -117,7 +117,7 @@ def server_takes(length: int, served: ServedModel) -> None:
     """Raises:
     InvalidEvaluation: when a pass of ``length`` tokens never fits.
     """
-    most = served.engine.limits.score_tokens
+    most = served.engine.scores.most
     if length > most:
         raise InvalidEvaluation("lengths", f"{length} is beyond what this server scores: at most {most}")
 

@@ -17,7 +17,6 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from patches import SlotsExhausted
-from service.engine.admission import QueueFull
 from service.engine.engine import EngineFailed, EngineStopping
 from service.engine.memory import OutOfMemory
 from service.errors import as_api_error
@@ -30,6 +29,7 @@ from service.jobs.signals import Signal, within
 from service.jobs.store import JobStore
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
+from service.sharing.admission import QueueFull
 
 BEAT_S = 5.0
 """Between two signs of life, and how soon work that other processes leave behind is seen."""

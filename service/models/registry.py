@@ -90,12 +90,13 @@ class ModelRegistry:
             max_queue_tokens=settings.max_queue_tokens,
             stall_timeout_s=settings.stall_timeout_s,
             prefix_sharing=settings.prefix_sharing,
+            shared=settings.has_keys,
         )
         engine = Engine(patch, limits, _eos_token_ids(model), EngineMetrics(self._metrics, checkpoint.name))
         self._stack.callback(engine.stop, self._grace_s)
-        longest = settings.max_length or limits.cache_tokens
+        longest = settings.max_length or engine.generations.most
         self._models[checkpoint.name] = ServedModel(
-            checkpoint.name, identity, patch, engine, checkpoint.tokenizer, min(longest, limits.cache_tokens)
+            checkpoint.name, identity, patch, engine, checkpoint.tokenizer, min(longest, engine.generations.most)
         )
 
     def __iter__(self) -> Iterator[ServedModel]:

@@ -13,9 +13,9 @@ from patches import ResolvedRecipe
 from service.api.admission import admit, charge, log_prompts, upper_bound
 from service.api.openai.names import Named
 from service.api.prompts import Prompt, check_prompt, read_prompt
-from service.engine.admission import Ticket
 from service.errors import context_length_exceeded
 from service.settings import Settings
+from service.sharing.admission import Ticket
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ async def admitted(request: Request, name: Named, given: Sequence[str | list[int
         tokens = len(prompt.token_ids)
         max_tokens = max(1, min(most_new, target.max_length - tokens)) if wanted.max_tokens is None else most_new
         resolved = check_prompt(prompt.token_ids, max_tokens, name.method, target, wanted.param)
-        if wanted.scored and tokens > target.engine.scores.capacity:
-            raise context_length_exceeded(tokens, 0, target.engine.scores.capacity, wanted.param)
+        if wanted.scored and tokens > target.engine.scores.most:
+            raise context_length_exceeded(tokens, 0, target.engine.scores.most, wanted.param)
         mine = tickets[index * wanted.answers : (index + 1) * wanted.answers]
         score_ticket = tickets[len(places) + index] if wanted.scored else None
         jobs.append(Job(prompt, name, resolved, max_tokens, wanted, mine, score_ticket))

@@ -150,7 +150,7 @@ def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Set
     evaluator = models.for_method(named, asked.pe)
     shared = {name: getattr(request, name) for name in ("model", "methods", "lengths", "input", "protocol", "bos")}
     measured = perplexity_plan_of(PerplexityRequest(**shared), models, settings)
-    most = evaluator.engine.limits.score_tokens
+    most = evaluator.engine.scores.most
     long = request.long_context or min(evaluator.trained_length, most)
     if long > most:
         raise InvalidEvaluation("long_context", f"{long} is beyond what this server scores: at most {most}")

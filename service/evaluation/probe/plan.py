@@ -200,7 +200,7 @@ def plan_of(request: ProbeRequest, models: ModelRegistry, settings: Settings) ->
     if request.segment_of == "document" and request.segment > shortest:
         raise InvalidEvaluation("segment", f"must be at most the shortest document's {shortest} tokens")
     around = special + request.segment
-    room = min(served.engine.limits.score_tokens - around, shortest + request.segment)
+    room = min(served.engine.scores.most - around, shortest + request.segment)
     distances = _distances(request, room, lengths[-1] - around)
     at_most("distances", len(distances), settings.max_lengths)
     longest = max(lengths[-1], around + distances[-1])

@@ -95,7 +95,7 @@ def grid_lengths(wanted: Sequence[int] | None, served: ServedModel, settings: Se
         InvalidEvaluation: for too many, or one that the server does not take.
     """
     if wanted is None:
-        longest = min(DEFAULT_REACH * served.trained_length, served.engine.limits.score_tokens)
+        longest = min(DEFAULT_REACH * served.trained_length, served.engine.scores.most)
         return doubling_lengths(served.trained_length, longest)
     lengths = sorted(set(wanted))
     server_takes(lengths[-1], served)

@@ -14,7 +14,6 @@ from sqlalchemy import case, select, update
 from structlog.testing import CapturingLogger
 
 from patches import SlotsExhausted, parse
-from service.engine.admission import QueueFull
 from service.engine.engine import EngineFailed
 from service.engine.request import SamplingParams
 from service.evaluation.catalogue import EVALUATIONS, plan_of
@@ -31,6 +30,7 @@ from service.jobs.store import JobStore
 from service.jobs.tables import Job, StoredOutcome
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from service.sharing.admission import QueueFull
 from tests.service.jobs.conftest import body, in_one_run
 
 LONG: dict[str, Any] = {"input": [[n % 380 + 2 for n in range(2000)]], "lengths": [2000]}
