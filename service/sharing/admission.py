@@ -74,7 +74,7 @@ class Admission:
 
     At most ``max_waiting`` requests and ``max_waiting_tokens`` tokens wait, per tenant where the budget is ``shared``;
     the sequences of one request count as one. A tenant that finds none of its requests in the queue may always wait,
-    so that none is refused for its size for ever. Used from one event loop only.
+    so that none is refused for its size for ever. ``of`` names the budget in messages. Used from one event loop only.
     """
 
     def __init__(
@@ -85,8 +85,10 @@ class Admission:
         max_waiting_tokens: int | None = None,
         *,
         shared: bool = False,
+        of: str = "memory",
     ) -> None:
-        self.capacity, self.max_waiting, self.unit, self.shared = capacity, max_waiting, unit, shared
+        self.capacity, self.max_waiting, self.unit = capacity, max_waiting, unit
+        self.shared, self._of = shared, of
         self.max_waiting_tokens = max_waiting_tokens
         self.reserved = 0
         self._held: Counter[str] = Counter()
@@ -127,10 +129,10 @@ class Admission:
             return
         parties = len({ticket.party for ticket in queue})
         if parties >= self.max_waiting:
-            raise QueueFull(f"{parties} requests are waiting for memory")
+            raise QueueFull(f"{parties} requests are waiting for {self._of}")
         tokens = sum(ticket.needed for ticket in queue)
         if self.max_waiting_tokens is not None and tokens + self._bounded(sizes) > self.max_waiting_tokens:
-            raise QueueFull(f"{tokens} tokens are waiting for memory")
+            raise QueueFull(f"{tokens} tokens are waiting for {self._of}")
 
     def _bounded(self, sizes: Sequence[int]) -> int:
         return sum(min(self.rounded(size), self.most) for size in sizes)
