@@ -62,6 +62,8 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings) -> l
     documents = []
     for index, item in enumerate(several):
         name = f"input[{index}]" if len(several) > 1 else "input"
+        if isinstance(item, str) and len(item) > settings.max_text_bytes:
+            raise InvalidEvaluation("input", f"a text may have at most {settings.max_text_bytes} characters")
         if not isinstance(item, str):
             documents.append(from_token_ids(name, item, served.tokenizer))
         elif item in BUILT_IN:
