@@ -102,6 +102,10 @@ class ModelRegistry:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
 
+    def are_generating(self) -> bool:
+        """Whether any generation runs."""
+        return any(served.engine.is_generating for served in self)
+
     @property
     def default(self) -> ServedModel:
         return next(iter(self._models.values()))
