@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 
 
-def base_inv_freq(rope_theta: float, rotary_dim: int) -> torch.Tensor:
-    """rope_theta^(-2i/rotary_dim) for i = 0 .. rotary_dim/2 - 1, float32 [rotary_dim / 2].
+def base_inv_freq(rope_theta: float, rotary_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """rope_theta^(-2i/rotary_dim) for i = 0 .. rotary_dim/2 - 1, ``dtype`` [rotary_dim / 2].
 
-    The expression is transformers' own, operation by operation, so that an unscaled schedule is
+    The expression is transformers' own, operation by operation, so that an unscaled schedule in float32 is
     bit-identical to the unpatched model.
     """
-    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float) / rotary_dim
+    exponent = torch.arange(0, rotary_dim, 2, dtype=dtype) / rotary_dim
     return torch.as_tensor(1.0 / (rope_theta**exponent))
 
 
