@@ -125,6 +125,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4Config", {**_FOUR_LAYERS, "sliding_window": WINDOW, "sliding_window_pattern": 4}),
     "ministral3": ("Ministral3Config", _HEADS),
     "persimmon": ("PersimmonConfig", {**_SIZES, "partial_rotary_factor": 0.5}),
+    "diffllama": ("DiffLlamaConfig", _GROUPED),  # each layer attends twice, to two halves of its values
 }
 """Rotary families: the name of the configuration class in transformers, and tiny sizes."""
 

@@ -39,18 +39,23 @@ def sdpa_with_lse(
     a pair is excluded: a row without any key then weighs nothing in a merge, and nothing is NaN. ``causal``, for
     as many keys as queries and without a bias, lets query i attend to keys 0 .. i.
     """
-    if value.shape[-1] < query.shape[-1]:  # the kernels want one width (latent attention has two)
-        padded = F.pad(value, (0, query.shape[-1] - value.shape[-1]))
-        out, lse = sdpa_with_lse(query, key, padded, bias, scaling, causal=causal)
-        return out[..., : value.shape[-1]], lse
     if not has_kernel(query, key, value):
         return eager_with_lse(query, key, value, bias, scaling, causal=causal)
+    if value.shape[-1] != query.shape[-1]:  # the kernels want one width (latent attention has two)
+        query, key, padded = (widened(states, max(query.shape[-1], value.shape[-1])) for states in (query, key, value))
+        out, lse = sdpa_with_lse(query, key, padded, bias, scaling, causal=causal)
+        return out[..., : value.shape[-1]], lse
     if query.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
         )
         return out, lse
     return _cuda(query, key, value, bias, scaling, causal)
+
+
+def widened(states: torch.Tensor, width: int) -> torch.Tensor:
+    """``states`` [..., dim] with zeros behind its last dimension up to ``width``: products of such states stay."""
+    return states if states.shape[-1] == width else F.pad(states, (0, width - states.shape[-1]))
 
 
 def eager_with_lse(

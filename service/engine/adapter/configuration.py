@@ -12,11 +12,13 @@ from patches import Patched
 class _AsCached:
     """A configuration read through: only what the cache is sized by differs."""
 
-    def __init__(self, config: Any, heads: int, width: int) -> None:
+    def __init__(self, patch: Patched) -> None:
+        config, cached = patch.model.config.get_text_config(), patch.cached
         self._config = config
-        self.num_key_value_heads, self.head_dim = heads, width
+        self.num_key_value_heads, self.head_dim = cached.heads, cached.width
+        self.num_hidden_layers = config.num_hidden_layers * cached.calls
         kinds, whole = getattr(config, "layer_types", None), "full_attention"
-        self.layer_types = kinds and [whole if kind == "chunked_attention" else kind for kind in kinds]
+        self.layer_types = kinds and [whole if kind == "chunked_attention" else kind for kind in kinds] * cached.calls
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
@@ -26,11 +28,11 @@ class _AsCached:
 def configured_as_cached(patch: Patched) -> Iterator[None]:
     """Within it, the model's configuration tells of what is cached, which the manager sizes its cache by.
 
-    Heads and width are those that reach the attention (latent attention caches less by itself). A layer that
-    attends within chunks, which the manager does not know, keeps everything: our attention leaves out the rest.
+    Heads and width are those that reach the attention (latent attention caches less by itself); a layer that attends
+    twice is two. A layer that attends within chunks, which the manager does not know, keeps everything: our attention
+    leaves out the rest.
     """
-    config = patch.model.config
-    sizes = _AsCached(config.get_text_config(), *patch.cached)
+    config, sizes = patch.model.config, _AsCached(patch)
     vars(config)["get_text_config"] = lambda *_, **__: sizes
     try:
         yield

@@ -70,6 +70,7 @@ class Case:
     composed: bool = False
     chunked: bool = False
     sinks: bool = False
+    value_width: int = HEAD_DIM
 
     @property
     def layer(self) -> Layer:
@@ -93,8 +94,9 @@ class Case:
         """Query, key, value of two rows. Standard deviation 2, so that attention is far from uniform."""
         generator = torch.Generator().manual_seed(self.seed)
         held = self.past + self.new - self.dropped
-        shapes = [(self.heads, self.new), *[(self.heads // self.groups, held)] * 2]
-        return [torch.randn(2, *s, HEAD_DIM, generator=generator).mul(2).to(device, dtype) for s in shapes]
+        kv_heads = self.heads // self.groups
+        shapes = [(self.heads, self.new, HEAD_DIM), (kv_heads, held, HEAD_DIM), (kv_heads, held, self.value_width)]
+        return [torch.randn(2, *shape, generator=generator).mul(2).to(device, dtype) for shape in shapes]
 
 
 @st.composite
@@ -118,6 +120,7 @@ def cases(draw: st.DrawFn) -> Case:
         composed=draw(st.booleans()),
         chunked=chunked,
         sinks=draw(st.integers(0, 3)) == 0,
+        value_width=draw(st.sampled_from([HEAD_DIM, HEAD_DIM, 12, 24])),
     )
 
 
@@ -129,7 +132,7 @@ def check(case: Case, dtype: torch.dtype, device: str) -> None:
     expected = reference.attend(query, key, value, case.resolved, layer, q_start=case.past)
     result = fused.attend(query, key, value, case.resolved, Batch([]), layer, q_start=case.past)
     assert result.dtype == dtype
-    assert result.shape == query.shape
+    assert result.shape == (*query.shape[:-1], case.value_width)
     assert relative(result.float(), expected) < TOLERANCE[dtype]
 
 
