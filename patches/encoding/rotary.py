@@ -24,6 +24,11 @@ def per_pair(position: torch.Tensor) -> torch.Tensor:
     return position if position.ndim == 2 else position[:, None]
 
 
+def upcast(states: torch.Tensor) -> torch.Tensor:
+    """``states`` in float32, or in float64 where they are that already: what softmax and rotation compute in."""
+    return states.to(torch.promote_types(states.dtype, torch.float32))
+
+
 def rotary_table(
     position: torch.Tensor, inv_freq: torch.Tensor, attention_factor: torch.Tensor | float, *, interleaved: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,11 +49,11 @@ def rotate(
     """Rotate dimensions offset .. offset + cos.shape[-1] of ``states`` [..., n, head_dim]; the rest passes through.
 
     Half-split pairs (i, i + d/2), as Llama and GPT-NeoX; interleaved pairs (2i, 2i + 1), as GPT-J.
-    The product is taken in float32 and returned in the dtype of ``states``.
+    The product is taken in float32, or float64 for such states, and returned in the dtype of ``states``.
     """
     rotary_dim = cos.shape[-1]
     before, rotated, after = states.split((offset, rotary_dim, states.shape[-1] - offset - rotary_dim), dim=-1)
-    rotated = rotated.float()
+    rotated = upcast(rotated)
     if interleaved:
         turned = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), dim=-1).flatten(-2)
         parts = [rotated * cos + turned * sin]
