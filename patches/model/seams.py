@@ -84,11 +84,15 @@ class Patched:
         native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
         return SlotTable(native, self.geometry.rotary_dim, self.model.device)
 
+    def forget_encodings(self) -> None:
+        """Empty the table of slots, of which none may be in use."""
+        self.slots = self._slot_table()
+
     def follow(self, layout: Layout) -> None:
         """Take over how the model was measured to rotate."""
         self.roles = layout.roles
         self.geometry = replace(self.geometry, interleaved=layout.interleaved, rotary_offset=layout.offset)
-        self.slots = self._slot_table()
+        self.forget_encodings()
 
     def rotary(self, x: torch.Tensor, position_ids: torch.Tensor | None = None, layer_type: str | None = None) -> Any:
         """Seam A: cos and sin of each token by the schedule of its slot, in the format of the model's own module.

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from patches import Method, Patched, patched
+from patches import Method, Patched, UnsupportedModel, patched
 from service.engine.engine import Engine, EngineLimits
+from service.engine.verification import verify
 from service.metrics import EngineMetrics, Metrics
-from service.models.loading import Checkpoint, cache_tokens, load, sources
+from service.models.loading import Checkpoint, ModelLoadError, cache_tokens, load, sources
 from service.settings import Settings
 
 
@@ -76,7 +77,11 @@ class ModelRegistry:
 
     def _add(self, checkpoint: Checkpoint, settings: Settings) -> None:
         model = checkpoint.model
-        patch = self._stack.enter_context(patched(model))
+        try:
+            patch = self._stack.enter_context(patched(model))
+            verify(patch)
+        except UnsupportedModel as error:
+            raise ModelLoadError(f"model {checkpoint.name!r} cannot be served: {error}") from error
         limits = EngineLimits(
             cache_tokens=cache_tokens(patch, settings),
             score_tokens=settings.score_tokens,

@@ -57,9 +57,7 @@ def test_default_is_the_unpatched_model(family: str) -> None:
     assert relative(steps, expected_steps) < tolerance
 
 
-@pytest.mark.parametrize("family", DEMO_FAMILIES)
-def test_demo_families(family: str) -> None:
-    """Relative scores, T5's table, and positions added to tokens."""
+def demo_model(family: str) -> PreTrainedModel:
     config = RopewayDemoConfig(
         vocab_size=128,
         hidden_size=64,
@@ -69,9 +67,15 @@ def test_demo_families(family: str) -> None:
         max_position_embeddings=TRAINED_LENGTH,
         position_family=family,
     )
-    model = RopewayDemoForCausalLM(config)
+    model: PreTrainedModel = RopewayDemoForCausalLM(config)
     randomise(model, 0)
-    model, tokens = model.double().train(False), tiny_tokens(2, TRAINED_LENGTH)
+    return model.train(False)
+
+
+@pytest.mark.parametrize("family", DEMO_FAMILIES)
+def test_demo_families(family: str) -> None:
+    """Relative scores, T5's table, and positions added to tokens."""
+    model, tokens = demo_model(family).double(), tiny_tokens(2, TRAINED_LENGTH)
     expected = unpatched(model, tokens)
     with patched(model):
         assert relative(logits_of(model, tokens), expected) < SINGLE
