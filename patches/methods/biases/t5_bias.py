@@ -18,7 +18,8 @@ from pydantic import Field, model_validator
 from patches.encoding.method import Method
 from patches.encoding.recipe import Family, Recipe, RopeGeometry
 
-Value = Annotated[float, Field(ge=-1e6, le=1e6, strict=True)]
+Value = Annotated[float, Field(ge=-1e4, le=1e4, strict=True)]
+"""A number in float16 too, where a query whose keys are all at minus infinity would attend to those after it."""
 Table = tuple[Annotated[tuple[Value, ...], Field(min_length=1, max_length=1024)], ...]
 
 

@@ -57,16 +57,16 @@ def test_default_is_the_unpatched_model(family: str) -> None:
     assert relative(steps, expected_steps) < tolerance
 
 
-def demo_model(family: str) -> PreTrainedModel:
-    config = RopewayDemoConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=TRAINED_LENGTH,
-        position_family=family,
-    )
+def demo_model(family: str, **overrides: Any) -> PreTrainedModel:
+    sizes: Fields = {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": TRAINED_LENGTH,
+    }
+    config = RopewayDemoConfig(position_family=family, **sizes | overrides)
     model: PreTrainedModel = RopewayDemoForCausalLM(config)
     randomise(model, 0)
     return model.train(False)
