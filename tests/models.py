@@ -14,6 +14,8 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from service.models.architecture import RopewayDemoConfig, RopewayDemoForCausalLM
+
 VOCAB_SIZE = 128
 TRAINED_LENGTH = 64
 ROPE_THETA = 10_000.0
@@ -200,6 +202,14 @@ def tiny_model(
     randomise(model, seed)
     model.train(False)
     return config, model
+
+
+def demo_model(position_family: str, **overrides: Any) -> PreTrainedModel:
+    """The demo model of a family that no Llama carries, float32 in eval mode."""
+    sizes = {name: _SIZES[name] for name in _SIZES if name != "pad_token_id"} | overrides
+    model: PreTrainedModel = RopewayDemoForCausalLM(RopewayDemoConfig(position_family=position_family, **sizes))
+    randomise(model, 0)
+    return model.train(False)
 
 
 def randomise(model: PreTrainedModel, seed: int) -> None:

@@ -16,8 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from patches import METHODS, Patched, encode, parse, patched
 from tests.methods import OTHER_ROWS, RELATIVE_ROWS, Fields, Row, rows
-from tests.models import tiny_model, tiny_tokens
-from tests.patches.model.test_float64 import demo_model
+from tests.models import demo_model, tiny_model, tiny_tokens
 
 LENGTH, TRAINED, PAIRS, HEADS = 64, 32, 8, 4
 TABLE = [*rows(PAIRS, TRAINED, HEADS), *OTHER_ROWS, *RELATIVE_ROWS]

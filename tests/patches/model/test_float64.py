@@ -10,9 +10,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from patches import encode, patched
 from service.models.architecture import FAMILIES as DEMO_FAMILIES
-from service.models.architecture import RopewayDemoConfig, RopewayDemoForCausalLM
 from tests.methods import Fields, request_id
-from tests.models import EAGER_ONLY, FAMILIES, OTHER_FAMILIES, TRAINED_LENGTH, randomise, tiny_model, tiny_tokens
+from tests.models import EAGER_ONLY, FAMILIES, OTHER_FAMILIES, TRAINED_LENGTH, demo_model, tiny_model, tiny_tokens
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
 from tests.patches.model.test_architectures import LENGTHS, REQUESTS
 from tests.patches.model.test_other_families import WITHOUT_SDPA
@@ -55,21 +54,6 @@ def test_default_is_the_unpatched_model(family: str) -> None:
         decoded, steps = greedy(model, tokens)
     assert torch.equal(decoded, expected_tokens)
     assert relative(steps, expected_steps) < tolerance
-
-
-def demo_model(family: str, **overrides: Any) -> PreTrainedModel:
-    sizes: Fields = {
-        "vocab_size": 128,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": TRAINED_LENGTH,
-    }
-    config = RopewayDemoConfig(position_family=family, **sizes | overrides)
-    model: PreTrainedModel = RopewayDemoForCausalLM(config)
-    randomise(model, 0)
-    return model.train(False)
 
 
 @pytest.mark.parametrize("family", DEMO_FAMILIES)

@@ -24,11 +24,11 @@ from service.engine.adapter.configuration import ATTENDING
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.verification import TOLERANCE, verify
 from service.engine.window import Window
+from service.models.architecture import FAMILIES as DEMO_FAMILIES
 from service.models.loading import ModelLoadError
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.models import FAMILIES, OTHER_FAMILIES, tiny_model
-from tests.patches.model.test_float64 import DEMO_FAMILIES, demo_model
+from tests.models import FAMILIES, OTHER_FAMILIES, demo_model, tiny_model
 from tests.service.conftest import tiny_checkpoint, tiny_tokenizer
 
 SIZES: dict[str, Any] = {
