@@ -54,7 +54,7 @@ def test_the_counting_itself() -> None:
 
 
 def table(number: int) -> list[list[float]]:
-    return [[float(number * bucket + head) for head in range(HEADS)] for bucket in range(1024)]
+    return [[(number * bucket + head) / 1024 for head in range(HEADS)] for bucket in range(1024)]
 
 
 VARIED: dict[str, Any] = {
