@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from patches import Method, Patched, patched
+from patches import Method, Patched, UnsupportedModel, patched
 from service.engine.engine import Engine, EngineLimits
+from service.engine.verification import verify
 from service.metrics import EngineMetrics, Metrics
 from service.models.fingerprint import fingerprint
-from service.models.loading import Checkpoint, cache_tokens, load, sources
+from service.models.loading import Checkpoint, ModelLoadError, cache_tokens, load, sources
 from service.settings import Settings
 
 
@@ -78,8 +79,12 @@ class ModelRegistry:
 
     def _add(self, checkpoint: Checkpoint, settings: Settings) -> None:
         model = checkpoint.model
-        identity = fingerprint(model)
-        patch = self._stack.enter_context(patched(model))
+        identity = fingerprint(model)  # before anything runs
+        try:
+            patch = self._stack.enter_context(patched(model))
+            verify(patch)
+        except UnsupportedModel as error:
+            raise ModelLoadError(f"model {checkpoint.name!r} cannot be served: {error}") from error
         limits = EngineLimits(
             cache_tokens=cache_tokens(patch, settings),
             score_tokens=settings.score_tokens,
