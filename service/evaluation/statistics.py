@@ -11,6 +11,7 @@ import numpy as np
 
 from service.evaluation.perplexity.results import Group, LengthResult, PositionBucket
 from service.evaluation.results import Interval
+from service.sharing.stopping import check_wanted
 
 BLOCK = 64
 MOST_BLOCKS = 256
@@ -31,6 +32,7 @@ class Scored:
 
 def length_result(length: int, windows: list[Scored], documents: int) -> LengthResult:
     """Arithmetic over the windows of one method at one length; at least one token must be scored."""
+    check_wanted()
     nll = joined(windows)
     total, mean = float(nll.sum()), float(nll.mean())
     # A range of tokens that stand for no byte at all is made of special tokens, and takes one rather than infinity.

@@ -10,10 +10,12 @@ import numpy as np
 from service.evaluation.probe.results import Attention, Copying, DistanceBucket, HeadAttention
 from service.evaluation.proportion import wilson
 from service.evaluation.unit import Outcome
+from service.sharing.stopping import check_wanted
 
 
 def heads_attention(length: int, outcomes: Sequence[Outcome]) -> list[HeadAttention]:
     """Every layer's and head's attention, averaged over documents."""
+    check_wanted()
     edges, layers = outcomes[0]["edges"].tolist(), outcomes[0]["layers"].tolist()
     mass, first_keys, entropy = (_mean(outcomes, name) for name in ("mass", "first_keys", "entropy"))
     return [

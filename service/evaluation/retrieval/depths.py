@@ -8,7 +8,7 @@ RULER's recall in place of a language model's opinion.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ from service.evaluation.retrieval.scores import averages, first_integer, recall
 from service.evaluation.unit import Outcome, Subject
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from service.sharing.stopping import check_wanted
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -128,13 +129,12 @@ def needle_drafts(request: NeedleRequest, haystack: Haystack) -> list[Draft]:
     return drafts
 
 
-def _grid(request: DepthRequest) -> list[tuple[float, int, np.random.Generator]]:
-    """Every depth and sample with random numbers of its own, so that more of either change nothing of the rest."""
-    return [
-        (depth, sample, np.random.default_rng([request.seed, round(depth * 10**6), sample]))
-        for depth in sorted(set(request.depths))
-        for sample in range(request.samples)
-    ]
+def _grid(request: DepthRequest) -> Iterator[tuple[float, int, np.random.Generator]]:
+    """Every depth and sample with its own random numbers, so that more of either change nothing of the rest."""
+    for depth in sorted(set(request.depths)):
+        for sample in range(request.samples):
+            check_wanted()
+            yield depth, sample, np.random.default_rng([request.seed, round(depth * 10**6), sample])
 
 
 def _name(depth: float, sample: int) -> str:

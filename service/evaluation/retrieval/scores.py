@@ -14,6 +14,7 @@ from service.evaluation.results import Interval
 from service.evaluation.retrieval.prompts import Sample
 from service.evaluation.retrieval.results import Averages, SampleResult
 from service.evaluation.unit import Outcome
+from service.sharing.stopping import check_wanted
 
 OUTPUT_CHARACTERS = 200
 
@@ -32,6 +33,7 @@ def recall(output: str, expected: Sequence[str]) -> float:
 
 def sample_result(sample: Sample, outcome: Outcome, tokenizer: Any, score: Any) -> SampleResult:
     """One sample's numbers; ``score`` is one of the functions above."""
+    check_wanted()
     output = tokenizer.decode(outcome["token_ids"].tolist(), skip_special_tokens=True)
     return SampleResult(
         name=sample.name,
