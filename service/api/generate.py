@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
 
-from patches import Method, examples
+from patches import KnownFields, Method, examples
 from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
 from service.api.answers import (
     Alternative,
@@ -31,13 +31,11 @@ from service.api.text import TextStream
 from service.engine.admission import Ticket
 from service.engine.engine import Generation
 from service.engine.request import SamplingParams, TokenLogprobs
-from service.inputs import Encodings, TextOrTokens, as_list
+from service.inputs import Encodings, Stops, TextOrTokens, as_list
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 
 router = APIRouter(tags=["generate"])
-
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 EXAMPLE: JsonDict = {
     "prompt": "The import statement",
@@ -46,16 +44,17 @@ EXAMPLE: JsonDict = {
 }
 
 
-class GenerateRequest(BaseModel):
+class GenerateRequest(KnownFields):
     """Greedy unless ``temperature`` is above 0. The same ``seed`` gives the same text in any company."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, json_schema_extra={"examples": [EXAMPLE]})
+    model_config = ConfigDict(allow_inf_nan=False, json_schema_extra={"examples": [EXAMPLE]})
 
     prompt: TextOrTokens = Field(description="A text, token ids, or a list of either.")
     pe: Encodings = Field(
         default_factory=lambda: {"method": "default"},
         validate_default=True,
-        description="The positional encoding. Several: every prompt is answered under each of them.",
+        description="The positional encoding: a short form such as `yarn:4`, an object with `method`, or the `pe` of "
+        "an answer. Several: every prompt is answered under each of them.",
     )
     model: str | None = Field(None, description="A served model; the first one when absent.")
     max_new_tokens: Annotated[int, Field(ge=1)] = 64
@@ -63,7 +62,7 @@ class GenerateRequest(BaseModel):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = Field(0, description="0 keeps all tokens.")
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop: Stops | None = None
     stream: bool = False
     timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
         None, description="Seconds until it is given up with 504; the server's maximum when absent."

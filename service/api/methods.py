@@ -8,14 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from patches import METHODS, Recipe, describe_methods, parse
+from patches import METHODS, InvalidEncoding, Recipe, describe_methods, field_value, parse, unknown_method
 from service.api.answers import MethodInfo, MethodList, ModelInfo, ModelList
-from service.errors import ApiError, bad_request, validation_error
+from service.errors import ApiError, bad_request
 from service.figures.frequencies import frequency_png
 from service.models.registry import ModelRegistry, ServedModel
-from service.shorthand import field_value, unknown_method
 
 router = APIRouter(tags=["methods"])
 
@@ -95,8 +94,8 @@ def _resolved(name: str, request: Request, model: str | None, length: int | None
         method = parse({"method": name, **{key: field_value(METHODS[name], key, given[key]) for key in given}})
         resolved = served.patch.resolve(method, length)
         before = served.patch.resolve(parse({"method": "default"}), served.trained_length)
-    except ValidationError as error:
-        raise validation_error(error.errors()) from error
+    except InvalidEncoding:
+        raise
     except ValueError as error:
         raise bad_request(str(error), "name") from error
     plain = before.inv_freq or (0.0,) * (served.patch.geometry.rotary_dim // 2)

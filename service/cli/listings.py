@@ -45,7 +45,7 @@ def methods(
     from patches import METHODS, describe_method, describe_methods
 
     if name is not None and name not in METHODS:
-        from service.shorthand import unknown_method
+        from patches import unknown_method
 
         fail(unknown_method(name))
     if docs is not None or markdown:
