@@ -44,6 +44,11 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Weights and cache; 'auto' is bfloat16 on an accelerator and float32 on the CPU."
     )
+    chat_template: str | None = Field(
+        None,
+        description="Chat template of every served model in place of its own: a file, or 'plain', a built-in one for "
+        "models that were never taught to chat.",
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads for the model; torch's choice when unset.")
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
