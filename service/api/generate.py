@@ -25,7 +25,7 @@ from service.api.answers import (
     TokenLogprob,
     Usage,
 )
-from service.api.prompts import check_at_most, check_prompt, read_prompt, together
+from service.api.prompts import check_at_most, check_min_tokens, check_prompt, read_prompt, together
 from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
 from service.api.text import TextStream
 from service.engine.admission import Ticket
@@ -63,6 +63,10 @@ class GenerateRequest(KnownFields):
     top_k: Annotated[int, Field(ge=0)] = Field(0, description="0 keeps all tokens.")
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     stop: Stops | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = Field(
+        0, description="Neither an end-of-text token nor a stop string ends an answer of fewer tokens."
+    )
+    ignore_eos: bool = Field(False, description="Go on after end-of-text tokens, up to `max_new_tokens`.")
     stream: bool = False
     timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
         None, description="Seconds until it is given up with 504; the server's maximum when absent."
@@ -78,7 +82,8 @@ class GenerateRequest(KnownFields):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     def sampling(self) -> SamplingParams:
-        return SamplingParams(self.temperature, self.top_p, self.top_k, self.seed, self.logprobs)
+        drawing = (self.temperature, self.top_p, self.top_k, self.seed, self.logprobs)
+        return SamplingParams(*drawing, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response | Genera
 
 
 async def _run(body: GenerateRequest, job: _Job, emit: Emit | None) -> Result:
-    text = TextStream(job.served.tokenizer, body.stops())
+    text = TextStream(job.served.tokenizer, body.stops(), body.min_tokens)
     sent = 0
     steps = job.served.engine.generate(
         job.prompt_ids,
@@ -176,6 +181,7 @@ async def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistr
     set_deadline(body.timeout_s, settings)
     check_at_most("max_new_tokens", body.max_new_tokens, settings.max_new_tokens)
     check_at_most("top_k", body.top_k, served.vocab_size)
+    check_min_tokens(body.min_tokens, body.max_new_tokens)
     given = as_list(body.prompt)
     methods = body.pe if isinstance(body.pe, list) else [body.pe]
     check_at_most("prompt", len(given) * len(methods), settings.max_prompts, "prompts times encodings")

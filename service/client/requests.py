@@ -31,6 +31,8 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int | None
     seed: int | None
     stop: str | Sequence[str] | None
+    min_tokens: int | None
+    ignore_eos: bool | None
     logprobs: int | None
     timeout_s: float | None
     cache_salt: str | None

@@ -44,6 +44,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         body.stops(),
         scored=body.scores_prompt,
         echoed=body.echo,
+        min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
     )
     answer = _Answer(body, await admitted(request, name, given, wanted), settings.score_chunk)
@@ -138,7 +139,7 @@ class _Answer:
             return
         if scores is not None and scores.next_id is not None:
             entry = logprobs.row_logprobs(scores, len(scores.logprobs) - 1, body.logprobs or 0)
-            steps = _once(only(job, scores.next_id, entry, offset))
+            steps = _once(only(job, scores.next_id, entry, offset, body.ignore_eos))
         else:
             steps = generated(job, choice, body.sampling(choice, body.logprobs), offset)
         async with aclosing(steps) as pieces:

@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from patches import ResolvedRecipe
 from service.api.admission import admit, charge, log_prompts, upper_bound
 from service.api.openai.names import Named
-from service.api.prompts import Prompt, check_prompt, read_prompt
+from service.api.prompts import Prompt, check_min_tokens, check_prompt, read_prompt
 from service.engine.admission import Ticket
 from service.errors import context_length_exceeded
 from service.settings import Settings
@@ -24,7 +24,7 @@ class Wanted:
 
     ``max_tokens`` None is as many as the server and the context allow; ``answers`` counts generations, and
     ``scored`` says whether the prompt is scored, ``echoed`` whether its text is needed. ``param`` is the field that
-    prompts came in.
+    prompts came in. ``min_tokens`` is how many tokens an answer must have room for.
     """
 
     max_tokens: int | None
@@ -35,6 +35,7 @@ class Wanted:
     param: str = "prompt"
     add_special_tokens: bool = True
     cache_salt: str | None = None
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ async def admitted(request: Request, name: Named, given: Sequence[str | list[int
     for index, prompt in enumerate(await run_in_threadpool(read)):
         tokens = len(prompt.token_ids)
         max_tokens = max(1, min(most_new, target.max_length - tokens)) if wanted.max_tokens is None else most_new
+        check_min_tokens(wanted.min_tokens, max_tokens)
         resolved = check_prompt(prompt.token_ids, max_tokens, name.method, target, wanted.param)
         if wanted.scored and tokens > target.engine.scores.capacity:
             raise context_length_exceeded(tokens, 0, target.engine.scores.capacity, wanted.param)

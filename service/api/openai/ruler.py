@@ -75,7 +75,9 @@ async def ruler_generate(body: RulerRequest, request: Request) -> Response | Rul
         limit, max_tokens = "sampling_params.max_new_tokens", body.sampling_params.max_new_tokens
     check_at_most(limit, max_tokens, settings.max_new_tokens)
     check_at_most("top_k", drawing.top_k, name.target.vocab_size)
-    (job,) = await admitted(request, name, [given], Wanted(max_tokens, 1, drawing.stops(), param=param))
+    (job,) = await admitted(
+        request, name, [given], Wanted(max_tokens, 1, drawing.stops(), param=param, min_tokens=drawing.min_tokens)
+    )
     try:
         text = await unless_disconnected(request, _text(job, drawing))
     except ClientGone:

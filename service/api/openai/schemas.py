@@ -50,6 +50,10 @@ class Drawing(Body):
         None, description="The same seed gives the same answer in any company; choice i draws with seed + i."
     )
     stop: Stops | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = Field(
+        0, description="Neither an end-of-text token nor a stop string ends an answer of fewer tokens."
+    )
+    ignore_eos: bool = Field(False, description="Go on after end-of-text tokens, up to the most new tokens.")
 
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
@@ -57,7 +61,8 @@ class Drawing(Body):
     def sampling(self, choice: int, logprobs: int | None) -> SamplingParams:
         """``choice`` counts the answers to one prompt; ``logprobs`` the alternatives to report per token."""
         seed = None if self.seed is None else self.seed + choice
-        return SamplingParams(self.temperature, self.top_p, max(self.top_k, 0), seed, logprobs)
+        drawing = (self.temperature, self.top_p, max(self.top_k, 0), seed, logprobs)
+        return SamplingParams(*drawing, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
 
 
 class StreamOptions(Body):
@@ -132,7 +137,7 @@ class CompletionRequest(GenerationBody):
     @property
     def scores_answer(self) -> bool:
         """Whether scoring the prompt gives the answer as well: the one greedy token that harnesses ask for."""
-        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0
+        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and self.min_tokens == 0
 
 
 class TextPart(KnownFields):

@@ -234,13 +234,13 @@ def test_a_flood_of_problems_gets_a_bounded_answer(client: httpx.Client) -> None
 
 def test_a_client_that_leaves_frees_its_slot_and_cache(client: httpx.Client) -> None:
     with client.stream(
-        "POST", "/generate", json={"prompt": PROMPTS[0], "max_new_tokens": 1000, "stream": True}
+        "POST", "/generate", json={"prompt": PROMPTS[0], "max_new_tokens": 1000, "ignore_eos": True, "stream": True}
     ) as answer:
         next(answer.iter_lines())
         assert _load(client)["running"] == 1
     assert _settled(client)["running"] == 0
     with pytest.raises(httpx.ReadTimeout):
-        client.post("/generate", json={"prompt": PROMPTS[0], "max_new_tokens": 1000}, timeout=0.2)
+        client.post("/generate", json={"prompt": PROMPTS[0], "max_new_tokens": 1000, "ignore_eos": True}, timeout=0.2)
     load = _settled(client)
     assert load["running"] == 0
     assert load["slots_in_use"] == 0
