@@ -236,7 +236,8 @@ def test_a_client_that_leaves_frees_its_slot_and_cache(client: httpx.Client) -> 
     with client.stream(
         "POST", "/generate", json={"prompt": PROMPTS[0], "max_new_tokens": 1000, "ignore_eos": True, "stream": True}
     ) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # kept: httpx closes the connection with its iterator
+        next(lines)
         assert _load(client)["running"] == 1
     assert _settled(client)["running"] == 0
     with pytest.raises(httpx.ReadTimeout):
