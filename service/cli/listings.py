@@ -13,8 +13,8 @@ from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.options import ModelName, Server
-from service.cli.schema import default_text, type_text
 from service.cli.terminal import fail, stdout
+from service.schema import default_text, type_text
 
 FACTS = {
     "formula": "formula",

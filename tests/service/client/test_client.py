@@ -187,6 +187,9 @@ class TestPerplexity:
 class TestListings:
     def test_methods_models_and_health(self, ropeway: Ropeway) -> None:
         assert [method.method for method in ropeway.methods()] == list(METHODS)
+        assert ropeway.method("yarn").parameters["properties"].keys() == METHODS["yarn"].model_fields.keys()
+        with pytest.raises(RopewayError, match="did you mean yarn"):
+            ropeway.method("yrn")
         assert [model.id for model in ropeway.models() if model.default] == ["tiny"]
         assert ropeway.health().status == "ok"
 
@@ -264,6 +267,7 @@ class TestAsync:
         assert result.methods[0].lengths[0].tokens_scored > 0
         assert progress[-1].tokens_done == progress[-1].tokens_total
         assert [method.method for method in await asynchronous.methods()] == list(METHODS)
+        assert await asynchronous.method("yarn") in await asynchronous.methods()
         assert [model.id for model in await asynchronous.models() if model.default] == ["tiny"]
         assert (await asynchronous.health()).status == "ok"
 
