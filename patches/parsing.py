@@ -8,6 +8,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypeAliasType
 
 from patches.encoding.method import Method
 from patches.encoding.temperature import KINDS
@@ -99,7 +100,7 @@ else:
     for _method in METHODS.values():
         # ``base`` is any schedule of the table, which exists only now.
         _method.model_rebuild(_types_namespace={"FrequencyEncoding": FrequencyEncoding})
-    PositionEncoding = _union(METHODS, EchoedEncoding)
+    PositionEncoding = TypeAliasType("PositionEncoding", _union(METHODS, EchoedEncoding))
     """Request type: the short form, or one of the methods told apart by ``method``, or the ``pe`` of an answer."""
 
 _adapter: TypeAdapter[Method] = TypeAdapter(PositionEncoding)

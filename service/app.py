@@ -12,10 +12,11 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.middleware.cors import CORSMiddleware
 
 from service import errors, tracing
-from service.api import evaluations, generate, health, jobs, methods, metrics, openai
+from service.api import docs, evaluations, generate, health, jobs, methods, metrics, openai
 from service.api.access import AccessControl, ApiKeys
 from service.api.admission import TokenRate
 from service.api.answers import failures
+from service.api.document import ABOUT, TAGS
 from service.api.limits import BodyLimit
 from service.api.scope import RequestScope, Traffic
 from service.jobs.database import default_url
@@ -54,27 +55,31 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("ropeway"),
         summary="Inference with a positional encoding per request, and perplexity against context length.",
         lifespan=lifespan,
+        description=ABOUT,
+        openapi_tags=TAGS,
+        openapi_url=None,  # service.api.docs serves it, and the page
     )
     app.state.settings = settings
     app.state.results = evaluations.RecentResults()
     app.state.metrics, app.state.traffic = Metrics(), Traffic()
     app.state.token_rate = TokenRate(settings.key_tokens_per_minute)
-    _add_layers(app, settings)
+    keys = ApiKeys(settings.api_keys, settings.api_keys_file)
+    _add_layers(app, settings, keys)
     errors.install(app)
     tracing.install(app, settings)
     for group in (generate, evaluations, jobs, openai, methods):
-        app.include_router(group.router, responses=failures())
+        app.include_router(group.router, responses=failures(), dependencies=docs.KEYS)
     app.include_router(health.router, responses=failures([503]))
     if settings.metrics_port is None:
         app.include_router(metrics.router, responses=failures([]))
+    docs.install(app, keys_asked_for=keys.asked_for)
     return app
 
 
-def _add_layers(app: FastAPI, settings: Settings) -> None:
+def _add_layers(app: FastAPI, settings: Settings, keys: ApiKeys) -> None:
     """From the inside out: who has no key does not get to send a body, and every answer has an id and is logged."""
     app.add_middleware(BodyLimit, most_bytes=settings.max_body_bytes)
-    keys = ApiKeys(settings.api_keys, settings.api_keys_file)
-    app.add_middleware(AccessControl, keys=keys, most_at_a_time=settings.key_concurrency)
+    app.add_middleware(AccessControl, keys=keys, most_at_a_time=settings.key_concurrency, open_docs=settings.open_docs)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -111,6 +111,7 @@ class Settings(BaseSettings):
         None,
         description="File with the SHA-256 of one API key a line, as `ropeway keys` prints it; read again on change.",
     )
+    open_docs: bool = Field(False, description="Show /docs and /openapi.json to those without an API key too.")
     key_concurrency: int | None = Field(None, ge=1, description="Most requests of one API key at a time.")
     key_tokens_per_minute: int | None = Field(
         None, ge=1, description="Most tokens, prompt and new or scored, that one API key may ask for in a minute."

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
 
-from patches import KnownFields, Method, examples
+from patches import KnownFields, Method, examples, to_shorthand
 from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
 from service.api.answers import (
     Alternative,
@@ -39,7 +39,7 @@ router = APIRouter(tags=["generate"])
 
 EXAMPLE: JsonDict = {
     "prompt": "The import statement",
-    "pe": [*examples()],
+    "pe": [to_shorthand(fields) for fields in examples()],
     "max_new_tokens": 32,
 }
 

@@ -16,7 +16,7 @@ from patches import PositionEncoding
 from service.api.openai.choices import generated
 from service.api.openai.jobs import Job, Wanted, admitted
 from service.api.openai.names import named
-from service.api.openai.schemas import Body, Drawing, ModelName
+from service.api.openai.schemas import PROMPT, Body, Drawing, ModelName, example
 from service.api.prompts import check_at_most
 from service.api.streaming import ClientGone, unless_disconnected
 from service.inputs import Text
@@ -28,6 +28,8 @@ NewTokens = Annotated[int, Field(ge=1)]
 
 
 class VllmRequest(Drawing):
+    model_config = example(prompt=PROMPT, max_tokens=24, temperature=0)
+
     prompt: Text
     max_tokens: NewTokens = 16
     model: ModelName | None = None
@@ -39,6 +41,8 @@ class SglangSampling(Drawing):
 
 
 class SglangRequest(Body):
+    model_config = example(text=PROMPT, sampling_params={"max_new_tokens": 24, "temperature": 0})
+
     text: Text
     sampling_params: SglangSampling = SglangSampling()
     model: ModelName | None = None

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from patches import KnownFields, PositionEncoding
+from patches import KnownFields, PositionEncoding, examples, to_shorthand
 from service.api.openai.unsupported import NOT_SUPPORTED, not_supported, only
 from service.engine.request import SamplingParams
 from service.errors import bad_request
@@ -107,8 +107,19 @@ class GenerationBody(Drawing):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+SHORT = to_shorthand(examples()[1])
+PROMPT = "The import statement"
+
+
+def example(**body: Any) -> ConfigDict:
+    """Of a body, for the documentation."""
+    return ConfigDict(json_schema_extra={"examples": [body]})
+
+
 class CompletionRequest(GenerationBody):
     """OpenAI's legacy completions: the route that evaluation harnesses score prompts with."""
+
+    model_config = example(prompt=PROMPT, pe=SHORT, max_tokens=24, temperature=0)
 
     prompt: TextOrTokens = Field(
         description="A text, token ids, or a list of either. Texts get what the tokenizer adds; token ids get nothing."
@@ -173,7 +184,9 @@ class PlainText(KnownFields):
 
 
 class ChatRequest(GenerationBody):
-    """OpenAI's chat completions, by the chat template of the model's own tokenizer."""
+    """OpenAI's chat completions, by the chat template of the model."""
+
+    model_config = example(messages=[{"role": "user", "content": "What is a module?"}], pe=SHORT, max_tokens=24)
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(

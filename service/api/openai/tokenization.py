@@ -9,13 +9,15 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field, StrictInt
 
 from service.api.openai.names import named
-from service.api.openai.schemas import Body, ModelName
+from service.api.openai.schemas import PROMPT, Body, ModelName, example
 from service.errors import bad_request
 
 router = APIRouter()
 
 
 class TokenizeRequest(Body):
+    model_config = example(prompt=PROMPT)
+
     prompt: str
     add_special_tokens: bool = Field(True, description="What the tokenizer adds of its own accord, such as BOS.")
     model: ModelName | None = None
@@ -28,6 +30,8 @@ class Tokens(BaseModel):
 
 
 class DetokenizeRequest(Body):
+    model_config = example(tokens=[40, 41, 42])
+
     tokens: list[Annotated[StrictInt, Field(ge=0)]]
     model: ModelName | None = None
 
