@@ -10,6 +10,7 @@ import torch
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from service import errors, tracing
 from service.api import docs, evaluations, generate, health, jobs, methods, metrics, openai
@@ -25,6 +26,9 @@ from service.jobs.store import JobStore
 from service.metrics import Metrics
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+
+COMPRESSED_ALREADY = (*DEFAULT_EXCLUDED_CONTENT_TYPES, jobs.PARQUET)
+"""Pictures, tables and event streams go out as they are."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -78,6 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _add_layers(app: FastAPI, settings: Settings, keys: ApiKeys) -> None:
     """From the inside out: who has no key does not get to send a body, and every answer has an id and is logged."""
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5, exclude_content_types=COMPRESSED_ALREADY)
     app.add_middleware(BodyLimit, most_bytes=settings.max_body_bytes)
     app.add_middleware(AccessControl, keys=keys, most_at_a_time=settings.key_concurrency, open_docs=settings.open_docs)
     if settings.cors_origins:
