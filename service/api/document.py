@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from patches import METHODS, describe_methods, examples, to_shorthand
 from service.evaluation.catalogue import EVALUATIONS
 
@@ -32,7 +34,8 @@ ORDER = ("post", "get", "put", "delete")
 OF_A_METHOD = ("/methods/{name}/frequencies", "/methods/{name}/frequencies.png")
 """Routes whose further query parameters are those of the method."""
 
-SCALARS = {"number", "integer", "boolean", "string"}
+TEXT: dict[str, Any] = TypeAdapter(str).json_schema()
+SCALARS = {"number", "integer", "boolean", TEXT["type"]}
 
 
 def arranged(document: dict[str, Any], *, keys_asked_for: bool) -> dict[str, Any]:
@@ -47,7 +50,7 @@ def arranged(document: dict[str, Any], *, keys_asked_for: bool) -> dict[str, Any
         given: list[dict[str, Any]] = document["paths"][path]["get"]["parameters"]
         for parameter in given:
             if parameter["name"] == "name":
-                parameter |= {"schema": {"type": "string", "enum": list(METHODS)}, "example": SAMPLE["method"]}
+                parameter |= {"schema": {**TEXT, "enum": list(METHODS)}, "example": SAMPLE["method"]}
         given += _parameters_of_methods()
     return document
 
@@ -77,7 +80,7 @@ def _parameter(name: str, fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """One query parameter; ``fields`` are its schemas by the methods that take it."""
     schema = _common(fields.values())
     about = [next((field["description"] for field in fields.values() if "description" in field), "")]
-    about += [] if schema != {"type": "string"} else ["As JSON, or an encoding in its short form."]
+    about += [] if schema != TEXT else ["As JSON, or an encoding in its short form."]
     about += [f"Taken by {', '.join(fields)}." if len(fields) < len(METHODS) else "Taken by every method."]
     described = {"name": name, "in": "query", "required": False, "schema": schema, "description": " ".join(about)}
     return described | ({"example": SAMPLE[name]} if name in SAMPLE else {})
@@ -91,9 +94,9 @@ def _common(fields: Iterable[dict[str, Any]]) -> dict[str, Any]:
         if not several:
             continue  # refused whatever it is
         if len(several) != 1 or several[0].get("type") not in SCALARS:
-            return {"type": "string"}
+            return TEXT
         kinds.append(
             {key: value for key, value in several[0].items() if key not in ("title", "description", "default")}
         )
     same = {key: value for key, value in kinds[0].items() if all(kind.get(key) == value for kind in kinds)}
-    return same if "type" in same else {"type": "string"}
+    return same if "type" in same else TEXT

@@ -114,7 +114,7 @@ def _introduction() -> str:
 <!-- Written by `ropeway methods --docs docs`. A test compares. -->
 
 Every positional encoding that a request can choose with `pe`, from the same registry that serves it.
-`GET /methods` has the same with a JSON schema, `ropeway methods NAME` prints one.
+`GET /methods` lists them, `GET /methods/NAME` has one with its JSON schema, `ropeway methods NAME` prints it.
 
 {links}.
 
