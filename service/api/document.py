@@ -98,5 +98,6 @@ def _common(fields: Iterable[dict[str, Any]]) -> dict[str, Any]:
         kinds.append(
             {key: value for key, value in several[0].items() if key not in ("title", "description", "default")}
         )
-    same = {key: value for key, value in kinds[0].items() if all(kind.get(key) == value for kind in kinds)}
+    first, *others = kinds or [TEXT]
+    same = {key: value for key, value in first.items() if all(kind.get(key) == value for kind in others)}
     return same if "type" in same else TEXT

@@ -185,7 +185,7 @@ def test_stop_strings_end_and_are_left_out(client: httpx.Client) -> None:
         ({"top_k": 100000}, "top_k", "384"),
         ({"model": "nobody"}, "model", "tiny"),
         ({"temprature": 1}, "temprature", "unknown field: did you mean temperature?"),
-        ({"max_tokens": 1}, "max_tokens", "did you mean max_new_tokens?"),
+        ({"max_tokens": 1}, "max_tokens", "did you mean max_new_tokens"),
         ({"zzz": 1}, "zzz", "unknown field: there are prompt, pe, model, max_new_tokens"),
     ],
 )
