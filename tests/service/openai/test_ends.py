@@ -155,17 +155,18 @@ class Letters:
     st.lists(st.integers(1, 5), max_size=30),
 )
 def test_any_text_in_any_pieces(text: str, stops: list[str], min_tokens: int, sizes: list[int]) -> None:
+    """The first piece that completes a stop string ends the text, at the first of those that it completes."""
+    stream, shown, at, expected, ended = TextStream(Letters(), stops, min_tokens), "", 0, text, False
     found = [(at, at + len(stop)) for at in range(len(text)) for stop in stops if text.startswith(stop, at)]
-    ends = [at for at, end in found if end > min_tokens]
-    expected = text[: min(ends)] if ends else text
-    stream, shown, at = TextStream(Letters(), stops, min_tokens), "", 0
     for size in [*sizes, len(text)]:
         at = min(at + size, len(text))
         shown += stream.push([ord(letter) for letter in text[:at]], final=at == len(text))
-        assert expected.startswith(shown) or not stream.stopped
-        if stream.stopped:
+        starts = [start for start, end in found if min_tokens < end <= at]
+        if starts:
+            expected, ended = text[: min(starts)], True
             break
-    assert (shown, stream.stopped) == (expected, bool(ends))
+        assert text.startswith(shown)
+    assert (shown, stream.stopped) == (expected, ended)
 
 
 @pytest.mark.parametrize(
