@@ -78,6 +78,8 @@ def _numbers(resolved: ResolvedRecipe) -> dict[str, Any]:
 def confirmed(method: Method, geometry: RopeGeometry, length: int, layers: Mapping[str, int] | None = None) -> Method:
     """``method`` without what its request says must follow, once that has been found true for this model and length.
 
+    Parameters that an answer has added go too, so that what is sent back has the name of what was asked for.
+
     Raises:
         EchoMismatch: naming the first number that differs.
         ValueError: as ``resolve``.
@@ -94,7 +96,22 @@ def confirmed(method: Method, geometry: RopeGeometry, length: int, layers: Mappi
     for name, value in sent.items():
         if isinstance(value, bool) or value != here[name]:
             raise EchoMismatch(name, value, here[name])
-    return plain
+    return _in_short(plain, geometry)
+
+
+def _in_short(method: Method, geometry: RopeGeometry) -> Method:
+    """``method`` without the parameters that are the same on this model when they are left out."""
+    shown = method.parameters(geometry)
+    given = {name: getattr(method, name) for name in method.model_fields_set}
+    given = {n: _in_short(value, geometry) if isinstance(value, Method) else value for n, value in given.items()}
+    for name in sorted(given.keys() - {"method"}):
+        fewer = {kept: value for kept, value in given.items() if kept != name}
+        try:
+            if type(method).model_validate(fewer).parameters(geometry) == shown:
+                given = fewer
+        except ValueError:  # this one cannot be left out
+            continue
+    return type(method).model_validate(given)
 
 
 def _confirm_requested(name: object, method: Method, geometry: RopeGeometry, resolved: ResolvedRecipe) -> None:

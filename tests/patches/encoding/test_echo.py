@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from patches import METHODS, EchoMismatch, InvalidEncoding, RopeGeometry, describe, parse, resolve
+from patches import METHODS, EchoMismatch, InvalidEncoding, RopeGeometry, describe, label_of, parse, resolve
 from patches.encoding.echo import FOLLOWS
+from patches.resolution import confirmed
 from tests.methods import OTHER_ROWS, RELATIVE_ROWS, REQUESTS, ROWS, Fields, request_id
 
 TRAINED = 256
@@ -184,6 +185,17 @@ def test_what_is_stored_is_what_was_sent(encoding: str) -> None:
     for kept in (plain, echoed.without_follows()):
         assert not kept.follows
         assert not set(FOLLOWS) & (set(kept.model_dump()) - {"attention_factor"})
+
+
+@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
+def test_what_is_sent_back_has_the_name_of_what_was_asked_for(fields: Fields) -> None:
+    geometry = replace(GEOMETRY, max_position_embeddings=5 * TRAINED)  # a ratio that no request of the table has
+    asked = parse(fields)
+    again = confirmed(parse(echo_of(fields, geometry)), geometry, 1000, LAYERS)
+    assert again.recipe(geometry) == asked.recipe(geometry)
+    assert again.parameters(geometry) == asked.parameters(geometry)
+    if asked.attention_temperature is None:  # which is spelled out as an object with all that its kind takes
+        assert label_of(again) == label_of(asked)
 
 
 def test_what_follows_stands_in_no_base() -> None:
