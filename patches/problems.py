@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -13,6 +14,8 @@ from pydantic_core import PydanticCustomError
 MAX_SHOWN = 64
 """Characters of a wrong value that are repeated."""
 
+MAX_ERRORS = 11
+"""Errors of pydantic that are looked at: a list of numbers may hold one in every entry."""
 
 UNION_LABELS = frozenset({"constrained-float", "constrained-int", "constrained-str", "float", "int", "str", "bool"})
 """What pydantic calls the plain kinds that a field may be one of."""
@@ -34,17 +37,14 @@ def problem(kind: str, message: str, field: str = "") -> PydanticCustomError:
     return PydanticCustomError(kind, "{message}", {"message": message, "field": field})
 
 
-def guess(name: str, known: Iterable[str]) -> str:
-    """``did you mean X?``, or nothing where no known name is near."""
-    close = difflib.get_close_matches(name[:MAX_SHOWN], list(known))
-    return f"did you mean {' or '.join(close)}?" if close else ""
-
-
 def unknown(what: str, name: object, known: Collection[str]) -> str:
     """``unknown method 'yarm': did you mean yarn?``, or all that are known where none is near."""
-    shown = _shown(name)
-    near = guess(name, known) if isinstance(name, str) else ""
-    return f"unknown {what} {shown}: {near or f'there are {_listed(known)}'}"
+    return f"unknown {what} {_shown(name)}: {_nearest(name, known)}"
+
+
+def _nearest(name: object, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name[:MAX_SHOWN], known) if isinstance(name, str) else []
+    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
 
 
 class KnownFields(BaseModel):
@@ -64,17 +64,17 @@ class KnownFields(BaseModel):
     @classmethod
     def unknown_field(cls, name: str) -> str:
         """What to say about a field that this model does not have."""
-        return f"unknown field: {guess(name, cls.model_fields) or f'there are {_listed(cls.model_fields)}'}"
+        return f"unknown field: {_nearest(name, cls.model_fields)}"
 
 
 def problems_of(errors: Iterable[Any], leave_out: Collection[str] = ()) -> list[Problem]:
-    """pydantic's errors in plain words, one problem per field.
+    """The first of pydantic's errors in plain words, one problem per field.
 
     ``leave_out`` are parts of their locations that are no fields: tags of unions.
     """
     wrong: dict[str, list[str]] = {}
     values: dict[str, object] = {}
-    for error in errors:
+    for error in islice(errors, MAX_ERRORS):
         field = _field(error, {*UNION_LABELS, *leave_out})
         wrong.setdefault(field, []).append(_message(error))
         values[field] = error["input"]
@@ -114,10 +114,6 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:g}"
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
 def _counted(count: int, one: str, several: str) -> str:
     return f"{count} {one if count == 1 else several}"
 
@@ -127,12 +123,11 @@ def _unknown_tag(context: Mapping[str, Any]) -> str:
     return unknown(str(context["discriminator"]).strip("'"), context["tag"], known)
 
 
-_NUMBER, _WHOLE, _BOOLEAN, _OBJECT = "a number", "a whole number", "true or false", "an object"
 _KINDS = {
-    **dict.fromkeys(("float_type", "float_parsing"), _NUMBER),
-    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), _WHOLE),
-    **dict.fromkeys(("bool_type", "bool_parsing"), _BOOLEAN),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "mapping_type"), _OBJECT),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "mapping_type"), "an object"),
     "string_type": "text",
     "list_type": "a list",
     "tuple_type": "a list",

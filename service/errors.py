@@ -98,7 +98,7 @@ def _unknown_model(error: UnknownModel) -> ApiError:
 
 _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ApiError: lambda error: error,
-    RequestValidationError: lambda error: validation_error(problems_in(error.errors()[: MAX_PROBLEMS + 1])),
+    RequestValidationError: lambda error: validation_error(problems_in(error.errors())),
     InvalidEncoding: lambda error: validation_error(error.problems),
     UnknownModel: _unknown_model,
     TooLarge: lambda error: context_length_exceeded(error.needed, 0, error.capacity),

@@ -15,7 +15,7 @@ NO_FIELDS = frozenset({"body", "query", "path", "header", *TAGS, *ENCODING_TAGS,
 
 def problems_in(errors: Iterable[Any]) -> list[Problem]:
     """pydantic's errors about a request. What is wrong with a whole body is wrong with the field ``body``."""
-    found = problems_of([_in_the_body(error) for error in errors], NO_FIELDS)
+    found = problems_of(map(_in_the_body, errors), NO_FIELDS)
     return [problem if problem.field else Problem("body", problem.message) for problem in found]
 
 

@@ -156,6 +156,11 @@ def test_many_unknown_fields_are_refused_at_the_first() -> None:
     assert [problem.field for problem in refusal({"method": "yarn", **many})] == ["field0"]
 
 
+def test_many_bad_entries_are_reported_in_part() -> None:
+    problems = refusal({"method": "custom", "inv_freq": ["a"] * 50_000})
+    assert [problem.field for problem in problems] == [f"inv_freq.{index}" for index in range(11)]
+
+
 @pytest.mark.parametrize("body", [None, "rope", 4, [], {}, {"factor": 2.0}, [{"method": "yarn"}]])
 def test_bodies_that_name_no_method(body: Any) -> None:
     refusal(body)
