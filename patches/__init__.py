@@ -15,29 +15,29 @@ from patches.encoding.recipe import Recipe, ResolvedRecipe, RopeGeometry
 from patches.model.batch import Batch, packed_batch
 from patches.model.geometry import UnsupportedModel, geometry_of
 from patches.model.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
-from patches.registry import (
-    METHODS,
-    PositionEncoding,
-    describe,
-    describe_method,
-    describe_methods,
-    examples,
-    parse,
-    resolve,
-)
+from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
+from patches.problems import KnownFields, Problem, problem, problems_of, unknown
+from patches.registry import METHODS, describe_method, describe_methods, examples
+from patches.resolution import EchoMismatch, describe, resolve
 from patches.routes import one_per_route
+from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
 
 if TYPE_CHECKING:
     from patches.model.hf import Patched, patched
 
 __all__ = [
+    "ENCODING_TAGS",
     "MAX_POSITION",
     "METHODS",
     "AttentionMass",
     "Batch",
+    "EchoMismatch",
+    "InvalidEncoding",
+    "KnownFields",
     "Method",
     "Patched",
     "PositionEncoding",
+    "Problem",
     "Recipe",
     "ResolvedRecipe",
     "RopeGeometry",
@@ -51,12 +51,21 @@ __all__ = [
     "effective_distance",
     "encode",
     "examples",
+    "field_value",
+    "from_shorthand",
+    "from_text",
     "geometry_of",
+    "label_of",
     "one_per_route",
     "packed_batch",
     "parse",
     "patched",
+    "problem",
+    "problems_of",
     "resolve",
+    "to_shorthand",
+    "unknown",
+    "unknown_method",
 ]
 
 

@@ -1,16 +1,11 @@
-"""The one table of methods: request fields in, method or recipe out."""
+"""The one table of methods, and what each tells of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import cache, lru_cache, reduce
-from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import BeforeValidator, Field, TypeAdapter
+from functools import cache
+from typing import Any
 
 from patches.encoding.method import FrequencyMethod, Method
-from patches.encoding.recipe import ResolvedRecipe, RopeGeometry
 from patches.methods.absolute import (
     Learned,
     LearnedHierarchical,
@@ -94,87 +89,6 @@ METHODS: dict[str, type[Method]] = {
     "shaw": Shaw,
     "transformer_xl": TransformerXL,
 }
-
-
-def _from_rope_parameters(fields: Any) -> Any:
-    """Accept a transformers ``rope_parameters`` object: its ``rope_type`` (formerly ``type``) is our ``method``.
-
-    Its nulls mean "not given". A legacy ``type`` beside an equal ``rope_type`` says nothing new.
-    """
-    if not isinstance(fields, Mapping) or "method" in fields:
-        return fields
-    name = fields.get("rope_type", fields.get("type"))
-    if name is None:
-        return fields
-    without_effect = {"rope_type"} | ({"type"} if fields.get("type", name) == name else set())
-    if not (fields.get("mscale") and fields.get("mscale_all_dim")):
-        without_effect |= {"mscale", "mscale_all_dim"}  # transformers uses the pair or nothing
-    given = {key: value for key, value in fields.items() if key not in without_effect and value is not None}
-    return {"method": name} | given
-
-
-def _union(methods: Iterable[type[Method]]) -> Any:
-    return Annotated[
-        Annotated[reduce(or_, methods), Field(discriminator="method")], BeforeValidator(_from_rope_parameters)
-    ]
-
-
-if TYPE_CHECKING:
-    PositionEncoding = Method
-else:
-    FrequencyEncoding = _union(FREQUENCIES.values())
-    for _method in METHODS.values():
-        # ``base`` is any schedule of the table, which exists only now.
-        _method.model_rebuild(_types_namespace={"FrequencyEncoding": FrequencyEncoding})
-    PositionEncoding = _union(METHODS.values())
-    """Request type: a discriminated union on ``method``, made from the table."""
-
-_adapter: TypeAdapter[Method] = TypeAdapter(PositionEncoding)
-
-
-def parse(fields: Mapping[str, Any]) -> Method:
-    """Validate request fields.
-
-    Raises:
-        pydantic.ValidationError: naming each unknown key, missing field or value out of range.
-    """
-    return _adapter.validate_python(fields)
-
-
-def effective(method: Method, geometry: RopeGeometry) -> Method:
-    """``method`` itself, or the checkpoint's own encoding where "default" without parameters stands for it."""
-    return geometry.native if geometry.native is not None and method == Default() else method
-
-
-@lru_cache(maxsize=1024)  # a request asks three times: at the door, in the engine and for its echo
-def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedRecipe:
-    """Numbers of ``method`` for one model and one reserved length (prompt + new tokens).
-
-    Raises:
-        ValueError: when the method or a parameter does not fit the model; the message names it.
-    """
-    return method.recipe(geometry).resolve(geometry, length)
-
-
-def describe(method: Method, geometry: RopeGeometry, length: int) -> dict[str, Any]:
-    """What a response echoes: the method in effect, every parameter, and every number that follows.
-
-    Raises:
-        ValueError: as ``resolve``.
-    """
-    in_effect = effective(method, geometry)
-    resolved = resolve(method, geometry, length)
-    return {
-        "method": in_effect.method,
-        **in_effect.parameters(geometry),
-        "requested": method.method,
-        "attention_factor": resolved.attention_factor,
-        "effective_rope_theta": resolved.rope_theta or None,
-        "rotates_at": resolved.rotates_at,
-        "bands": len(resolved.recipe.bands),
-        "reserved_length": resolved.length,
-        "frequency_hash": resolved.frequency_hash,
-    }
 
 
 ABOUT = (

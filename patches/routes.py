@@ -6,7 +6,8 @@ from typing import Any
 
 from patches.encoding.method import Method
 from patches.encoding.recipe import RopeGeometry
-from patches.registry import parse, resolve
+from patches.parsing import parse
+from patches.resolution import resolve
 
 ROUTES: dict[str, list[dict[str, Any]]] = {
     "plain": [{"method": "yarn", "factor": 2.0}],

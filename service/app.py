@@ -11,12 +11,14 @@ import torch
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from service import errors, tracing
-from service.api import evaluations, generate, health, jobs, methods, metrics, openai
+from service.api import docs, evaluations, generate, health, jobs, methods, metrics, openai
 from service.api.access import AccessControl, ApiKeys
 from service.api.admission import TokenRate
 from service.api.answers import failures
+from service.api.document import ABOUT, TAGS
 from service.api.files import RenderedFiles
 from service.api.scope import RequestScope, Traffic
 from service.jobs.calls import StoreCalls
@@ -28,6 +30,9 @@ from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.sharing.admission import Admission
 from service.sharing.workers import Workers
+
+COMPRESSED_ALREADY = (*DEFAULT_EXCLUDED_CONTENT_TYPES, jobs.PARQUET)
+"""Pictures, tables and event streams go out as they are."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -64,6 +69,9 @@ def create_app(settings: Settings) -> FastAPI:
         summary="Inference with a positional encoding per request, and perplexity against context length.",
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would lead to whatever Host header was sent
+        description=ABOUT,
+        openapi_tags=TAGS,
+        openapi_url=None,  # service.api.docs serves it, and the page
     )
     app.state.settings = settings
     app.state.files = RenderedFiles()
@@ -71,14 +79,16 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.bodies = Admission(settings.max_bodies_bytes, settings.max_queue, shared=settings.has_keys, of="bodies")
     app.state.metrics, app.state.traffic = Metrics(), Traffic()
     app.state.token_rate = TokenRate(settings.key_tokens_per_minute)
-    _add_layers(app, settings)
+    keys = ApiKeys(settings.api_keys, settings.api_keys_file)
+    _add_layers(app, settings, keys)
     errors.install(app)
     tracing.install(app, settings)
     for group in (generate, evaluations, jobs, openai, methods):
-        app.include_router(group.router, responses=failures())
+        app.include_router(group.router, responses=failures(), dependencies=docs.KEYS)
     app.include_router(health.router, responses=failures([503]))
     if settings.metrics_port is None:
         app.include_router(metrics.router, responses=failures([]))
+    docs.install(app, keys_asked_for=keys.asked_for)
     return app
 
 
@@ -88,10 +98,10 @@ async def _closed(calls: StoreCalls, store: JobStore) -> None:
         await calls.within(CLOSE_S, store.close)
 
 
-def _add_layers(app: FastAPI, settings: Settings) -> None:
+def _add_layers(app: FastAPI, settings: Settings, keys: ApiKeys) -> None:
     """From the inside out: who has no key does not get to send a body, and every answer has an id and is logged."""
-    keys = ApiKeys(settings.api_keys, settings.api_keys_file)
-    app.add_middleware(AccessControl, keys=keys, most_at_a_time=settings.key_concurrency)
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5, exclude_content_types=COMPRESSED_ALREADY)
+    app.add_middleware(AccessControl, keys=keys, most_at_a_time=settings.key_concurrency, open_docs=settings.open_docs)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

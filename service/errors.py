@@ -1,6 +1,6 @@
 """Every failure as one JSON shape: {"error": {"message", "type", "param", "code"}}.
 
-Bodies are bounded: at most 10 problems of 200 characters each, so that a malformed request cannot be
+Bodies are bounded: at most 10 problems, of 200 characters but for the first, so that a malformed request cannot be
 answered with a megabyte of echo.
 """
 
@@ -15,22 +15,23 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from patches import METHODS, SlotsExhausted
+from patches import InvalidEncoding, Problem, SlotsExhausted
 from service import context
 from service.engine.engine import EngineFailed, EngineStopping
 from service.engine.memory import OutOfMemory
-from service.evaluation.answers import RESULTS
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring import NotANumber
-from service.inputs import TAGS
 from service.jobs.database import StoreOutOfReach
 from service.jobs.store import IdempotencyMismatch, JobUnfinished, UnknownJob
 from service.models.registry import UnknownModel
+from service.problems import problems_in
 from service.sharing.admission import QueueFull, TooLarge
 from service.sharing.stopping import Stopped
 
 MAX_PROBLEMS = 10
 MAX_CHARS = 200
+MAX_CHARS_OF_THE_FIRST = 800
+"""The first problem may list all that a field takes, such as the names of the methods."""
 
 log = structlog.get_logger()
 
@@ -104,7 +105,8 @@ def _unknown_model(error: UnknownModel) -> ApiError:
 
 _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ApiError: lambda error: error,
-    RequestValidationError: lambda error: validation_error(error.errors()),
+    RequestValidationError: lambda error: validation_error(problems_in(error.errors())),
+    InvalidEncoding: lambda error: validation_error(error.problems),
     UnknownModel: _unknown_model,
     TooLarge: lambda error: context_length_exceeded(error.needed, 0, error.capacity),
     UnknownJob: lambda error: ApiError(404, str(error), code="not_found"),
@@ -125,28 +127,20 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
 }
 
 
-def validation_error(problems: Sequence[Any]) -> ApiError:
-    """One message from pydantic's list: field, what is wrong, what is allowed."""
-    lines = [f"{_field(problem)}: {problem['msg']}"[:MAX_CHARS] for problem in problems[:MAX_PROBLEMS]]
+def validation_error(problems: Sequence[Problem]) -> ApiError:
+    """One message for all that is wrong with a request, the fields named."""
+    first, *others = problems
+    lines = [str(first)[:MAX_CHARS_OF_THE_FIRST], *(str(other)[:MAX_CHARS] for other in others[: MAX_PROBLEMS - 1])]
     if len(problems) > MAX_PROBLEMS:
-        lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
-    param = _field(problems[0])[:MAX_CHARS] if problems else None
-    return bad_request("; ".join(lines), param=param, code="invalid_request")
-
-
-def _field(problem: Mapping[str, Any]) -> str:
-    """Dotted path of a field, without what unions and validators put into pydantic's locations. A body that does not
-    say which of several it is lacks the field that tells them apart."""
-    noise = {"body", "query", "path", "header", *TAGS, *METHODS, *RESULTS}
-    parts = [str(part) for part in problem["loc"] if part not in noise and "[" not in str(part)]
-    return ".".join(parts) or str(problem.get("ctx", {}).get("discriminator", "body")).strip("'")
+        lines.append("and more")
+    return bad_request("; ".join(lines), param=first.field[:MAX_CHARS] or None, code="invalid_request")
 
 
 def body_of(error: ApiError) -> dict[str, Any]:
     """The JSON body, also used inside event streams."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, kind)
-    message = error.message[: (MAX_PROBLEMS + 1) * MAX_CHARS]
+    message = error.message[: MAX_CHARS_OF_THE_FIRST + MAX_PROBLEMS * MAX_CHARS]
     param = None if error.param is None else error.param[:MAX_CHARS]
     return {"error": {"message": message, "type": kind, "param": param, "code": error.code, **error.extra}}
 

@@ -69,6 +69,13 @@ def one_or_several(value: Any) -> str:
     return "several" if isinstance(value, list) else "one"
 
 
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Stops = Annotated[
+    Annotated[Stop, Tag("one")] | Annotated[list[Stop], Field(max_length=16), Tag("several")],
+    Discriminator(one_or_several),
+]
+"""A text that ends an answer, or several."""
+
 Encodings = Annotated[
     Annotated[PositionEncoding, Tag("one")]
     | Annotated[list[PositionEncoding], Field(min_length=1, max_length=MOST_ENCODINGS), Tag("several")],

@@ -44,6 +44,11 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Weights and cache; 'auto' is bfloat16 on an accelerator and float32 on the CPU."
     )
+    chat_template: str | None = Field(
+        None,
+        description="Chat template of every served model in place of its own: a file, or 'plain', a built-in one for "
+        "models that were never taught to chat.",
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads for the model; torch's choice when unset.")
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
@@ -118,6 +123,7 @@ class Settings(BaseSettings):
         None,
         description="File with the SHA-256 of one API key a line, as `ropeway keys` prints it; read again on change.",
     )
+    open_docs: bool = Field(False, description="Show /docs and /openapi.json to those without an API key too.")
     key_concurrency: int | None = Field(None, ge=1, description="Most requests of one API key at a time.")
     key_tokens_per_minute: int | None = Field(
         None, ge=1, description="Most tokens, prompt and new or scored, that one API key may ask for in a minute."

@@ -6,14 +6,25 @@ The fields are the request fields; the class attributes are what ``GET /methods`
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
+from patches.encoding.echo import renamed, set_apart
 from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Band, Family, Recipe, RopeGeometry
 from patches.encoding.schedule import UnscaledSchedule
 from patches.encoding.temperature import Temperature
+from patches.problems import KnownFields
 
 if TYPE_CHECKING:
     FrequencyEncoding: TypeAlias = "FrequencyMethod"  # at run time the registry's union of them
@@ -24,7 +35,7 @@ Turns = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
 AttentionFactor = Annotated[float, Field(ge=0.01, le=100.0, strict=True)]
 
 
-class Method(BaseModel):
+class Method(KnownFields):
     """Base of every method. Unknown keys, NaN and infinity are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False)
@@ -60,6 +71,33 @@ class Method(BaseModel):
         description="Multiplier of every attention score: a number from 0.01 to 10, a kind by name, or a kind with "
         "parameters.",
     )
+
+    _follows: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _set_apart_what_follows(cls, fields: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        chosen, follows = set_apart(fields, cls.model_fields)
+        method = handler(chosen)
+        method._follows.update(follows)
+        return method
+
+    @model_serializer(mode="wrap")
+    def _with_what_follows(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As it was sent, so that a request that is stored is compared again when it is taken up."""
+        chosen: dict[str, Any] = handler(self)
+        return renamed(chosen) | self._follows if self._follows else chosen
+
+    @property
+    def follows(self) -> Mapping[str, Any]:
+        """What the request says must follow from its parameters, from the ``pe`` of an answer."""
+        return self._follows
+
+    def without_follows(self) -> Self:
+        """The same parameters, with nothing said about what follows."""
+        plain = self.model_copy()
+        plain._follows = {}
+        return plain
 
     @abstractmethod
     def encoding(self, geometry: RopeGeometry) -> Recipe:
@@ -115,8 +153,9 @@ class FrequencyMethod(Method):
 
     def theta(self, geometry: RopeGeometry) -> float:
         """The base in effect, after checking ``partial_rotary_factor`` against the model."""
-        share = self.partial_rotary_factor
-        if share is not None and int(geometry.head_dim * share) != geometry.rotary_dim:
+        share, whole = self.partial_rotary_factor, geometry.head_dim
+        # The product may be rounded below the model's own width, as 104 x (30 / 104) is.
+        if share not in (None, geometry.rotary_dim / whole) and int(whole * share) != geometry.rotary_dim:
             raise ValueError(
                 f"partial_rotary_factor: this model rotates {geometry.rotary_dim} of {geometry.head_dim} "
                 f"dimensions, so it must be {geometry.rotary_dim / geometry.head_dim:g}"
@@ -169,7 +208,7 @@ class WrappingMethod(Method):
         Raises:
             ValueError: when what is underneath rotates nothing or moves positions itself.
         """
-        base = self.base or geometry.native
+        base = self._underneath(geometry)
         recipe = _plain_rope(geometry) if base is None else base.recipe(geometry)
         if recipe.schedule is None:
             raise ValueError("base: this model's own encoding rotates nothing, so there is no schedule to stand on")
@@ -177,11 +216,21 @@ class WrappingMethod(Method):
             raise ValueError("base: this model's own encoding moves positions already; name a frequency schedule")
         return replace(recipe, bands=bands or recipe.bands)
 
+    def _underneath(self, geometry: RopeGeometry) -> Method | None:
+        """The schedule to stand on, None for plain RoPE: a checkpoint's own encoding does not stand on itself."""
+        return self.base or (None if geometry.native == self else geometry.native)
+
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
-        base = self.base or geometry.native
-        underneath = {"method": "default", "rope_theta": geometry.rope_theta}
-        if base is not None:
+        base = self._underneath(geometry)
+        # A checkpoint's own encoding that a request cannot name here is what "default" stands for.
+        underneath: dict[str, Any] = {"method": "default", "attention_temperature": None}
+        if isinstance(base, FrequencyMethod):
             underneath = {"method": base.method, **base.parameters(geometry)}
+        elif base is None:
+            share = geometry.rotary_dim / geometry.head_dim
+            underneath |= {"rope_theta": geometry.rope_theta, "partial_rotary_factor": share}
+        else:
+            underneath |= {"rope_theta": None, "partial_rotary_factor": None}
         return super().parameters(geometry) | {"base": underneath}
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from patches.encoding.schedule import TemperedSchedule
+from patches.problems import KnownFields, problem
 
 if TYPE_CHECKING:
     from patches.encoding.recipe import AttentionTemperature, Recipe
@@ -73,7 +75,7 @@ class ReservedLengthTemperature:
         raise TypeError("known only once a length is reserved")
 
 
-class _Temperature(BaseModel):
+class _Temperature(KnownFields):
     """Base of the kinds. Frozen; unknown keys are refused. ``trained_length`` is in tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -194,18 +196,21 @@ class ReservedLength(_Temperature):
 
 def _from_short_form(value: Any) -> Any:
     """A number is a constant, a word is a kind without parameters."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int | float):
+    if isinstance(value, str):
+        return {"kind": value}
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return {"kind": "constant", "multiplier": value}
-    return {"kind": value} if isinstance(value, str) else value
+    if not isinstance(value, Mapping | _Temperature):
+        raise problem("temperature_type", "a number, the name of a kind, or an object with kind")
+    return value
 
 
-_Kind = Annotated[
-    Constant | YarnTemperature | ChunkLlama | LongRopeTemperature | LogN | FloorLog | ReservedLength,
-    Field(discriminator="kind"),
-]
+_AnyKind = Constant | YarnTemperature | ChunkLlama | LongRopeTemperature | LogN | FloorLog | ReservedLength
+_Kind = Annotated[_AnyKind, Field(discriminator="kind")]
 _ShortForm = Multiplier | Literal["log_n", "floor_log", "reserved_length"]
 
 Temperature = Annotated[_Kind, BeforeValidator(_from_short_form, json_schema_input_type=_ShortForm | _Kind)]
 """Request field: a number, the name of a kind, or an object with ``kind`` and its parameters."""
+
+KINDS: tuple[str, ...] = tuple(kind.model_fields["kind"].default for kind in get_args(_AnyKind))
+"""Names of the kinds."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from patches.encoding.method import FrequencyMethod, Method
 from patches.encoding.recipe import Family, RopeGeometry
 from patches.model.architectures import Architecture, architecture_of
-from patches.registry import METHODS, parse
+from patches.parsing import InvalidEncoding, parse
+from patches.registry import METHODS
 
 SHARED = "full_attention"
 """Of several rotary types by layer, the one that requests choose: the layers that attend to everything."""
@@ -151,7 +151,7 @@ def _native_encoding(config: Any, parameters: dict[str, Any] | None, declared: A
         fields["original_max_position_embeddings"] = config.max_position_embeddings
     try:
         return parse(fields)
-    except ValidationError as error:
+    except InvalidEncoding as error:
         raise UnsupportedModel(f"its native encoding {fields!r} is not one we carry: {error}") from error
 
 

@@ -30,7 +30,8 @@ from patches.model.eviction import evict
 from patches.model.geometry import RotaryModule, geometry_of, rotary_module, text_config
 from patches.model.probe import CachedStates, Layout, Probe, Role, TableFormat, formatted
 from patches.model.slots import SlotTable, decode
-from patches.registry import describe, parse, resolve
+from patches.parsing import parse
+from patches.resolution import confirmed, describe, resolve
 
 _packed: ContextVar[tuple[Batch, Mapping[str, Any]] | None] = ContextVar("packed", default=None)
 
@@ -70,15 +71,24 @@ class Patched:
 
     def resolve(self, method: Method, length: int) -> ResolvedRecipe:
         """Numbers of ``method`` for this model and a reserved length of ``length`` tokens."""
-        return resolve(method, self.geometry, length)
+        return resolve(self.confirmed(method, length), self.geometry, length)
+
+    def confirmed(self, method: Method, length: int) -> Method:
+        """``method`` without what its request says must follow, once that has been found true here.
+
+        Raises:
+            EchoMismatch: naming the first number that differs.
+        """
+        return confirmed(method, self.geometry, length, self.layers) if method.follows else method
 
     def describe(self, method: Method, length: int) -> dict[str, Any]:
-        """The echo of ``method`` for this model and a reserved length of ``length`` tokens.
+        """The echo of ``method`` for this model and a reserved length of ``length`` tokens."""
+        return describe(method, self.geometry, length, self.layers)
 
-        ``layers`` counts those under it, those with a rotary type of their own and those that never rotate.
-        """
-        layers: dict[str, int] = dict(Counter(self.roles.values())) or {"slots": self._layers}
-        return describe(method, self.geometry, length) | {"layers": layers}
+    @property
+    def layers(self) -> dict[str, int]:
+        """How many layers are under the encoding, have a rotary type of their own, and never rotate."""
+        return dict(Counter(self.roles.values())) or {"slots": self._layers}
 
     def _slot_table(self) -> SlotTable:
         native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)

@@ -25,6 +25,9 @@ from service.errors import ApiError, answer
 OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics")
 """Paths that need no key."""
 
+DOCUMENTATION = re.compile(r"/docs(/.*)?|/openapi\.json")
+"""Paths that need none where the server was told so."""
+
 log = structlog.get_logger()
 
 
@@ -106,12 +109,12 @@ class ApiKeys:
 class AccessControl:
     """Answers 401 without a valid key, and 429 to more requests of one key at a time than it may have."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, most_at_a_time: int | None) -> None:
-        self.app, self._keys, self._most = app, keys, most_at_a_time
+    def __init__(self, app: ASGIApp, keys: ApiKeys, most_at_a_time: int | None, open_docs: bool = False) -> None:
+        self.app, self._keys, self._most, self._open_docs = app, keys, most_at_a_time, open_docs
         self._running: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or OPEN.fullmatch(scope["path"]):
+        if scope["type"] != "http" or self._is_open(scope["path"]):
             await self.app(scope, receive, send)
             return
         if self._keys.asked_for:
@@ -133,6 +136,9 @@ class AccessControl:
             self._running[tenant] -= 1
             if not self._running[tenant]:
                 del self._running[tenant]
+
+    def _is_open(self, path: str) -> bool:
+        return bool(OPEN.fullmatch(path) or (self._open_docs and DOCUMENTATION.fullmatch(path)))
 
 
 def _presented(headers: Headers) -> list[str]:

@@ -76,6 +76,30 @@ class PrefillProgress(BaseModel):
     prompt_tokens_total: int
 
 
+class ParameterInfo(BaseModel):
+    """One parameter of a method. ``type`` has its range or its values in words."""
+
+    name: str
+    type: str
+    required: bool
+    default: Any
+
+
+class MethodSummary(BaseModel):
+    """One method in short. ``kind`` is what it changes, ``family`` what a checkpoint counts as that was trained with
+    it."""
+
+    method: str
+    kind: str
+    family: str
+    summary: str
+    parameters: list[ParameterInfo]
+
+
+class MethodList(BaseModel):
+    methods: list[MethodSummary]
+
+
 class MethodInfo(BaseModel):
     """One method: what it does, what it is for, what it costs, and the JSON schema of its parameters with defaults.
 
@@ -84,6 +108,7 @@ class MethodInfo(BaseModel):
     """
 
     method: str
+    kind: str
     family: str
     summary: str
     formula: str
@@ -98,7 +123,7 @@ class MethodInfo(BaseModel):
     parameters: dict[str, Any]
 
 
-class MethodList(BaseModel):
+class FullMethodList(BaseModel):
     methods: list[MethodInfo]
 
 

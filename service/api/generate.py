@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
 
-from patches import Method, examples
+from patches import KnownFields, Method, examples, to_shorthand
 from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
 from service.api.answers import (
     Alternative,
@@ -25,38 +25,37 @@ from service.api.answers import (
     Usage,
 )
 from service.api.files import json_response
-from service.api.prompts import check_at_most, check_logprobs, check_prompt, prompts_of, together
+from service.api.prompts import check_at_most, check_logprobs, check_min_tokens, check_prompt, prompts_of, together
 from service.api.routing import Route
 from service.api.streaming import Emit, event_stream
 from service.api.text import TextStream
 from service.engine.engine import Generation
 from service.engine.request import SamplingParams, TokenLogprobs
-from service.inputs import Encodings, TextOrTokens, as_list
+from service.inputs import Encodings, Stops, TextOrTokens, as_list
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 from service.sharing.admission import Ticket
 
 router = APIRouter(tags=["generate"], route_class=Route)
 
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
-
 EXAMPLE: JsonDict = {
     "prompt": "The import statement",
-    "pe": [*examples()],
+    "pe": [to_shorthand(fields) for fields in examples()],
     "max_new_tokens": 32,
 }
 
 
-class GenerateRequest(BaseModel):
+class GenerateRequest(KnownFields):
     """Greedy unless ``temperature`` is above 0. The same ``seed`` gives the same text in any company."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, json_schema_extra={"examples": [EXAMPLE]})
+    model_config = ConfigDict(allow_inf_nan=False, json_schema_extra={"examples": [EXAMPLE]})
 
     prompt: TextOrTokens = Field(description="A text, token ids, or a list of either.")
     pe: Encodings = Field(
         default_factory=lambda: {"method": "default"},
         validate_default=True,
-        description="The positional encoding. Several: every prompt is answered under each of them.",
+        description="The positional encoding: a short form such as `yarn:4`, an object with `method`, or the `pe` of "
+        "an answer. Several: every prompt is answered under each of them.",
     )
     model: str | None = Field(None, description="A served model; the first one when absent.")
     max_new_tokens: Annotated[int, Field(ge=1)] = 64
@@ -64,7 +63,11 @@ class GenerateRequest(BaseModel):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = Field(0, description="0 keeps all tokens.")
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop: Stops | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = Field(
+        0, description="Neither an end-of-text token nor a stop string ends an answer of fewer tokens."
+    )
+    ignore_eos: bool = Field(False, description="Go on after end-of-text tokens, up to `max_new_tokens`.")
     stream: bool = False
     timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
         None, description="Seconds until it is given up with 504; the server's maximum when absent."
@@ -80,7 +83,8 @@ class GenerateRequest(BaseModel):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     def sampling(self) -> SamplingParams:
-        return SamplingParams(self.temperature, self.top_p, self.top_k, self.seed, self.logprobs)
+        drawing = (self.temperature, self.top_p, self.top_k, self.seed, self.logprobs)
+        return SamplingParams(*drawing, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
 
 
 async def _run(body: GenerateRequest, job: _Job, emit: Emit | None) -> Result:
-    text = TextStream(job.served.tokenizer, body.stops())
+    text = TextStream(job.served.tokenizer, body.stops(), body.min_tokens)
     sent = 0
     steps = job.served.engine.generate(
         job.prompt_ids,
@@ -176,6 +180,7 @@ async def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistr
     set_deadline(body.timeout_s, settings)
     check_at_most("max_new_tokens", body.max_new_tokens, settings.max_new_tokens)
     check_at_most("top_k", body.top_k, served.vocab_size)
+    check_min_tokens(body.min_tokens, body.max_new_tokens)
     given = as_list(body.prompt)
     methods = body.pe if isinstance(body.pe, list) else [body.pe]
     check_at_most("prompt", len(given) * len(methods), settings.max_prompts, "prompts times encodings")

@@ -1,24 +1,35 @@
-"""``GET /methods``, ``GET /methods/{name}/frequencies`` and ``GET /models``: what there is to choose from."""
+"""``GET /methods``, ``GET /methods/{name}``, its frequencies, and ``GET /models``: what there is to choose from."""
 
 from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from patches import METHODS, Recipe, describe_methods, parse
-from service.api.answers import MethodInfo, MethodList, ModelInfo, ModelList
+from patches import METHODS, InvalidEncoding, Recipe, describe_method, field_value, parse, unknown_method
+from service.api.answers import (
+    FullMethodList,
+    MethodInfo,
+    MethodList,
+    MethodSummary,
+    ModelInfo,
+    ModelList,
+    ParameterInfo,
+)
 from service.api.files import RenderedFiles, file_response
 from service.api.routing import Route
-from service.errors import ApiError, bad_request, validation_error
+from service.errors import ApiError, bad_request
+from service.figures.samples import sample
 from service.models.registry import ModelRegistry, ServedModel
 from service.reports.render import Rendered, frequencies_of
+from service.schema import type_text
 from service.sharing.workers import Workers
-from service.shorthand import field_value, unknown_method
 
 router = APIRouter(tags=["methods"], route_class=Route)
 
@@ -45,10 +56,19 @@ class FrequencyTable(BaseModel):
     pairs: list[Pair]
 
 
-@router.get("/methods")
-async def methods() -> MethodList:
+@router.get("/methods", response_model=MethodList | FullMethodList)
+async def methods(
+    full: Annotated[bool, Query(description="With evidence, papers, costs and JSON schemas: some 700 kB.")] = False,
+) -> Response:
     """Every positional encoding that a request can choose."""
-    return MethodList(methods=[MethodInfo(**info) for info in describe_methods()])
+    return Response(await run_in_threadpool(_listed, full), media_type="application/json")
+
+
+@router.get("/methods/{name}")
+async def method(name: str) -> MethodInfo:
+    """One positional encoding in full, with the JSON schema of its parameters."""
+    _check_known(name)
+    return await run_in_threadpool(_in_full, name)
 
 
 @router.get("/methods/{name}/frequencies")
@@ -58,13 +78,13 @@ async def frequencies(
     model: str | None = None,
     length: Length = None,
 ) -> FrequencyTable:
-    """Rotary frequencies before and after; the method's parameters are further query parameters."""
+    """Rotary frequencies before and after. The method's parameters are further query parameters."""
     return _resolved(name, request, model, length)[0]
 
 
 @router.get("/methods/{name}/frequencies.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
 async def frequencies_png(name: str, request: Request, model: str | None = None, length: Length = None) -> Response:
-    """The same as a picture: wavelengths before and after, and the stretch of each pair.
+    """Rotary frequencies as a picture: wavelengths before and after, and the stretch of each pair.
 
     Where the encoding moves positions or adds a bias, these are drawn instead of the stretch.
     """
@@ -88,14 +108,42 @@ async def models(request: Request) -> ModelList:
     return ModelList(models=[_info(served, served is registry.default) for served in registry])
 
 
+def _check_known(name: str) -> None:
+    if name not in METHODS:
+        raise ApiError(404, unknown_method(name), param="name", code="not_found")
+
+
+@cache
+def _listed(full: bool) -> bytes:
+    if full:
+        return FullMethodList(methods=[_in_full(name) for name in METHODS]).model_dump_json().encode()
+    return MethodList(methods=[_in_short(name) for name in METHODS]).model_dump_json().encode()
+
+
+@cache
+def _in_full(name: str) -> MethodInfo:
+    return MethodInfo(kind=sample(name).group, **describe_method(name))
+
+
+def _in_short(name: str) -> MethodSummary:
+    info = _in_full(name)
+    required, fields = info.parameters.get("required", []), info.parameters["properties"]
+    own = METHODS[name].__annotations__  # its own parameters before those that it shares with others
+    parameters = [
+        ParameterInfo(name=key, type=type_text(field), required=key in required, default=field.get("default"))
+        for key, field in sorted(fields.items(), key=lambda item: item[0] not in own)
+        if key != "method"
+    ]
+    return MethodSummary(method=name, kind=info.kind, family=info.family, summary=info.summary, parameters=parameters)
+
+
 def _resolved(name: str, request: Request, model: str | None, length: int | None) -> tuple[FrequencyTable, Recipe]:
     """The table of frequencies, and the recipe with its numbers for the length.
 
     Raises:
         ApiError: 404 for an unknown method, 400 for parameters that do not fit it or the model.
     """
-    if name not in METHODS:
-        raise ApiError(404, unknown_method(name), param="name", code="not_found")
+    _check_known(name)
     models: ModelRegistry = request.app.state.models
     served = models.get(model)
     length = length or served.trained_length
@@ -104,8 +152,8 @@ def _resolved(name: str, request: Request, model: str | None, length: int | None
         method = parse({"method": name, **{key: field_value(METHODS[name], key, given[key]) for key in given}})
         resolved = served.patch.resolve(method, length)
         before = served.patch.resolve(parse({"method": "default"}), served.trained_length)
-    except ValidationError as error:
-        raise validation_error(error.errors()) from error
+    except InvalidEncoding:
+        raise
     except ValueError as error:
         raise bad_request(str(error), "name") from error
     plain = before.inv_freq or (0.0,) * (served.patch.geometry.rotary_dim // 2)

@@ -106,6 +106,14 @@ def check_logprobs(param: str, alternatives: int | None, tokens: int) -> None:
         raise bad_request(f"{param}: {message}", param)
 
 
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """Raises:
+    ApiError: when an answer has no room for its fewest tokens.
+    """
+    if min_tokens > max_tokens:
+        raise bad_request(f"min_tokens: must be at most {max_tokens}, the most new tokens here", "min_tokens")
+
+
 def check_prompt(
     token_ids: list[int], max_new_tokens: int, method: Method, served: ServedModel, param: str = "prompt"
 ) -> ResolvedRecipe:

@@ -10,13 +10,15 @@ class TextStream:
     """Detokenizes a growing list of token ids.
 
     Decodes only from a few tokens back, since a token's text can depend on its neighbours; withholds a
-    character that is not complete, and whatever could be the start of a stop string.
+    character that is not complete, and whatever could be the start of a stop string. A stop string counts when it
+    ends after the text of the first ``min_tokens`` tokens, as in vLLM (``IncrementalDetokenizer.update``).
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
+        self._min_tokens = min_tokens
         self._prefix = self._read = 0
-        self._sent = 0
+        self._sent = self._begin = 0
         self.text = ""
         self.stopped = False
 
@@ -29,15 +31,22 @@ class TextStream:
         """Take all tokens so far; returns the text that may be shown now and was not before."""
         if self.stopped:
             return ""
+        if self._read < self._min_tokens < len(token_ids):
+            before_stops = self.push(token_ids[: self._min_tokens], final=False)
+            self._min_tokens = 0  # they are read, but for a character that is not complete
+            return before_stops + self.push(token_ids, final=final)
         before = self._decode(token_ids[self._prefix : self._read])
         after = self._decode(token_ids[self._prefix :])
         if final or not after.endswith("\ufffd"):
             self.text += after[len(before) :]
             self._prefix, self._read = self._read, len(token_ids)
+        if len(token_ids) <= self._min_tokens:
+            self._begin = len(self.text)
         return self._release(final)
 
     def _release(self, final: bool) -> str:
-        found = [at for at in (self.text.find(stop) for stop in self._stop) if at >= 0]
+        starts = [self.text.find(stop, max(0, self._begin + 1 - len(stop))) for stop in self._stop]
+        found = [at for at in starts if at >= 0]
         if found:
             self.stopped = True
             self.text = self.text[: min(found)]

@@ -80,7 +80,7 @@ def own_fields(name: str) -> dict[str, Any]:
 
 def print_fields(name: str) -> None:
     """A table of the options that an evaluation adds."""
-    from service.cli.schema import type_text
+    from service.schema import type_text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("option", "value", "default", "meaning"):

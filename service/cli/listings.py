@@ -13,8 +13,8 @@ from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.options import ModelName, Server
-from service.cli.schema import default_text, type_text
 from service.cli.terminal import fail, stdout
+from service.schema import default_text, type_text
 
 FACTS = {
     "formula": "formula",
@@ -45,7 +45,7 @@ def methods(
     from patches import METHODS, describe_method, describe_methods
 
     if name is not None and name not in METHODS:
-        from service.shorthand import unknown_method
+        from patches import unknown_method
 
         fail(unknown_method(name))
     if docs is not None or markdown:

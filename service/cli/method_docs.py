@@ -9,11 +9,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from patches import METHODS, describe_method, parse
-from service.cli.schema import choices, default_text, type_text
+from patches import METHODS, describe_method, parse, to_shorthand
 from service.figures.methods import method_figure, multipliers_figure, svg
 from service.figures.samples import GEOMETRY, GROUPS, HEADS, PAIRS, TIMES_LONGER, TRAINED, Group, Sample, samples
-from service.shorthand import to_shorthand
+from service.schema import choices, default_text, type_text
 
 PAGE, PICTURES = "methods.md", "methods"
 TEMPERATURES = "attention-temperatures"
@@ -115,7 +114,7 @@ def _introduction() -> str:
 <!-- Written by `ropeway methods --docs docs`. A test compares. -->
 
 Every positional encoding that a request can choose with `pe`, from the same registry that serves it.
-`GET /methods` has the same with a JSON schema, `ropeway methods NAME` prints one.
+`GET /methods` lists them, `GET /methods/NAME` has one with its JSON schema, `ropeway methods NAME` prints it.
 
 {links}.
 

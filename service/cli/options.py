@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 Server = Annotated[
     str | None, typer.Option(metavar="URL", help="Ask this server; without it one is started for this command.")
@@ -31,8 +30,7 @@ def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, 
     """
     if not texts:
         return None
-    from patches import parse
-    from service.shorthand import from_text
+    from patches import from_text, parse
 
     several = []
     for text in texts:
@@ -40,12 +38,8 @@ def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, 
             fields = from_text(text)
             if check:
                 parse(fields)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"][-1:]))
-            raise typer.BadParameter(f"{text}: {where}: {problem['msg']}", param_hint="--pe") from None
         except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--pe") from None
+            raise typer.BadParameter(f"{text}: {error}", param_hint="--pe") from None
         several.append(fields)
     return several
 

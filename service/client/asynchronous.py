@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Self, TypeVar, Unpack
+from urllib.parse import quote
 
 import httpx
 from httpx_sse import EventSource
 from pydantic import BaseModel
 
-from service.api.answers import GenerateResponse, JobList, MethodInfo, MethodList, ModelInfo, ModelList, Ready
+from service.api.answers import FullMethodList, GenerateResponse, JobList, MethodInfo, ModelInfo, ModelList, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated
 from service.client.events import (
     StreamEvent,
@@ -146,9 +147,13 @@ class AsyncRopeway:
         """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that is done."""
         return (await self._answer("GET", f"/jobs/{job_id}/{file}")).content
 
+    async def method(self, name: str) -> MethodInfo:
+        """One positional encoding that a request can choose, with the JSON schema of its parameters."""
+        return await self._ask(MethodInfo, "GET", f"/methods/{quote(name, safe='')}")
+
     async def methods(self) -> list[MethodInfo]:
-        """Every positional encoding that a request can choose."""
-        return (await self._ask(MethodList, "GET", "/methods")).methods
+        """Every one of them."""
+        return (await self._ask(FullMethodList, "GET", "/methods?full=true")).methods
 
     async def models(self) -> list[ModelInfo]:
         """The served models; one of them is the default."""

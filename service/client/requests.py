@@ -9,7 +9,6 @@ from typing import Any, Literal, TypedDict
 
 import httpx
 
-from service.client.errors import RopewayError
 from service.evaluation.perplexity.results import Protocol
 
 Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
@@ -32,6 +31,8 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int | None
     seed: int | None
     stop: str | Sequence[str] | None
+    min_tokens: int | None
+    ignore_eos: bool | None
     logprobs: int | None
     timeout_s: float | None
     cache_salt: str | None
@@ -68,48 +69,20 @@ def connection(base_url: str | None, api_key: str | None, timeout: float | httpx
 def generate_body(
     prompt: Prompt, pe: Encoding | Sequence[Encoding] | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The body of ``POST /generate``.
-
-    Raises:
-        RopewayError: when a short form cannot be read.
-    """
-    return _given({"prompt": prompt, "pe": _encodings(pe, "pe"), **options})
+    """The body of ``POST /generate``."""
+    return _given({"prompt": prompt, "pe": pe, **options})
 
 
 def perplexity_body(
     documents: Prompt | None, methods: Encoding | Sequence[Encoding] | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The body of ``POST /perplexity``.
-
-    Raises:
-        RopewayError: when a short form cannot be read.
-    """
+    """The body of ``POST /perplexity``."""
     return evaluation_body({"input": documents, "methods": methods, **options})
 
 
 def evaluation_body(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of any evaluation; ``methods`` may be in the short form.
-
-    Raises:
-        RopewayError: when a short form cannot be read.
-    """
-    methods = _encodings(fields.get("methods"), "methods")
-    several = methods if methods is None or isinstance(methods, list) else [methods]
-    return _given({**fields, "methods": several})
-
-
-def _encodings(pe: Encoding | Sequence[Encoding] | None, param: str) -> Any:
-    """Fields of one encoding or of several; anything but a short form is the server's to judge."""
-    if pe is None or isinstance(pe, Mapping):
-        return pe
-    if not isinstance(pe, str):
-        return [_encodings(item, param) for item in pe]
-    from service.shorthand import from_text
-
-    try:
-        return from_text(pe)
-    except ValueError as error:
-        raise RopewayError(str(error), param=param, code="invalid_value") from None
+    """The body of any evaluation."""
+    return _given(fields)
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:

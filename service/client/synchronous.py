@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Self, TypeVar, Unpack
+from urllib.parse import quote
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api.answers import GenerateResponse, JobList, MethodInfo, MethodList, ModelInfo, ModelList, Ready
+from service.api.answers import FullMethodList, GenerateResponse, JobList, MethodInfo, ModelInfo, ModelList, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated
 from service.client.events import (
     StreamEvent,
@@ -148,9 +149,13 @@ class Ropeway:
         """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that is done."""
         return self._answer("GET", f"/jobs/{job_id}/{file}").content
 
+    def method(self, name: str) -> MethodInfo:
+        """One positional encoding that a request can choose, with the JSON schema of its parameters."""
+        return self._ask(MethodInfo, "GET", f"/methods/{quote(name, safe='')}")
+
     def methods(self) -> list[MethodInfo]:
-        """Every positional encoding that a request can choose."""
-        return self._ask(MethodList, "GET", "/methods").methods
+        """Every one of them."""
+        return self._ask(FullMethodList, "GET", "/methods?full=true").methods
 
     def models(self) -> list[ModelInfo]:
         """The served models; one of them is the default."""

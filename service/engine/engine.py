@@ -268,7 +268,7 @@ class Engine:
         generation.token_ids = output.generated_tokens
         generation.logprobs = request.logprobs[: len(output.generated_tokens)]
         if output.is_finished():
-            ended = bool(generation.token_ids) and generation.token_ids[-1] in self.eos_token_ids
+            ended = bool(generation.token_ids) and generation.token_ids[-1] in request.ends_at
             generation.finish_reason = "stop" if ended else "length"
 
     async def run(

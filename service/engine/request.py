@@ -13,13 +13,18 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is drawn. Temperature 0 is greedy; ``logprobs`` counts alternatives per token."""
+    """How the next token is drawn. Temperature 0 is greedy; ``logprobs`` counts alternatives per token.
+
+    End-of-text tokens are not drawn among the first ``min_tokens``; with ``ignore_eos`` they end nothing.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
     logprobs: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ class EngineRequest:
     share blocks only where it is equal. ``on_prefill`` is called on the generation thread with the prompt
     tokens done, after every chunk but the last. ``cached_tokens`` of the prompt were found in the prefix cache;
     ``failure`` is why this request failed alone; ``tenant`` sent it. ``kept`` are the (first, last) keys that its
-    queries reach, None all: pages of the others are given back.
+    queries reach, None all: pages of the others are given back. ``eos_token_ids`` are the model's end-of-text tokens,
+    ``generated`` counts the tokens before the one that is drawn.
     """
 
     prompt_ids: list[int]
@@ -55,6 +61,17 @@ class EngineRequest:
     failure: Exception | None = None
     tenant: str = ""
     kept: tuple[int, int] | None = None
+    generated: int = 0
+
+    @property
+    def ends_at(self) -> tuple[int, ...]:
+        """Tokens that end this generation."""
+        return () if self.sampling.ignore_eos else self.eos_token_ids
+
+    @property
+    def held_back(self) -> tuple[int, ...]:
+        """Tokens that may not be drawn now."""
+        return self.eos_token_ids if self.generated < self.sampling.min_tokens else ()
 
     def __post_init__(self) -> None:
         if self.sampling.temperature > 0:

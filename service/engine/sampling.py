@@ -19,8 +19,12 @@ def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> to
     for row, request in enumerate(requests):
         if request is None:
             continue
+        allowed = logits[row]
+        if request.held_back:
+            allowed = allowed.index_fill(0, torch.tensor(request.held_back, device=logits.device), float("-inf"))
+            tokens[row] = allowed.argmax()
         if request.generator is not None:
-            tokens[row] = _draw(logits[row], request)
+            tokens[row] = _draw(allowed, request)
         if request.sampling.logprobs is not None:
             request.logprobs.append(_logprobs(logits[row], int(tokens[row]), request.sampling.logprobs))
     return tokens
@@ -45,7 +49,7 @@ def _draw(logits: torch.Tensor, request: EngineRequest) -> torch.Tensor:
 
 
 def _logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
-    """Log-probabilities of the model itself, before temperature and truncation."""
+    """Log-probabilities of the model itself, before temperature, truncation and tokens held back."""
     logprobs = logits.log_softmax(dim=-1)
     top: tuple[tuple[int, float], ...] = ()
     if count:

@@ -32,9 +32,18 @@ class InvalidEvaluation(ValueError):
 
 
 def subjects_of(
-    methods: Sequence[Method], served: ServedModel, models: ModelRegistry, settings: Settings, *, longest: int
+    methods: Sequence[Method],
+    served: ServedModel,
+    models: ModelRegistry,
+    settings: Settings,
+    *,
+    longest: int,
+    described_at: int | None = None,
 ) -> list[Subject]:
     """Every method with the model that it is measured on.
+
+    The result describes encodings for ``described_at`` reserved tokens, ``longest`` when absent: what a request
+    repeats of an answer is held to be true there.
 
     Raises:
         InvalidEvaluation: when there are too many, or one does not fit its model at ``longest`` tokens.
@@ -44,10 +53,11 @@ def subjects_of(
     for index, method in enumerate(methods):
         model = models.for_method(served, method)
         try:
-            model.patch.resolve(method, longest)
+            confirmed = model.patch.confirmed(method, described_at or longest)
+            model.patch.resolve(confirmed, longest)
         except ValueError as error:
             raise InvalidEvaluation(f"methods.{index}", str(error)) from error
-        subjects.append(Subject(method, model.patch, model.name))
+        subjects.append(Subject(confirmed, model.patch, model.name))
     return subjects
 
 

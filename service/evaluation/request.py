@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from patches import PositionEncoding
+from patches import KnownFields, PositionEncoding
 from service.inputs import MOST_ENCODINGS, as_list
 
 Tokens = Annotated[int, Field(ge=2, le=(1 << 24) - 1)]
@@ -15,10 +15,8 @@ MOST_IN_RANGE = 65_536
 """Lengths of a range: few words must not become a list that fills the memory."""
 
 
-class LengthRange(BaseModel):
+class LengthRange(KnownFields):
     """start, start + step, ... up to and including stop."""
-
-    model_config = ConfigDict(extra="forbid")
 
     start: Tokens
     stop: Tokens
@@ -48,17 +46,29 @@ Lengths = Annotated[
 ]
 
 
-class EvaluationRequest(BaseModel):
+def _several(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+Methods = Annotated[
+    list[PositionEncoding],
+    Field(min_length=1, max_length=MOST_ENCODINGS),
+    BeforeValidator(_several, json_schema_input_type=PositionEncoding | list[PositionEncoding]),
+]
+"""Encodings to compare; one alone needs no list."""
+
+
+class EvaluationRequest(KnownFields):
     """What to measure, and how the answer is to come. ``Evaluation`` in the catalogue turns it into a plan."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     evaluation: str
     model: str | None = Field(None, description="A served model; the first one when absent.")
-    methods: Annotated[list[PositionEncoding], Field(min_length=1, max_length=MOST_ENCODINGS)] = Field(
+    methods: Methods = Field(
         default_factory=lambda: [{"method": "default"}],
         validate_default=True,
-        description="Encodings to compare, each an object with `method` and its parameters.",
+        description="Encodings to compare, one or a list: short forms such as `yarn:4`, or objects with `method`.",
     )
     lengths: Lengths | None = Field(
         None, description="Context lengths in tokens; doubling from the trained length when absent."

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from patches import Method, Patched, ResolvedRecipe
+from patches import Method, Patched, ResolvedRecipe, label_of
 from service.evaluation.cost import Cost
 from service.evaluation.results import EvaluationResult, Progress
-from service.shorthand import label_of
 
 Outcome = dict[str, np.ndarray]
 """Named arrays: what ``numpy.savez`` takes."""

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from patches import Patched
 from service.models import architecture
+from service.models.chat import TemplateUnusable, use_template
 from service.settings import Settings
 
 DEMO = Path(__file__).parent / "demo"
@@ -36,7 +37,7 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
     """Load safetensors weights onto the configured device; no remote code.
 
     Raises:
-        ModelLoadError: when the checkpoint is absent or of a kind that cannot be loaded.
+        ModelLoadError: when the checkpoint is absent or of a kind that cannot be loaded, or the chat template unusable.
     """
     device = torch.device(device_of(settings))
     architecture.register()
@@ -47,8 +48,17 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
         )
     except (OSError, ValueError, ImportError) as error:
         raise ModelLoadError(f"model {str(source)!r} cannot be loaded: {error}") from error
+    _set_template(tokenizer, settings)
     torch.nn.Module.to(model, device)
     return Checkpoint(name, model.eval(), tokenizer)
+
+
+def _set_template(tokenizer: Any, settings: Settings) -> None:
+    if settings.chat_template is not None:
+        try:
+            use_template(tokenizer, settings.chat_template)
+        except TemplateUnusable as error:
+            raise ModelLoadError(f"ROPEWAY_CHAT_TEMPLATE: {error}") from error
 
 
 def sources(settings: Settings) -> dict[str, str | Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from patches.encoding.method import FrequencyMethod
 from patches.encoding.recipe import Recipe, RopeGeometry
@@ -28,6 +28,13 @@ class Default(FrequencyMethod):
         return geometry.native is not None and self.rope_theta is None
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
-        if geometry.native is not None and self.rope_theta is None:
+        theta = self.theta(geometry)  # checks the model's rotated share, whatever the base
+        if geometry.native is not None and self.is_native(geometry):
             return geometry.native.recipe(geometry)
-        return Recipe(UnscaledSchedule(self.theta(geometry)))
+        return Recipe(UnscaledSchedule(theta))
+
+    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
+        if not self.is_native(geometry):
+            return super().parameters(geometry)
+        given = {"rope_theta": None, "partial_rotary_factor": self.partial_rotary_factor}
+        return super().parameters(geometry) | given  # a base would ask for plain RoPE

@@ -80,7 +80,7 @@ class LongRope(TrainedLengthMethod):
         return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained_length))
 
     def ratio(self, geometry: RopeGeometry) -> float:
-        return self.factor or geometry.max_position_embeddings / self.trained_length(geometry)
+        return self.factor or max(1.0, geometry.max_position_embeddings / self.trained_length(geometry))
 
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         return super().parameters(geometry) | {"factor": self.ratio(geometry)}

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``, by the chat template of the model's own tokenizer."""
+"""``POST /v1/chat/completions``, by the chat template of the model, or the one that the server was told to use."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from service.api.prompts import check_at_most, together
 from service.api.routing import Route
 from service.api.streaming import Emit, event_stream
 from service.errors import bad_request
+from service.models.chat import writes_special_tokens
 from service.models.registry import ServedModel
 from service.settings import Settings
 
@@ -47,7 +48,8 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
         body.stops(),
         param="messages",
         alternatives=(body.top_logprobs or 0) if body.logprobs else None,
-        add_special_tokens=False,  # the template writes them
+        add_special_tokens=not writes_special_tokens(name.served.tokenizer),
+        min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
     )
     text = await run_in_threadpool(_templated, body, name.served)
@@ -62,7 +64,10 @@ def _templated(body: ChatRequest, served: ServedModel) -> str:
     """The conversation as the model was trained to read it."""
     tokenizer = served.tokenizer
     if not tokenizer.chat_template:
-        message = f"the tokenizer of {served.name!r} has no chat template: use /v1/completions"
+        message = (
+            f"{served.name!r} has no chat template: start the server with ROPEWAY_CHAT_TEMPLATE=plain, or with a file "
+            "that holds one; or use /v1/completions"
+        )
         raise bad_request(message, "model", "no_chat_template")
     messages = [message.for_template() for message in body.messages]
     try:

@@ -35,8 +35,8 @@ class Piece:
 class Pieces:
     """Cuts a growing list of tokens into pieces: text that is final, and the tokens that lie in it."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], offset: int = 0) -> None:
-        self._text = TextStream(tokenizer, stops)
+    def __init__(self, tokenizer: Any, stops: Sequence[str], offset: int = 0, min_tokens: int = 0) -> None:
+        self._text = TextStream(tokenizer, stops, min_tokens)
         self._offset = offset
         self._ends: list[int] = []
         self._sent = 0
@@ -70,7 +70,7 @@ class Pieces:
 async def generated(job: Job, choice: int, sampling: SamplingParams, offset: int = 0) -> AsyncGenerator[Piece]:
     """Pieces of one answer, the last of them with a finish reason. ``offset`` is where its text begins."""
     target = job.named.target
-    pieces = Pieces(target.tokenizer, job.wanted.stops, offset)
+    pieces = Pieces(target.tokenizer, job.wanted.stops, offset, sampling.min_tokens)
     steps = target.engine.generate(
         job.prompt.token_ids,
         job.named.method,
@@ -89,8 +89,8 @@ async def generated(job: Job, choice: int, sampling: SamplingParams, offset: int
                 break
 
 
-def only(job: Job, token_id: int, logprobs: TokenLogprobs, offset: int) -> Piece:
+def only(job: Job, token_id: int, logprobs: TokenLogprobs, offset: int, ignore_eos: bool) -> Piece:
     """An answer of one token that is already known: what scoring found most likely after the prompt."""
     target = job.named.target
-    ending = "stop" if token_id in target.engine.eos_token_ids else "length"
+    ending = "stop" if token_id in target.engine.eos_token_ids and not ignore_eos else "length"
     return Pieces(target.tokenizer, job.wanted.stops, offset).take([token_id], [logprobs], ending)

@@ -49,6 +49,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         alternatives=body.alternatives,
         copies=body.n if body.scores_prompt else 0,
         echoed=body.echo,
+        min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
     )
     jobs = await admitted(request, name, given, wanted)
@@ -141,7 +142,7 @@ class _Answer:
             return
         if scores is not None and scores.next_id is not None:
             entry = logprobs.row_logprobs(scores, len(scores.logprobs) - 1, body.logprobs or 0)
-            steps = _once(only(job, scores.next_id, entry, offset))
+            steps = _once(only(job, scores.next_id, entry, offset, body.ignore_eos))
         else:
             steps = generated(job, choice, body.sampling(choice, body.logprobs), offset)
         async with aclosing(steps) as pieces:

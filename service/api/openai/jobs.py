@@ -11,7 +11,7 @@ from fastapi import Request
 from patches import ResolvedRecipe
 from service.api.admission import admit, charge, log_prompts, upper_bound
 from service.api.openai.names import Named
-from service.api.prompts import Prompt, check_logprobs, check_prompt, prompts_of
+from service.api.prompts import Prompt, check_logprobs, check_min_tokens, check_prompt, prompts_of
 from service.errors import context_length_exceeded
 from service.settings import Settings
 from service.sharing.admission import Ticket
@@ -24,6 +24,7 @@ class Wanted:
     ``max_tokens`` None is as many as the server and the context allow; ``answers`` counts generations, and
     ``scored`` says whether the prompt is scored, ``echoed`` whether its text is needed. ``alternatives`` are reported
     for every token, ``copies`` times where the prompt is echoed. ``param`` is the field that prompts came in.
+    ``min_tokens`` is how many tokens an answer must have room for.
     """
 
     max_tokens: int | None
@@ -36,6 +37,7 @@ class Wanted:
     param: str = "prompt"
     add_special_tokens: bool = True
     cache_salt: str | None = None
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ async def admitted(request: Request, name: Named, given: Sequence[str | list[int
     for index, prompt in enumerate(await prompts_of(request, given, name.served, wanted.param, **how)):
         tokens = len(prompt.token_ids)
         max_tokens = max(1, min(most_new, target.max_length - tokens)) if wanted.max_tokens is None else most_new
+        check_min_tokens(wanted.min_tokens, max_tokens)
         resolved = check_prompt(prompt.token_ids, max_tokens, name.method, target, wanted.param)
         if wanted.scored and tokens > target.engine.scores.most:
             raise context_length_exceeded(tokens, 0, target.engine.scores.most, wanted.param)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from patches import Method, examples, parse
-from service.errors import ApiError, bad_request, validation_error
+from patches import Method, examples, from_shorthand, parse, to_shorthand
+from service.errors import ApiError, bad_request
 from service.models.registry import ModelRegistry, ServedModel
-from service.shorthand import from_shorthand, to_shorthand
 
 
 @dataclass(frozen=True)
@@ -45,9 +42,9 @@ def named(models: ModelRegistry, name: str | None, pe: Method | None = None) -> 
         target.patch.resolve(method, target.trained_length)
     except ValueError as error:
         raise _no_such_alias(base, text, str(error)) from error
-    if pe is not None and pe != method:
+    if pe is not None and not (models.for_method(served, pe) is target and _is_same(pe, method, target)):
         raise bad_request(f"pe: the model {name!r} already names an encoding, and pe is another one", "pe")
-    return Named(f"{base}@{text}", served, target, method, alias=True)
+    return Named(f"{base}@{text}", served, target, pe or method, alias=True)
 
 
 def presets(served: ServedModel, models: ModelRegistry) -> list[Named]:
@@ -66,11 +63,17 @@ def presets(served: ServedModel, models: ModelRegistry) -> list[Named]:
     return found
 
 
+def _is_same(one: Method, other: Method, served: ServedModel) -> bool:
+    """Whether both are the same encoding of ``served``, however many of its parameters each of them spells out."""
+    try:
+        return one.recipe(served.patch.geometry) == other.recipe(served.patch.geometry)
+    except ValueError:
+        return False
+
+
 def _method_of_alias(text: str, base: str) -> Method:
     try:
         return parse(from_shorthand(text))
-    except ValidationError as error:
-        raise _no_such_alias(base, text, validation_error(error.errors()).message) from error
     except ValueError as error:
         raise _no_such_alias(base, text, str(error)) from error
 

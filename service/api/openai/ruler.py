@@ -15,7 +15,7 @@ from patches import PositionEncoding
 from service.api.openai.choices import generated
 from service.api.openai.jobs import Job, Wanted, admitted
 from service.api.openai.names import named
-from service.api.openai.schemas import Body, Drawing, ModelName
+from service.api.openai.schemas import PROMPT, Body, Drawing, ModelName, example
 from service.api.prompts import check_at_most
 from service.api.routing import Route
 from service.inputs import Text
@@ -27,6 +27,8 @@ NewTokens = Annotated[int, Field(ge=1)]
 
 
 class VllmRequest(Drawing):
+    model_config = example(prompt=PROMPT, max_tokens=24, temperature=0)
+
     prompt: Text
     max_tokens: NewTokens = 16
     model: ModelName | None = None
@@ -38,6 +40,8 @@ class SglangSampling(Drawing):
 
 
 class SglangRequest(Body):
+    model_config = example(text=PROMPT, sampling_params={"max_new_tokens": 24, "temperature": 0})
+
     text: Text
     sampling_params: SglangSampling = SglangSampling()
     model: ModelName | None = None
@@ -74,7 +78,8 @@ async def ruler_generate(body: RulerRequest, request: Request) -> RulerAnswer:
         limit, max_tokens = "sampling_params.max_new_tokens", body.sampling_params.max_new_tokens
     check_at_most(limit, max_tokens, settings.max_new_tokens)
     check_at_most("top_k", drawing.top_k, name.target.vocab_size)
-    (job,) = await admitted(request, name, [given], Wanted(max_tokens, 1, drawing.stops(), param=param))
+    wanted = Wanted(max_tokens, 1, drawing.stops(), param=param, min_tokens=drawing.min_tokens)
+    (job,) = await admitted(request, name, [given], wanted)
     text = await _text(job, drawing)
     return RulerAnswer(text=[text] if isinstance(body, VllmRequest) else text)
 

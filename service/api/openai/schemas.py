@@ -10,33 +10,34 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from patches import PositionEncoding
+from patches import KnownFields, PositionEncoding, examples, to_shorthand
+from service.api.openai.unsupported import NOT_SUPPORTED, not_supported, only
 from service.engine.request import SamplingParams
 from service.errors import bad_request
-from service.inputs import TextOrTokens, one_or_several
+from service.inputs import Stops, TextOrTokens, one_or_several
 
-Zero = Annotated[float, Field(ge=0, le=0)]
-One = Annotated[float, Field(ge=1, le=1)]
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
-Stops = Annotated[
-    Annotated[Stop, Tag("one")] | Annotated[list[Stop], Field(max_length=16), Tag("several")],
-    Discriminator(one_or_several),
-]
+Zero = Annotated[float, Field(ge=0, le=0), only(0)]
+One = Annotated[float, Field(ge=1, le=1), only(1)]
 ModelName = Annotated[str, Field(max_length=1024)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
 
 
-class Body(BaseModel):
+class Body(KnownFields):
     """A field that is null is a field that is absent."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        return {key: value for key, value in fields.items() if value is not None or key not in cls.model_fields}
+        known = {*cls.model_fields, *NOT_SUPPORTED}
+        return {key: value for key, value in fields.items() if value is not None or key not in known}
+
+    @classmethod
+    def unknown_field(cls, name: str) -> str:
+        return not_supported(name) if name in NOT_SUPPORTED else super().unknown_field(name)
 
 
 class Drawing(Body):
@@ -49,6 +50,10 @@ class Drawing(Body):
         None, description="The same seed gives the same answer in any company; choice i draws with seed + i."
     )
     stop: Stops | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = Field(
+        0, description="Neither an end-of-text token nor a stop string ends an answer of fewer tokens."
+    )
+    ignore_eos: bool = Field(False, description="Go on after end-of-text tokens, up to the most new tokens.")
 
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
@@ -56,7 +61,8 @@ class Drawing(Body):
     def sampling(self, choice: int, logprobs: int | None) -> SamplingParams:
         """``choice`` counts the answers to one prompt; ``logprobs`` the alternatives to report per token."""
         seed = None if self.seed is None else self.seed + choice
-        return SamplingParams(self.temperature, self.top_p, max(self.top_k, 0), seed, logprobs)
+        drawing = (self.temperature, self.top_p, max(self.top_k, 0), seed, logprobs)
+        return SamplingParams(*drawing, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
 
 
 class StreamOptions(Body):
@@ -69,7 +75,9 @@ class GenerationBody(Drawing):
     model: ModelName | None = Field(
         None, description="A served model, or `<model>@<encoding>` as in `<model>@yarn:4`; the first model when absent."
     )
-    pe: PositionEncoding | None = Field(None, description="The positional encoding; the model's own when absent.")
+    pe: PositionEncoding | None = Field(
+        None, description="The positional encoding, a short form or an object; the model's own when absent."
+    )
     n: Annotated[int, Field(ge=1, le=128)] = Field(1, description="Answers per prompt.")
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -85,7 +93,7 @@ class GenerationBody(Drawing):
     presence_penalty: Zero | None = None
     repetition_penalty: One | None = None
     min_p: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0), only({})] | None = None
 
     def check(self) -> None:
         """Raises:
@@ -99,8 +107,19 @@ class GenerationBody(Drawing):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+SHORT = to_shorthand(examples()[1])
+PROMPT = "The import statement"
+
+
+def example(**body: Any) -> ConfigDict:
+    """Of a body, for the documentation."""
+    return ConfigDict(json_schema_extra={"examples": [body]})
+
+
 class CompletionRequest(GenerationBody):
     """OpenAI's legacy completions: the route that evaluation harnesses score prompts with."""
+
+    model_config = example(prompt=PROMPT, pe=SHORT, max_tokens=24, temperature=0)
 
     prompt: TextOrTokens = Field(
         description="A text, token ids, or a list of either. Texts get what the tokenizer adds; token ids get nothing."
@@ -111,8 +130,8 @@ class CompletionRequest(GenerationBody):
     prompt_logprobs: Alternatives | None = Field(
         None, description="Report each prompt token and this many alternatives, with ranks. Not with `stream`."
     )
-    suffix: Annotated[str, Field(max_length=0)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    suffix: Annotated[str, Field(max_length=0), only("")] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1), only(1)] | None = None
 
     def check(self) -> None:
         super().check()
@@ -135,19 +154,28 @@ class CompletionRequest(GenerationBody):
     @property
     def scores_answer(self) -> bool:
         """Whether scoring the prompt gives the answer as well: the one greedy token that harnesses ask for."""
-        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0
+        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and self.min_tokens == 0
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class TextPart(KnownFields):
+    """The one kind of part that models of text read."""
 
     type: Literal["text"]
     text: str
 
+    @classmethod
+    def unknown_field(cls, name: str) -> str:
+        return "unknown field: parts of a message are {type: text, text: ...} here, no images and no sound"
+
+
+Content = Annotated[
+    Annotated[str, Tag("one")] | Annotated[list[TextPart], Tag("several")], Discriminator(one_or_several)
+]
+
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] = Field(description="Text, or parts of it.")
+    content: Content = Field(description="Text, or parts of it.")
     name: str | None = None
 
     def for_template(self) -> dict[str, str]:
@@ -157,14 +185,14 @@ class Message(Body):
         return fields if self.name is None else {**fields, "name": self.name}
 
 
-class PlainText(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class PlainText(KnownFields):
     type: Literal["text"]
 
 
 class ChatRequest(GenerationBody):
-    """OpenAI's chat completions, by the chat template of the model's own tokenizer."""
+    """OpenAI's chat completions, by the chat template of the model."""
+
+    model_config = example(messages=[{"role": "user", "content": "What is a module?"}], pe=SHORT, max_tokens=24)
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
@@ -174,9 +202,9 @@ class ChatRequest(GenerationBody):
     logprobs: bool = False
     top_logprobs: Alternatives | None = Field(None, description="Alternatives per token; needs `logprobs`.")
 
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    response_format: PlainText | None = None
+    tools: Annotated[list[Any], Field(max_length=0), only([])] | None = None
+    tool_choice: Annotated[Literal["none", "auto"], only("none", "auto")] | None = None
+    response_format: Annotated[PlainText, only({"type": "text"})] | None = None
 
     def check(self) -> None:
         super().check()

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, StrictInt
 from service.api.admission import admit
 from service.api.files import json_response
 from service.api.openai.names import named
-from service.api.openai.schemas import Body, ModelName
+from service.api.openai.schemas import PROMPT, Body, ModelName, example
 from service.api.prompts import prompts_of
 from service.api.routing import Route
 from service.errors import bad_request
@@ -21,6 +21,8 @@ router = APIRouter(route_class=Route)
 
 
 class TokenizeRequest(Body):
+    model_config = example(prompt=PROMPT)
+
     prompt: str
     add_special_tokens: bool = Field(True, description="What the tokenizer adds of its own accord, such as BOS.")
     model: ModelName | None = None
@@ -33,6 +35,8 @@ class Tokens(BaseModel):
 
 
 class DetokenizeRequest(Body):
+    model_config = example(tokens=[40, 41, 42])
+
     tokens: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(max_length=MOST_TOKENS, fail_fast=True)]
     model: ModelName | None = None
 

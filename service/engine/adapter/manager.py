@@ -183,7 +183,7 @@ class EncodingManager(ContinuousBatchingManager):
             request_id=request.request_id,
             max_new_tokens=request.max_new_tokens,
             streaming=True,
-            eos_token_id=list(request.eos_token_ids) or -1,
+            eos_token_id=list(request.ends_at) or -1,
         )
 
     def run_to_end(self, requests: Sequence[EngineRequest]) -> list[list[int]]:

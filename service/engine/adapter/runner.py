@@ -25,12 +25,12 @@ class RequestRunner(ModelRunner):
             super()._forward_process_and_sample(model, batch_data, *args)
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        rows = [
-            self.requests.get(future.state.request_id)
-            for future in self.inputs_and_outputs.requests_in_batch
-            if future.has_new_token
-        ]
+        states = [f.state for f in self.inputs_and_outputs.requests_in_batch if f.has_new_token]
+        rows = [self.requests.get(state.request_id) for state in states]
         if rows:
+            for request, state in zip(rows, states, strict=True):
+                if request is not None:
+                    request.generated = state.generated_len()
             noise = [None if r is None or r.generator is None else r.generator.get_state() for r in rows]
             drawn = [0 if r is None else len(r.logprobs) for r in rows]
             try:

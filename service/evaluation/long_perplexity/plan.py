@@ -164,13 +164,14 @@ def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Set
         raise InvalidEvaluation("long_context", f"{long} is beyond what this server scores: at most {most}")
     contexts = contexts_of(long, request.short_context, request.stride)
     try:
-        evaluator.patch.resolve(asked.pe, contexts.long)
+        method = evaluator.patch.confirmed(asked.pe, contexts.long)
+        evaluator.patch.resolve(method, contexts.long)
     except ValueError as error:
         raise InvalidEvaluation("evaluator.pe", str(error)) from error
     same_tokens(request, served, evaluator, measured, settings)
     plan = LongPerplexityPlan(
         measured=measured,
-        evaluator=Subject(asked.pe, evaluator.patch, evaluator.name),
+        evaluator=Subject(method, evaluator.patch, evaluator.name),
         contexts=contexts,
         alpha=request.alpha,
         beta=request.beta,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from patches import PositionEncoding, examples
+from patches import KnownFields, PositionEncoding, examples
 from service.evaluation.checks import Bos
 from service.evaluation.request import EvaluationRequest, Tokens
 from service.inputs import TextOrTokens
@@ -14,10 +14,8 @@ from service.inputs import TextOrTokens
 Scoring = Literal["curve", "sliding", "disjoint", "tail"]
 
 
-class Evaluator(BaseModel):
+class Evaluator(KnownFields):
     """Who says which tokens are key: any served model with the same tokenizer, under any encoding."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = Field(None, description="A served model; the one that is measured when absent.")
     pe: PositionEncoding = Field(

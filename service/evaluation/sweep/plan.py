@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from patches import Method, parse
+from patches import Method, label_of, parse
 from service.evaluation.checks import InvalidEvaluation, affordable, at_most, subjects_of
 from service.evaluation.cost import Cost
 from service.evaluation.long_perplexity.plan import plan_of as long_perplexity_plan
@@ -21,7 +21,6 @@ from service.evaluation.sweep.results import SweepResult
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
-from service.shorthand import label_of
 
 PLANS: dict[str, Any] = {
     "perplexity": perplexity_plan,
@@ -81,17 +80,20 @@ def plan_of(request: SweepRequest, models: ModelRegistry, settings: Settings) ->
     served = models.get(request.model)
     lengths = _lengths(request, served, settings)
     at_most("methods", request.count(), settings.max_methods)
-    methods: list[Method] = request.expanded()
+    target = request.target.length or lengths[-1]
+    asked: list[Method] = request.expanded()
     own = parse({"method": "default"})
-    if own not in methods:
-        methods = [own, *methods]
+    if own not in [method.without_follows() for method in asked]:
+        asked = [own, *asked]
+    subjects = _subjects(asked, served, models, settings, lengths[-1], target)
+    methods = [subject.method for subject in subjects]
     plan = SweepPlan(
         model=served.name,
         trained_length=served.trained_length,
-        subjects=_subjects(methods, served, models, settings, longest=lengths[-1]),
+        subjects=subjects,
         reference=methods.index(own),
         within=max(length for length in lengths if length <= served.trained_length),
-        target=request.target.length or lengths[-1],
+        target=target,
         tolerance=request.target.tolerance,
         parts=[_part(index, request, methods, lengths, models, settings) for index in range(len(request.evaluations))],
     )
@@ -100,10 +102,10 @@ def plan_of(request: SweepRequest, models: ModelRegistry, settings: Settings) ->
 
 
 def _subjects(
-    methods: list[Method], served: ServedModel, models: ModelRegistry, settings: Settings, *, longest: int
+    methods: list[Method], served: ServedModel, models: ModelRegistry, settings: Settings, longest: int, target: int
 ) -> list[Subject]:
     try:
-        return subjects_of(methods, served, models, settings, longest=longest)
+        return subjects_of(methods, served, models, settings, longest=longest, described_at=target)
     except InvalidEvaluation as error:
         name, _, index = error.param.partition(".")
         if not index:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from patches import KnownFields, problems_of
 from service.evaluation.long_perplexity.request import LongPerplexityRequest
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.request import EvaluationRequest, Tokens
@@ -29,11 +30,11 @@ Part = Annotated[
 THE_SWEEPS_OWN = ("model", "methods", "lengths", "stream", "background", "reuse", "timeout_s")
 
 
-class Target(BaseModel):
+class Target(KnownFields):
     """What a method must do to be adequate, measured against the checkpoint's own encoding within its trained
     length: a perplexity at most ``tolerance`` above it, a score at most ``tolerance`` below."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     length: Tokens | None = Field(None, description="Tokens that the model is to read; the longest length when absent.")
     tolerance: Annotated[float, Field(ge=0, le=10)] = 0.1
@@ -68,10 +69,12 @@ class SweepRequest(EvaluationRequest):
             raise ValueError(
                 f"factors: methods times factors are {self.count()}, and at most {MOST_ENCODINGS} are taken"
             )
+        if self.factors is not None and any(_takes_factor(method) and method.follows for method in self.methods):
+            raise ValueError("factors: an encoding that repeats the numbers of an answer has its factor already")
         try:
             self.expanded()
         except ValidationError as error:
-            raise ValueError(f"factors: {error.errors()[0]['msg']}") from error
+            raise ValueError(f"factors: {problems_of(error.errors())[0].message}") from error
         return self
 
     def texts(self) -> list[str | list[int]]:

@@ -18,6 +18,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from patches import METHODS
 from service.models import architecture
 from service.models.architecture import RopewayDemoConfig, RopewayDemoForCausalLM
+from service.models.chat import PLAIN
 
 Model = LlamaForCausalLM
 BASE = "ropeway-demo"
@@ -122,7 +123,7 @@ def new_model(config: LlamaConfig, seed: int, device: torch.device) -> Model:
 
 
 def save_folder(model: Model, tokenizer_folder: Path, folder: Path) -> None:
-    """Write weights in float16, configurations and tokenizer as one Hugging Face folder."""
+    """Write weights in float16, configurations, tokenizer and a chat template as one Hugging Face folder."""
     config = model.config
     half = type(model)(type(config).from_dict(config.to_dict()))
     half.load_state_dict(model.state_dict())
@@ -132,3 +133,4 @@ def save_folder(model: Model, tokenizer_folder: Path, folder: Path) -> None:
     half.half().save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tokenizer_folder / name, folder / name)
+    (folder / "chat_template.jinja").write_text(PLAIN, encoding="utf-8")

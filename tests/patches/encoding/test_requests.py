@@ -9,9 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from patches import METHODS, RopeGeometry, describe, describe_methods, parse, resolve
+from patches import (
+    METHODS,
+    InvalidEncoding,
+    Problem,
+    RopeGeometry,
+    describe,
+    describe_methods,
+    parse,
+    resolve,
+    to_shorthand,
+)
 from tests import oracles
 from tests.methods import REQUESTS, ROWS, Fields, request_id
 
@@ -19,16 +29,16 @@ TRAINED = 256
 GEOMETRY = RopeGeometry(64, 64, 10_000.0, TRAINED, 4 * TRAINED, num_attention_heads=4)
 
 
-def refusal(fields: Any) -> list[dict[str, Any]]:
-    """The errors of a refused request."""
-    with pytest.raises(ValidationError) as caught:
+def refusal(fields: Any) -> list[Problem]:
+    """What is wrong with a refused request."""
+    with pytest.raises(InvalidEncoding) as caught:
         parse(fields)
-    return [dict(error) for error in caught.value.errors()]
+    return caught.value.problems
 
 
-def fields_named(fields: Any) -> set[Any]:
+def fields_named(fields: Any) -> set[str]:
     """Every field name that the refusal points at."""
-    return {part for error in refusal(fields) for part in error["loc"]}
+    return {part for problem in refusal(fields) for part in problem.field.split(".")}
 
 
 def says(shown: Any, given: Any) -> bool:
@@ -88,18 +98,84 @@ def test_every_method_is_described_with_its_schema() -> None:
 
 @pytest.mark.parametrize("name", ["rope", "YARN", "", "yarn ", None, 3, ["yarn"], {"yarn": 1}])
 def test_unknown_methods(name: Any) -> None:
-    for error in refusal({"method": name, "factor": 2.0}):
-        assert "method" in error["msg"] or "method" in str(error["ctx"])
+    (problem,) = refusal({"method": name, "factor": 2.0})
+    assert problem.field == "method"
+    assert problem.message.startswith("unknown method ")
 
 
-def test_an_unknown_method_is_answered_with_the_known_ones() -> None:
-    message = str(refusal({"method": "rope"})[0]["msg"])
-    assert all(repr(name) in message for name in METHODS)
+@pytest.mark.parametrize(
+    ("encoding", "says"),
+    [
+        ({"method": "yarm"}, "method: unknown method 'yarm': did you mean yarn?"),
+        ("yarm:4", "unknown method 'yarm': did you mean yarn?"),
+        ({"method": "yarn", "fctor": 4}, "fctor: unknown field: did you mean factor?"),
+        ("yarn:fctor=4", "fctor: unknown field: did you mean factor?"),
+        ({"method": "linear", "factor": "four"}, "factor: must be a number, not 'four'"),
+        ({"method": "linear", "factor": 5000}, "factor: must be at most 4096, not 5000"),
+        ({"method": "linear"}, "factor: required"),
+        ({"method": "yarn", "truncate": 1}, "truncate: must be true or false, not 1"),
+        ({"method": "dual_chunk", "formulation": "repo"}, "formulation: must be 'repository' or 'paper', not 'repo'"),
+        ({"method": "dpe", "group_factors": []}, "group_factors: needs at least 1 entry"),
+        ({"method": "dpe", "group_factors": 4}, "group_factors: must be a list, not 4"),
+        ({"method": "sandwich", "dim": 33}, "dim: must be a multiple of 2, not 33"),
+        ({"method": "self_extend", "base": "yarn:0"}, "base.factor: must be at least 1, not 0"),
+        ({"method": "self_extend", "base": "yrn"}, "base: unknown method 'yrn': did you mean yarn?"),
+        ({"method": "yarn", "attention_temperature": "logn"}, "attention_temperature.kind: unknown kind 'logn': did"),
+        (
+            {"method": "yarn", "attention_temperature": {"kind": "log_n", "lenght": 4}},
+            "attention_temperature.lenght: unknown field: did you mean length?",
+        ),
+        ({"method": "yarn", "factor": 2, "beta_fast": 0.5}, "beta_fast must be above beta_slow"),
+        ({}, "method: required: the name of a method"),
+        (4, "an encoding is an object with method, or a text such as 'yarn:4'"),
+    ],
+    ids=str,
+)
+def test_a_refusal_is_one_sentence_with_the_field_and_what_is_allowed(encoding: Any, says: str) -> None:
+    with pytest.raises(InvalidEncoding) as caught:
+        parse(encoding)
+    assert str(caught.value).startswith(says)
+    assert "\n" not in str(caught.value)
+    assert len(caught.value.problems) == 1
 
 
-@pytest.mark.parametrize("body", [None, "yarn", 4, [], {}, {"factor": 2.0}, [{"method": "yarn"}]])
+def test_names_are_all_listed_where_none_is_near() -> None:
+    (problem,) = refusal({"method": "zzz"})
+    assert all(name in problem.message for name in METHODS)
+    (problem,) = refusal({"method": "self_extend", "base": {"method": "alibi"}})
+    assert problem.field == "base.method"
+    assert "alibi is no frequency schedule" in problem.message
+    assert "yarn_paper" in problem.message
+    (problem,) = refusal({"method": "linear", "zzz": 1})
+    assert problem.message.startswith("unknown field: there are ")
+    assert all(name in problem.message for name in METHODS["linear"].model_fields)
+
+
+def test_many_unknown_fields_are_refused_at_the_first() -> None:
+    many = {f"field{number}": number for number in range(100_000)}
+    assert [problem.field for problem in refusal({"method": "yarn", **many})] == ["field0"]
+
+
+def test_many_bad_entries_are_reported_in_part() -> None:
+    problems = refusal({"method": "custom", "inv_freq": ["a"] * 50_000})
+    assert [problem.field for problem in problems] == [f"inv_freq.{index}" for index in range(11)]
+
+
+@pytest.mark.parametrize("body", [None, "rope", 4, [], {}, {"factor": 2.0}, [{"method": "yarn"}]])
 def test_bodies_that_name_no_method(body: Any) -> None:
     refusal(body)
+
+
+@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
+def test_the_short_form_is_the_same_encoding(fields: Fields) -> None:
+    assert parse(to_shorthand(fields)) == parse(json.dumps(fields)) == parse(fields)
+    if "base" in fields:
+        assert parse({**fields, "base": to_shorthand(fields["base"])}) == parse(fields)
+
+
+def test_an_encoding_that_was_parsed_is_itself() -> None:
+    method = parse("yarn:4")
+    assert parse(method) is method  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -212,7 +288,7 @@ def test_clipping_more_pairs_than_there_are_or_one_softly() -> None:
 
 @pytest.mark.parametrize("name", ["resonance", "clipped_rope"])
 def test_wrappers_stand_on_frequency_schedules_only(name: str) -> None:
-    for base in ({"method": "alibi"}, {"method": name}, {"method": "none"}, "yarn"):
+    for base in ({"method": "alibi"}, {"method": name}, {"method": "none"}, "alibi", 4):
         assert "base" in fields_named({"method": name, "base": base})
     assert "factor" in fields_named({"method": name, "base": {"method": "yarn", "factor": 0.5}})
     pasted = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED}
@@ -239,6 +315,23 @@ def test_partial_rotary_factor_is_rounded_as_transformers_does() -> None:
     resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": 0.4}), phi, 1)
     with pytest.raises(ValueError, match="partial_rotary_factor"):
         resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}), phi, 1)
+    odd = replace(GEOMETRY, head_dim=104, rotary_dim=30)
+    assert int(104 * (30 / 104)) == 29
+    for encoding in ({"method": "linear", "factor": 2.0}, {"method": "default"}):
+        shown = parse(encoding).parameters(odd)
+        resolve(parse({**encoding, **shown}), odd, 1)
+
+
+def test_partial_rotary_factor_must_be_that_of_a_model_that_ships_an_encoding() -> None:
+    scaled = replace(GEOMETRY, native=parse("yarn:4"))
+    with pytest.raises(ValueError, match=r"^partial_rotary_factor: .*64 of 64"):
+        resolve(parse({"method": "default", "partial_rotary_factor": 0.5}), scaled, 1000)
+
+
+def test_an_encoding_of_a_checkpoint_does_not_stand_on_itself() -> None:
+    for name in ("self_extend", "resonance"):
+        scaled = replace(GEOMETRY, native=parse(name))
+        assert resolve(parse("default"), scaled, 1000) == resolve(parse(name), GEOMETRY, 1000)
 
 
 HARMLESS_OR_REFUSED = [

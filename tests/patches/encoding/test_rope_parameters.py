@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from patches import RopeGeometry, geometry_of, parse, resolve
+from patches import InvalidEncoding, RopeGeometry, geometry_of, parse, resolve
 from tests import oracles
 from tests.methods import Fields
 from tests.models import ROPE_THETA, TRAINED_LENGTH, tiny_config, tiny_model
@@ -142,5 +141,5 @@ def test_a_partial_rotary_object_fits_its_own_model_only(family: str, rotary_dim
 
 
 def test_a_type_we_do_not_have() -> None:
-    with pytest.raises(ValidationError, match="axial"):
+    with pytest.raises(InvalidEncoding, match="axial"):
         parse({"rope_type": "axial", "factor": 2.0})

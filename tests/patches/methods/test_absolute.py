@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
-from patches import METHODS, Recipe, RopeGeometry, SlotTable, describe, encode, parse, resolve
+from patches import METHODS, InvalidEncoding, Recipe, RopeGeometry, SlotTable, describe, encode, parse, resolve
 from patches.encoding.positions import Stretched
 from patches.encoding.recipe import NOTHING_ADDED
 from patches.methods.absolute import At
@@ -90,7 +89,7 @@ def test_what_depends_on_the_reserved_length(row: Row) -> None:
 @every_method
 def test_unknown_keys_and_bad_numbers_name_their_field(row: Row) -> None:
     def refused(**fields: Any) -> str:
-        with pytest.raises(ValidationError) as caught:
+        with pytest.raises(InvalidEncoding) as caught:
             parse({"method": row.name, **row.easy, **fields})
         return str(caught.value)
 
@@ -114,7 +113,7 @@ def test_unknown_keys_and_bad_numbers_name_their_field(row: Row) -> None:
     ids=request_id,
 )
 def test_fields_that_do_not_go_together(fields: Fields) -> None:
-    with pytest.raises(ValidationError, match=r"factor|align|alpha"):
+    with pytest.raises(InvalidEncoding, match=r"factor|align|alpha"):
         parse(fields)
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
-from patches import METHODS, RopeGeometry, describe, parse, resolve
+from patches import METHODS, InvalidEncoding, RopeGeometry, describe, parse, resolve
 from patches.attention import fused, reference
 from patches.attention.layer import Layer
 from patches.encoding.masks import CAUSAL, DistanceRange
@@ -142,5 +141,5 @@ def test_models_without_the_weights_refuse_it(row: Row) -> None:
 @every_method
 def test_unknown_keys_and_bad_numbers_name_their_field(row: Row) -> None:
     for field, value in (("clip", 16), ("attention_temperature", math.nan)):
-        with pytest.raises(ValidationError, match=field):
+        with pytest.raises(InvalidEncoding, match=field):
             parse({"method": row.name, field: value})

@@ -14,8 +14,44 @@ from service.models import loading
 from service.settings import Settings
 
 
+def test_methods_are_listed_in_short(client: httpx.Client) -> None:
+    answer = client.get("/methods")
+    listed = answer.json()["methods"]
+    assert [info["method"] for info in listed] == list(METHODS)
+    assert len(answer.content) < 40_000
+    for info in listed:
+        method = METHODS[info["method"]]
+        assert set(info) == {"method", "kind", "family", "summary", "parameters"}
+        assert (info["summary"], info["family"]) == (method.summary, method.family)
+        fields = {name: field for name, field in method.model_fields.items() if name != "method"}
+        assert {parameter["name"] for parameter in info["parameters"]} == set(fields)
+        for parameter in info["parameters"]:
+            field = fields[parameter["name"]]
+            assert set(parameter) == {"name", "type", "required", "default"}
+            assert parameter["required"] == field.is_required()
+            assert parameter["default"] == (None if field.is_required() else field.default)
+    by_name = {info["method"]: info for info in listed}
+    assert by_name["linear"]["parameters"][0] == {
+        "name": "factor",
+        "type": "number from 1 up to 4,096",
+        "required": True,
+        "default": None,
+    }
+    assert [by_name[name]["kind"] for name in ("yarn", "self_extend", "streaming", "alibi", "none")] == [
+        *("frequency schedule", "position map", "mask", "bias", "none")
+    ]
+
+
+def test_one_method_in_full(client: httpx.Client) -> None:
+    listed = client.get("/methods", params={"full": True}).json()["methods"]
+    assert [client.get(f"/methods/{info['method']}").json() for info in listed] == listed
+    unknown = client.get("/methods/yrn")
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "name")
+    assert "did you mean yarn?" in unknown.json()["error"]["message"]
+
+
 def test_every_method_is_listed_with_its_schema(client: httpx.Client) -> None:
-    listed = client.get("/methods").json()["methods"]
+    listed = client.get("/methods", params={"full": True}).json()["methods"]
     assert [info["method"] for info in listed] == list(METHODS)
     for info in listed:
         for about in ("summary", "formula", "use", "avoid", "reach", "evidence", "training_free", "paper", "family"):

@@ -14,7 +14,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.service.conftest import TEXT
-from tests.service.serving import LONG
 
 ENCODINGS = [
     {"method": "default"},
@@ -156,28 +155,38 @@ def test_stop_strings_end_and_are_left_out(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [
-        ({"pe": {"method": "nonsense"}}, "pe", "yarn"),
-        ({"pe": {"method": "yarn", "factor": 0.5}}, "pe.factor", "greater than or equal to 1"),
-        ({"pe": {"method": "yarn", "factor": 4, "beta": 1}}, "pe.beta", "not permitted"),
-        ({"pe": {"method": "yarn", "factor": "four"}}, "pe.factor", "number"),
+        ({"pe": {"method": "yarm"}}, "pe.method", "unknown method 'yarm': did you mean yarn?"),
+        ({"pe": {"method": "zzz"}}, "pe.method", "transformer_xl"),
+        ({"pe": "yarm:4"}, "pe", "unknown method 'yarm': did you mean yarn?"),
+        ({"pe": ["default", "yarn:0.5"]}, "pe.1.factor", "must be at least 1, not 0.5"),
+        ({"pe": "self_extend:base=yarn:four"}, "pe.base.factor", "must be a number, not 'four'"),
+        ({"pe": 4}, "pe", "an encoding is an object with method, or a text such as 'yarn:4'"),
+        ({"pe": {"factor": 4}}, "pe.method", "required"),
+        ({"pe": {"method": "yarn", "factor": 0.5}}, "pe.factor", "must be at least 1, not 0.5"),
+        ({"pe": {"method": "yarn", "factor": 4, "beta": 1}}, "pe.beta", "did you mean beta_slow or beta_fast?"),
+        ({"pe": {"method": "yarn", "factor": "four"}}, "pe.factor", "must be a number, not 'four'"),
         ({"pe": [{"method": "linear"}]}, "pe.0.factor", "required"),
         ({"pe": {"method": "yarn"}}, "pe", "factor: required"),
         ({"pe": []}, "pe", "at least 1"),
         ({"pe": {"method": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, "pe", "8 rotary pairs"),
         ({"pe": {"method": "yarn", "factor": 2}, "model": "tiny-alibi"}, "pe", "without rotary"),
         ({"prompt": ""}, "prompt", "at least 1 character"),
+        ({"stop": [""]}, "stop.0", "at least 1 character"),
+        ({"stream": "perhaps"}, "stream", "must be true or false, not 'perhaps'"),
         ({"prompt": []}, "prompt", "at least 1"),
         ({"prompt": [1, 2, 100000]}, "prompt", "0..383"),
-        ({"prompt": [1, -2]}, "prompt.1", "greater than or equal to 0"),
+        ({"prompt": [1, -2]}, "prompt.1", "must be at least 0, not -2"),
         ({"prompt": {"a": 1}}, "prompt", "text, a list of token ids"),
-        ({"max_new_tokens": 0}, "max_new_tokens", "greater than or equal to 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens", "must be at least 1, not 0"),
         ({"max_new_tokens": 1025}, "max_new_tokens", "at most 1024"),
         ({"prompt": list(range(300)) * 14, "max_new_tokens": 10}, "prompt", "4096"),
-        ({"temperature": -1}, "temperature", "greater than or equal to 0"),
-        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"temperature": -1}, "temperature", "must be at least 0, not -1"),
+        ({"top_p": 0}, "top_p", "must be above 0, not 0"),
         ({"top_k": 100000}, "top_k", "384"),
         ({"model": "nobody"}, "model", "tiny"),
-        ({"surprise": 1}, "surprise", "not permitted"),
+        ({"temprature": 1}, "temprature", "unknown field: did you mean temperature?"),
+        ({"max_tokens": 1}, "max_tokens", "did you mean max_new_tokens"),
+        ({"zzz": 1}, "zzz", "unknown field: there are prompt, pe, model, max_new_tokens"),
     ],
 )
 def test_refusals_name_the_field_and_what_is_allowed(
@@ -190,6 +199,24 @@ def test_refusals_name_the_field_and_what_is_allowed(
     assert says in error["message"]
     numbers = {"n_prompt_tokens", "n_ctx"} if error["code"] == "context_length_exceeded" else set()
     assert set(error) == {"message", "type", "param", "code"} | numbers
+
+
+def test_a_refusal_is_one_sentence(client: httpx.Client) -> None:
+    def message(body: Any) -> str:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = client.post("/generate", content=content, headers={"Content-Type": "application/json"})
+        return str(answer.json()["error"]["message"])
+
+    assert message({"prompt": "a", "pe": {"method": "yarm"}}) == "pe.method: unknown method 'yarm': did you mean yarn?"
+    assert message({"prompt": "a", "temprature": 1}) == "temprature: unknown field: did you mean temperature?"
+    assert message({"pe": "default"}) == "prompt: required"
+    assert message(b'{"prompt": "a", x}').startswith("body: not valid JSON: ")
+    assert message(b'{"prompt": "a", x}').endswith(" at character 17")
+    assert message([]) == "body: must be an object, not a list"
+    many = message({"prompt": "a", "pe": [{"method": "zzz"}] * 500})
+    assert many.startswith("pe.0.method: unknown method 'zzz': there are default, linear, ")
+    assert "transformer_xl; pe.1.method: " in many
+    assert many.endswith("; and more")
 
 
 def test_nan_and_broken_json_are_refused(client: httpx.Client) -> None:
@@ -206,12 +233,15 @@ def test_a_flood_of_problems_gets_a_bounded_answer(client: httpx.Client) -> None
 
 
 def test_a_client_that_leaves_frees_its_slot_and_cache(client: httpx.Client) -> None:
-    with client.stream("POST", "/generate", json={"prompt": LONG, "max_new_tokens": 1000, "stream": True}) as answer:
-        next(answer.iter_lines())
+    with client.stream(
+        "POST", "/generate", json={"prompt": PROMPTS[0], "max_new_tokens": 1000, "ignore_eos": True, "stream": True}
+    ) as answer:
+        lines = answer.iter_lines()  # kept: httpx closes the connection with its iterator
+        next(lines)
         assert _load(client)["running"] == 1
     assert _settled(client)["running"] == 0
     with pytest.raises(httpx.ReadTimeout):
-        client.post("/generate", json={"prompt": LONG, "max_new_tokens": 1000}, timeout=0.2)
+        client.post("/generate", json={"prompt": PROMPTS[0], "max_new_tokens": 1000, "ignore_eos": True}, timeout=0.2)
     load = _settled(client)
     assert load["running"] == 0
     assert load["slots_in_use"] == 0

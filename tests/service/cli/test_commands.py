@@ -161,8 +161,8 @@ class TestFailures:
         ("arguments", "message"),
         [
             (("generate", "a", "--pe", "yrn:4"), "unknown method 'yrn'"),
-            (("generate", "a", "--pe", "yarn:0.5"), "factor: Input should be greater than or equal to 1"),
-            (("generate", "a", "--pe", "yarn:4,beta=1"), "beta: Extra inputs are not permitted"),
+            (("generate", "a", "--pe", "yarn:0.5"), "factor: must be at least 1, not 0.5"),
+            (("generate", "a", "--pe", "yarn:4,beta=1"), "beta: unknown field: did you mean beta_slow"),
             (("generate", "a", "--pe", "{"), "not valid JSON"),
             (("generate",), "Missing argument"),
             (("perplexity", "--lengths", "1:2"), "neither a list like"),
@@ -314,4 +314,4 @@ class TestInProcess:
     def test_the_servers_refusal_reaches_the_user(self, served: Path) -> None:
         result = ropeway("generate", "a", "--temperature", "-1")
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "error: temperature: Input should be greater than or equal to 0" in result.stderr
+        assert "error: temperature: must be at least 0, not -1" in result.stderr

@@ -187,6 +187,9 @@ class TestPerplexity:
 class TestListings:
     def test_methods_models_and_health(self, ropeway: Ropeway) -> None:
         assert [method.method for method in ropeway.methods()] == list(METHODS)
+        assert ropeway.method("yarn").parameters["properties"].keys() == METHODS["yarn"].model_fields.keys()
+        with pytest.raises(RopewayError, match="did you mean yarn"):
+            ropeway.method("yrn")
         assert [model.id for model in ropeway.models() if model.default] == ["tiny"]
         assert ropeway.health().status == "ok"
 
@@ -215,10 +218,10 @@ class TestErrors:
             ropeway.generate("a", **options)
         assert (caught.value.status, caught.value.param) == (400, "unheard_of")
 
-    def test_a_short_form_that_is_none_is_refused_before_anything_is_sent(self, ropeway: Ropeway) -> None:
-        with pytest.raises(RopewayError, match="unknown method 'yrn'") as caught:
-            ropeway.stream("a", pe="yrn:4")
-        assert (caught.value.status, caught.value.param) == (None, "pe")
+    def test_a_short_form_that_is_none_is_refused(self, ropeway: Ropeway) -> None:
+        with pytest.raises(RopewayError, match=r"unknown method 'yrn': did you mean yarn\?") as caught:
+            next(ropeway.stream("a", pe="yrn:4"))
+        assert (caught.value.status, caught.value.param) == (400, "pe")
 
     def test_an_address_that_is_none(self) -> None:
         for url in ("http://[", "nonsense://host"):
@@ -264,6 +267,7 @@ class TestAsync:
         assert result.methods[0].lengths[0].tokens_scored > 0
         assert progress[-1].tokens_done == progress[-1].tokens_total
         assert [method.method for method in await asynchronous.methods()] == list(METHODS)
+        assert await asynchronous.method("yarn") in await asynchronous.methods()
         assert [model.id for model in await asynchronous.models() if model.default] == ["tiny"]
         assert (await asynchronous.health()).status == "ok"
 

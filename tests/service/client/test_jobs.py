@@ -135,7 +135,7 @@ class TestJobs:
         assert (caught.value.status, caught.value.param) == (400, "reuse")
         with pytest.raises(RopewayError, match="unknown method") as caught:
             ropeway.submit("perplexity", methods="yrn:4")
-        assert caught.value.status is None
+        assert (caught.value.status, caught.value.param) == (400, "methods.0")
 
 
 class TestAsync:

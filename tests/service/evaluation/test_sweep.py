@@ -114,7 +114,7 @@ def test_what_is_wrong_is_named(models: ModelRegistry, body: dict[str, Any], par
         ({"evaluations": [{"evaluation": "sweep"}]}, "evaluation"),
         ({"methods": [{"method": "none"}], "factors": [2]}, "none of the methods takes a factor"),
         ({"factors": [0.5], "methods": [YARN]}, "greater than or equal to 1"),
-        ({"factors": [5000], "methods": [YARN]}, "factors: Input should be less than or equal to 4096"),
+        ({"factors": [5000], "methods": [YARN]}, "factors: must be at most 4096, not 5000"),
         ({"target": {"tolerance": -0.1}}, "greater than or equal to 0"),
     ],
 )

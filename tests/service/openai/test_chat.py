@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -90,25 +91,54 @@ def test_a_model_without_a_template_says_so(client: httpx.Client) -> None:
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "'user'"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "no tools here"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, None, "'text'"),
-        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.0.image_url",
+            "no images",
+        ),
+        ({"messages": [{"role": "user", "content": 4}]}, "messages.0.content", "must be text, not 4"),
+        ({"max_tokens": 0}, "max_tokens", "must be at least 1, not 0"),
         ({"max_completion_tokens": 1025}, "max_completion_tokens", "at most 1024"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differs"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools", "at most 0"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "'text'"),
-        ({"echo": True}, "echo", "not permitted"),
+        ({"echo": True}, "echo", "unknown field: there are "),
+        ({"temprature": 1}, "temprature", "unknown field: did you mean temperature?"),
     ],
 )
-def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], param: str | None, says: str) -> None:
+def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], param: str, says: str) -> None:
     reply = http.post(PATH, json={"messages": MESSAGES, **change})
     error = reply.json()["error"]
     assert reply.status_code == 400
-    assert error["param"] == param or (param is None and error["param"].startswith("messages.0.content"))
+    assert error["param"] == param
     assert says in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "neutral"),
+    [
+        ("tools", [{"type": "function"}], "[]"),
+        ("tool_choice", "required", '"none"'),
+        ("response_format", {"type": "json_object"}, '{"type": "text"}'),
+        ("frequency_penalty", 0.5, "0"),
+        ("presence_penalty", -1, "0"),
+        ("repetition_penalty", 1.1, "1"),
+        ("min_p", 0.1, "0"),
+        ("logit_bias", {"5": 1}, "{}"),
+        ("functions", [], None),
+        ("reasoning_effort", "low", None),
+        ("stop_token_ids", [5], None),
+    ],
+)
+def test_what_is_not_supported_says_so(http: httpx.Client, field: str, value: Any, neutral: str | None) -> None:
+    error = http.post(PATH, json={"messages": MESSAGES, field: value}).json()["error"]
+    instead = "" if neutral is None else f" (or send {neutral})"
+    assert error["message"] == f"{field} is not supported by this server; leave it out{instead}"
+    assert (error["param"], error["code"]) == (field, "invalid_request")
+    asks_for_nothing = None if neutral is None else json.loads(neutral)
+    answer(http, PATH, messages=MESSAGES, max_tokens=1, **{field: asks_for_nothing})
+
+
 def test_tools_and_formats_that_ask_for_nothing(http: httpx.Client) -> None:
-    nothing: dict[str, Any] = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "me"}
+    nothing: dict[str, Any] = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "user": "me"}
     plainly = answer(http, PATH, messages=MESSAGES, temperature=0, max_completion_tokens=4)["choices"]
     assert answer(http, PATH, messages=MESSAGES, temperature=0, max_tokens=4, **nothing)["choices"] == plainly

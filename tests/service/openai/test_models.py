@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from patches import METHODS, examples, parse
-from service.shorthand import from_shorthand, to_shorthand
+from patches import METHODS, examples, from_shorthand, parse, to_shorthand
 from tests.methods import ROWS
 from tests.service.conftest import TEXT
 from tests.service.openai.conftest import TEMPLATE, answer
@@ -71,7 +70,7 @@ def test_an_alias_is_the_encoding_it_names(http: httpx.Client, alias: str, pe: d
         ("nobody", "unknown model"),
         ("nobody@yarn:4", "unknown model"),
         ("tiny@yrn:4", "unknown method"),
-        ("tiny@yarn:0.5", "factor: Input should be greater than or equal to 1"),
+        ("tiny@yarn:0.5", "factor: must be at least 1, not 0.5"),
         ("tiny@yarn", "factor: required"),
         ("tiny@", "unknown method"),
         ("@yarn:4", "unknown model"),

@@ -225,10 +225,10 @@ def test_csv_and_pictures(client: httpx.Client) -> None:
     [
         ({"lengths": [64, 999_999]}, "lengths", "at most"),
         ({"lengths": []}, "lengths", "at least 1"),
-        ({"lengths": [1]}, "lengths.0", "greater than or equal to 2"),
+        ({"lengths": [1]}, "lengths.0", "must be at least 2, not 1"),
         ({"lengths": {"start": 9, "stop": 8, "step": 1}}, "lengths", "stop must be at least start"),
         ({"methods": []}, "methods", "at least 1"),
-        ({"methods": [{"method": "yarn", "factor": 0}]}, "methods.0.factor", "greater than or equal to 1"),
+        ({"methods": [{"method": "yarn", "factor": 0}]}, "methods.0.factor", "must be at least 1, not 0"),
         ({"methods": [{"method": "default"}] * 65}, "methods", "at most 64"),
         ({"methods": [{"method": "yarn", "factor": 2}], "model": "tiny-alibi"}, "methods.0", "without rotary"),
         ({"protocol": "curvy"}, "protocol", "sliding"),

@@ -9,13 +9,14 @@ Nothing here checks values: ``patches.parse`` does.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from patches import METHODS, Method
+from patches.encoding.method import Method
+from patches.problems import unknown
+from patches.registry import METHODS
 
 MARK = re.compile(r'["\\\[\](){},]')
 NESTED = 4
@@ -50,9 +51,7 @@ def from_shorthand(text: str) -> dict[str, Any]:
 
 def unknown_method(name: str) -> str:
     """What to say about a name that no method has."""
-    close = difflib.get_close_matches(name[:64], METHODS)
-    guess = f"did you mean {' or '.join(close)}? " if close else ""
-    return f"unknown method {name[:64]!r}: {guess}see GET /methods or `ropeway methods`"
+    return unknown("method", name, METHODS)
 
 
 def field_value(method: type[Method], key: str, text: str, depth: int = NESTED) -> Any:

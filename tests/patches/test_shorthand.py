@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from patches import METHODS, parse
-from service.shorthand import from_shorthand, from_text, to_shorthand
+from patches import METHODS, InvalidEncoding, parse
+from patches.shorthand import from_shorthand, from_text, to_shorthand
 from tests.methods import REQUESTS, request_id
 
 
@@ -75,7 +74,7 @@ def test_reads(text: str, fields: dict[str, Any]) -> None:
     ("text", "message"),
     [
         ("", "unknown method ''"),
-        ("yrn:4", "unknown method 'yrn': did you mean yarn\\? see GET /methods"),
+        ("yrn:4", "unknown method 'yrn': did you mean yarn\\?"),
         ("YARN:4", "unknown method 'YARN'"),
         ("default:4", "default takes no bare value"),
         ("yarn:", "yarn: '' is not key=value"),
@@ -107,14 +106,14 @@ def test_refuses(text: str, message: str) -> None:
     ],
 )
 def test_validation_refuses_what_the_grammar_lets_through(text: str) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(InvalidEncoding):
         parse(from_text(text))
 
 
 def test_an_unknown_name_is_repeated_in_part_only() -> None:
     with pytest.raises(ValueError, match="unknown method") as raised:
         from_shorthand("x" * 10_000)
-    assert len(str(raised.value)) < 400
+    assert len(str(raised.value)) < 700
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""Problems of a request in one sentence each: the field, and what is allowed there or the nearest thing to it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_SHOWN = 64
+"""Characters of a wrong value that are repeated."""
+
+MAX_ERRORS = 11
+"""Errors of pydantic that are looked at: a list of numbers may hold one in every entry."""
+
+UNION_LABELS = frozenset({"constrained-float", "constrained-int", "constrained-str", "float", "int", "str", "bool"})
+"""What pydantic calls the plain kinds that a field may be one of."""
+
+
+class Problem(NamedTuple):
+    """A field by its dotted path, empty for the whole, and what is wrong with it."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        names_its_field = not self.field or self.message.startswith(f"{self.field} ")
+        return self.message if names_its_field else f"{self.field}: {self.message}"
+
+
+def problem(kind: str, message: str, field: str = "") -> PydanticCustomError:
+    """An error for a validator to raise; ``field`` is the part at fault of what the validator was given."""
+    return PydanticCustomError(kind, "{message}", {"message": message, "field": field})
+
+
+def unknown(what: str, name: object, known: Collection[str]) -> str:
+    """``unknown method 'yarm': did you mean yarn?``, or all that are known where none is near."""
+    return f"unknown {what} {_shown(name)}: {_nearest(name, known)}"
+
+
+def _nearest(name: object, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name[:MAX_SHOWN], known) if isinstance(name, str) else []
+    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+
+
+class KnownFields(BaseModel):
+    """A model that refuses unknown fields before it looks at any other, and names the nearest that it has."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_fields(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping):
+            name = next((name for name in fields if name not in cls.model_fields), None)
+            if name is not None:
+                raise problem("unknown_field", cls.unknown_field(str(name)), str(name)[:MAX_SHOWN])
+        return fields
+
+    @classmethod
+    def unknown_field(cls, name: str) -> str:
+        """What to say about a field that this model does not have."""
+        return f"unknown field: {_nearest(name, cls.model_fields)}"
+
+
+def problems_of(errors: Iterable[Any], leave_out: Collection[str] = ()) -> list[Problem]:
+    """The first of pydantic's errors in plain words, one problem per field.
+
+    ``leave_out`` are parts of their locations that are no fields: tags of unions.
+    """
+    wrong: dict[str, list[str]] = {}
+    values: dict[str, object] = {}
+    for error in islice(errors, MAX_ERRORS):
+        field = _field(error, {*UNION_LABELS, *leave_out})
+        wrong.setdefault(field, []).append(_message(error))
+        values[field] = error["input"]
+    # Where a field takes several kinds, what is wrong inside of one says more than that it is none of the others.
+    inside = [field for field in wrong if not any(other.startswith(f"{field}.") for other in wrong)]
+    return [Problem(field, _joined(wrong[field], values[field])) for field in inside]
+
+
+def _field(error: Mapping[str, Any], leave_out: Collection[str]) -> str:
+    """Dotted path. A body that does not say which of several it is lacks the field that tells them apart."""
+    context = error.get("ctx", {})
+    parts = [str(part) for part in error["loc"] if part not in leave_out and "[" not in str(part)]
+    parts.append(str(context.get("discriminator") or context.get("field") or "").strip("'"))
+    return ".".join(part for part in parts if part)
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    say = _WORDS.get(error["type"])
+    return str(error["msg"]).replace("Input should", "must") if say is None else say(error.get("ctx", {}))
+
+
+def _joined(messages: list[str], value: object) -> str:
+    """What each kind that a field takes asks for, and what was sent."""
+    message = " or ".join(dict.fromkeys(messages))
+    return f"{message}, not {_shown(value)}" if message.startswith("must ") else message
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return repr(value[:MAX_SHOWN])
+    if isinstance(value, bool | int | float) or value is None:
+        return json.dumps(value)[:MAX_SHOWN]
+    return "an object" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "this"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:g}"
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
+
+
+def _unknown_tag(context: Mapping[str, Any]) -> str:
+    known = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
+    return unknown(str(context["discriminator"]).strip("'"), context["tag"], known)
+
+
+_KINDS = {
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "mapping_type"), "an object"),
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "none_required": "null",
+    "finite_number": "a finite number",
+}
+_WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    **{kind: lambda _, what=what: f"must be {what}" for kind, what in _KINDS.items()},  # type: ignore[misc]
+    "missing": lambda _: "required",
+    "union_tag_not_found": lambda _: "required",
+    "union_tag_invalid": _unknown_tag,
+    "literal_error": lambda context: f"must be {context['expected']}",
+    "greater_than": lambda context: f"must be above {_number(context['gt'])}",
+    "greater_than_equal": lambda context: f"must be at least {_number(context['ge'])}",
+    "less_than": lambda context: f"must be below {_number(context['lt'])}",
+    "less_than_equal": lambda context: f"must be at most {_number(context['le'])}",
+    "multiple_of": lambda context: f"must be a multiple of {_number(context['multiple_of'])}",
+    "too_short": lambda context: f"needs at least {_counted(context['min_length'], 'entry', 'entries')}",
+    "too_long": lambda context: f"may have at most {_counted(context['max_length'], 'entry', 'entries')}",
+    "string_too_short": lambda context: f"needs at least {_counted(context['min_length'], 'character', 'characters')}",
+    "string_too_long": lambda context: f"may have at most {_counted(context['max_length'], 'character', 'characters')}",
+    "value_error": lambda context: str(context["error"]),
+    "assertion_error": lambda context: str(context["error"]),
+    "json_invalid": lambda context: f"not valid JSON: {context['error']}",
+}
+"""What to say, by pydantic's type of error. A sentence with "must" goes on with what was sent."""

@@ -1,0 +1,135 @@
+"""From a method to its numbers for one model and one reserved length, and what an answer says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from patches.encoding.echo import renamed
+from patches.encoding.method import Method
+from patches.encoding.recipe import ResolvedRecipe, RopeGeometry
+from patches.methods.frequencies.default import Default
+
+LONGEST = 1 << 24
+"""Most tokens that a request can reserve: positions have so many bits."""
+
+
+class EchoMismatch(ValueError):
+    """A request repeats a number of an answer that does not follow from it here; the message names it and both."""
+
+    def __init__(self, name: str, sent: object, here: object, why: str = "") -> None:
+        super().__init__(
+            f"{name}: {sent!r} was sent and {here!r} is true here{why}; leave {name} out to take the encoding as it is"
+        )
+        self.name = name
+
+
+def effective(method: Method, geometry: RopeGeometry) -> Method:
+    """``method`` itself, or the checkpoint's own encoding where "default" without parameters stands for it."""
+    return geometry.native if geometry.native is not None and method == Default() else method
+
+
+@lru_cache(maxsize=1024)  # a request asks three times: at the door, in the engine and for its echo
+def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedRecipe:
+    """Numbers of ``method`` for one model and one reserved length (prompt + new tokens).
+
+    Raises:
+        ValueError: when the method or a parameter does not fit the model; the message names it.
+        EchoMismatch: when the request says what must follow, and something else does.
+    """
+    return confirmed(method, geometry, length).recipe(geometry).resolve(geometry, length)
+
+
+def describe(
+    method: Method, geometry: RopeGeometry, length: int, layers: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """What a response echoes: the method in effect, every parameter, and every number that follows.
+
+    Sent back as an encoding it gives the same one for the same model and reserved length. ``layers`` counts the
+    layers by what the encoding means in them.
+
+    Raises:
+        ValueError: as ``resolve``.
+    """
+    method = confirmed(method, geometry, length, layers)
+    in_effect = effective(method, geometry)
+    resolved = resolve(method, geometry, length)
+    return {
+        "method": in_effect.method,
+        **renamed(in_effect.parameters(geometry)),
+        "requested": method.method,
+        **_numbers(resolved),
+        **({} if layers is None else {"layers": dict(layers)}),
+    }
+
+
+def _numbers(resolved: ResolvedRecipe) -> dict[str, Any]:
+    return {
+        "attention_factor": resolved.attention_factor,
+        "effective_rope_theta": resolved.rope_theta or None,
+        "rotates_at": resolved.rotates_at,
+        "bands": len(resolved.recipe.bands),
+        "reserved_length": resolved.length,
+        "frequency_hash": resolved.frequency_hash,
+    }
+
+
+def confirmed(method: Method, geometry: RopeGeometry, length: int, layers: Mapping[str, int] | None = None) -> Method:
+    """``method`` without what its request says must follow, once that has been found true for this model and length.
+
+    Parameters that an answer has added go too, so that what is sent back has the name of what was asked for.
+
+    Raises:
+        EchoMismatch: naming the first number that differs.
+        ValueError: as ``resolve``.
+    """
+    if not method.follows:
+        return method
+    plain = method.without_follows()
+    resolved = resolve(plain, geometry, length)
+    here = {**_numbers(resolved), "layers": None if layers is None else dict(layers)}
+    sent = dict(method.follows)
+    _confirm_requested(sent.pop("requested", plain.method), plain, geometry, resolved)
+    if "reserved_length" in sent:
+        _confirm_length(sent.pop("reserved_length"), plain, geometry, length)
+    for name, value in sent.items():
+        if isinstance(value, bool) or value != here[name]:
+            raise EchoMismatch(name, value, here[name])
+    return _in_short(plain, geometry)
+
+
+def _in_short(method: Method, geometry: RopeGeometry) -> Method:
+    """``method`` without the parameters that are the same on this model when they are left out."""
+    shown = method.parameters(geometry)
+    given = {name: getattr(method, name) for name in method.model_fields_set}
+    given = {n: _in_short(value, geometry) if isinstance(value, Method) else value for n, value in given.items()}
+    for name in sorted(given.keys() - {"method"}):
+        fewer = {kept: value for kept, value in given.items() if kept != name}
+        try:
+            if type(method).model_validate(fewer).parameters(geometry) == shown:
+                given = fewer
+        except ValueError:  # this one cannot be left out
+            continue
+    return type(method).model_validate(given)
+
+
+def _confirm_requested(name: object, method: Method, geometry: RopeGeometry, resolved: ResolvedRecipe) -> None:
+    """An answer's encoding was asked for by its own name, or as the checkpoint's own."""
+    if name == method.method:
+        return
+    default = Default()
+    own = geometry.native
+    if name != default.method or own is None or resolve(default, geometry, resolved.length or 1) != resolved:
+        raise EchoMismatch("requested", name, method.method)
+
+
+def _confirm_length(sent: object, method: Method, geometry: RopeGeometry, length: int) -> None:
+    """Another reserved length is the same to an encoding that is equal at both."""
+    here = resolve(method, geometry, length)
+    if sent == here.length and not isinstance(sent, bool):
+        return
+    is_length = here.length is not None and isinstance(sent, int) and 0 < sent < LONGEST
+    if is_length and resolve(method, geometry, sent) == here:
+        return
+    raise EchoMismatch("reserved_length", sent, here.length, ", which gives another encoding")

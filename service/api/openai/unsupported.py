@@ -1,0 +1,46 @@
+"""Fields that OpenAI and vLLM define and this server does not implement.
+
+Some have a value that asks for nothing, which clients send out of habit: it is accepted. Everything else is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BeforeValidator, ValidationInfo
+
+from patches import problem
+
+NOT_SUPPORTED = frozenset(
+    {
+        # OpenAI
+        *("audio", "function_call", "functions", "metadata", "modalities", "parallel_tool_calls", "prediction"),
+        *("prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier"),
+        *("store", "verbosity", "web_search_options"),
+        # vLLM
+        *("add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "chat_template"),
+        *("chat_template_kwargs", "continue_final_message", "documents", "early_stopping", "guided_choice"),
+        *("guided_grammar", "guided_json", "guided_regex", "include_stop_str_in_output", "length_penalty"),
+        *("priority", "return_token_ids", "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids"),
+        *("structured_outputs", "truncate_prompt_tokens", "use_beam_search"),
+    }
+)
+"""Fields without such a value."""
+
+
+def not_supported(name: str, neutral: object = None) -> str:
+    """What to say about a field; ``neutral`` is the value that asks for nothing, if it has one."""
+    instead = "" if neutral is None else f" (or send {json.dumps(neutral)})"
+    return f"{name} is not supported by this server; leave it out{instead}"
+
+
+def only(*neutral: Any) -> BeforeValidator:
+    """Accepts the values of a field that ask for nothing; the error offers the first of them."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if value not in neutral:
+            raise problem("not_supported", not_supported(str(info.field_name), neutral[0]))
+        return value
+
+    return BeforeValidator(check)

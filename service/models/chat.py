@@ -1,0 +1,50 @@
+"""Chat templates: the one that the server is told to use, and a plain one for models that were never taught to chat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError
+
+PLAIN = """\
+{% for message in messages %}
+{{ message['role'] | capitalize }}: {{ message['content'] }}
+
+{% endfor %}
+{% if add_generation_prompt %}
+Assistant:{% endif %}
+"""
+"""Turns as paragraphs, each under the name of its role: what text models have read of conversations. It writes no
+special tokens, so the tokenizer adds its own as before any other text."""
+
+BUILT_IN = {"plain": PLAIN}
+"""Templates by what the setting ``chat_template`` calls them."""
+
+
+class TemplateUnusable(ValueError):
+    """The template that the server was told to use cannot be used; the message says why."""
+
+
+def use_template(tokenizer: Any, setting: str) -> None:
+    """Give ``tokenizer`` the template that the setting ``chat_template`` names, in place of its own.
+
+    Raises:
+        TemplateUnusable: when it is neither a built-in one nor a file that can be read, or no template.
+    """
+    try:
+        template = BUILT_IN.get(setting) or Path(setting).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateUnusable(f"neither {' nor '.join(BUILT_IN)} nor a file that can be read: {error}") from error
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": ""}], chat_template=template, tokenize=False)
+    except TemplateSyntaxError as error:
+        raise TemplateUnusable(f"{setting}, line {error.lineno}: {error.message}") from error
+    except TemplateError:
+        pass  # it asks for more than one empty message, which is between it and a conversation
+    tokenizer.chat_template = template
+
+
+def writes_special_tokens(tokenizer: Any) -> bool:
+    """Whether the tokenizer's template writes special tokens itself: all do but the plain one."""
+    return bool(tokenizer.chat_template != PLAIN)
