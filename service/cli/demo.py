@@ -29,7 +29,7 @@ START_S = 180
 STOP_S = 30
 PROMPT_FROM, PROMPT_CHARS = "The party from Uppercross", 1500
 """A passage of plain prose, several hundred tokens of the demo models: past the length they were trained at."""
-ANSWER = {"max_new_tokens": 48, "temperature": 0.7, "seed": 1}
+ANSWER: dict[str, Any] = {"max_new_tokens": 48, "temperature": 0.7, "seed": 1}
 """Models of this size repeat themselves without sampling."""
 WINDOWS_EVERY = 60_000
 """Tokens from one scored window to the next: three windows, spread over the default document."""

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Any
 
-from service.figures.style import tick_text, value_ticks
+from service.figures.style import GRID, tick_text, value_ticks
 
 OFF_SCALE, MOST_RANGE = 20, 1e9
 """A line may leave the picture at so many times what the better half stays below, and of the least value."""
-GRID = "#e4e4e4"
+MOST_SHADED = 0.5
+"""Share of an axis that intervals may cover: beyond it they merge, and hide what they should tell."""
 
 
 def linear_axis(title: str, low: float, high: float, *, ticks: Sequence[float] | None = None) -> dict[str, Any]:
@@ -75,6 +76,18 @@ def value_range(curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[
     return low / margin, high * margin
 
 
+def leave_room(intervals: Sequence[Sequence[Ends]], low: float, high: float, *, logarithmic: bool) -> bool:
+    """Whether intervals [curves, points] can be shaded on an axis from ``low`` to ``high`` and their lines still be
+    read: together they cover at most ``MOST_SHADED`` of it."""
+    scale = math.log if logarithmic else float
+    bottom, top = scale(low), scale(high)
+    covered = 0.0
+    for curve in intervals:
+        shares = [scale(min(max(end, low), high)) - scale(min(max(start, low), high)) for start, end in curve]
+        covered += sum(shares) / max(len(shares), 1) / (top - bottom)
+    return covered <= MOST_SHADED
+
+
 def beyond(curves: Sequence[Sequence[float]], axis: dict[str, Any]) -> str:
     """A note on lines that leave a logarithmic axis at the top; nothing where none does."""
     most = max(value for curve in curves for value in curve)
@@ -99,5 +112,6 @@ def category_axis(title: str, names: Sequence[str], *, reverse: bool = False) ->
         "range": ends[::-1] if reverse else ends,
         "tickvals": list(range(len(names))),
         "ticktext": list(names),
+        "gridcolor": GRID,
         "zeroline": False,
     }

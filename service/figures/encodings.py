@@ -17,7 +17,8 @@ from plotly.subplots import make_subplots
 from patches import Recipe, ResolvedRecipe, RopeGeometry, effective_distance, parse, resolve
 from service.evaluation.results import Row
 from service.figures.axes import linear_axis, log_axis
-from service.figures.charts import TOP, Curve, add_curves, new_figure, write_layout
+from service.figures.charts import TOP, new_figure, write_layout
+from service.figures.curves import Curve, add_curves
 from service.figures.frequencies import wavelength
 from service.figures.panels import SEQUENTIAL, Panel, heat_maps
 from service.figures.picture import Picture, rows_of

@@ -9,7 +9,8 @@ from service.evaluation.perplexity.results import MethodResult, PositionBucket
 from service.evaluation.probe.results import ProbeMethod
 from service.evaluation.results import DocumentInfo, EvaluationResult, documents_text, name_of
 from service.figures.axes import linear_axis, log_axis
-from service.figures.charts import Curve, add_curves, mark_trained, new_figure
+from service.figures.charts import mark_trained, new_figure
+from service.figures.curves import Curve, add_curves
 from service.figures.picture import Picture, rows_of
 
 FIRST = 8
@@ -26,15 +27,16 @@ def nll_by_position(
     buckets = [(name_of(method, result), bucket) for method in methods for bucket in method.nll_by_position]
     if not buckets:
         return None
-    title = f"NLL by position: {result.model}"
-    figure = new_figure(title, f"passes of {length:,} tokens · {documents_text(documents)}")
+    title = f"NLL by position in passes of {length:,} tokens: {result.model}"
+    figure = new_figure(title, documents_text(documents))
     edges = sorted({edge for _, bucket in buckets for edge in (bucket.start, bucket.stop)})
     x = log_axis("tokens of context before the predicted one", max(edges[0], FIRST), edges[-1], ticks=edges[1:])
     nll = [bucket.nll_mean for _, bucket in buckets]
     margin = max(0.05 * (max(nll) - min(nll)), 0.02)
     figure.update_layout(xaxis=x, yaxis=linear_axis("NLL, nats per token", min(nll) - margin, max(nll) + margin))
     mark_trained(figure, result.trained_length, x)
-    add_curves(figure, [_curve(name_of(method, result), method.nll_by_position) for method in methods])
+    curves = [_curve(name_of(method, result), method.nll_by_position) for method in methods]
+    add_curves(figure, curves, "the passes are no longer than one range of positions")
     rows = rows_of(
         method=[name for name, _ in buckets],
         context_start=[bucket.start for _, bucket in buckets],

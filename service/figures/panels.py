@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -15,7 +16,11 @@ from service.figures.style import INK
 COLUMNS, GAP = 3, 64
 """Panels side by side, and pixels between one row of them and the next."""
 SEQUENTIAL = "Cividis"
+MOST_CELLS = 40_000
+"""Of all heat maps of a figure: beyond it they are narrower than the pixels of most screens."""
 Axes = tuple[dict[str, Any], dict[str, Any]]
+Column = TypeVar("Column")
+Line = TypeVar("Line")
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,23 @@ def place(figure: go.Figure, index: int, count: int, columns: int, axes: Axes, *
     figure.update_xaxes(**x, **more, **at)
     figure.update_yaxes(**y, **more, showticklabels=at["col"] == 1, **at)
     return at
+
+
+def cells_drawn(columns: Sequence[Column], lines: Sequence[Line], panels: int) -> tuple[list[Column], list[Line]]:
+    """The columns and lines that each of ``panels`` heat maps draws: all, or some at equal steps with both ends, so
+    that the figure has at most ``MOST_CELLS`` cells."""
+    most = max(MOST_CELLS // panels, 16)
+    if len(columns) * len(lines) <= most:
+        return list(columns), list(lines)
+    wide = min(len(columns), max(math.isqrt(most), most // len(lines)))
+    return spread(columns, wide), spread(lines, min(len(lines), most // wide))
+
+
+def spread(items: Sequence[Line], most: int) -> list[Line]:
+    """At most ``most`` of the items, at least 2, at equal steps with both ends."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
 
 
 def heat_maps(
