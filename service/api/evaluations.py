@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from service import context
 from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
 from service.api.jobs import IdempotencyKey, submit
-from service.api.pages import page
+from service.api.pages import Standalone, page, plotly_for
 from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
 from service.engine.admission import Ticket
 from service.errors import ApiError, bad_request
@@ -181,9 +181,10 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
         return Response(png, media_type="image/png")
 
     @router.get("/{result_id}/plot.html", response_class=Response, responses=_only("text/html"))
-    async def plot_html(result_id: str, request: Request) -> Response:
-        """The result as an interactive page without outside resources."""
-        return page(await run_in_threadpool(html_of, recent(request, result_id)))
+    async def plot_html(result_id: str, request: Request, standalone: Standalone = False) -> Response:
+        """The result as an interactive page; it loads Plotly's script from this server unless it is standalone."""
+        html = await run_in_threadpool(html_of, recent(request, result_id), plotly_for(standalone))
+        return page(html, standalone)
 
     return router
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from service import context
 from service.api.admission import TokenRate, log_prompts
 from service.api.answers import JobList
-from service.api.pages import page
+from service.api.pages import Standalone, page, plotly_for
 from service.api.streaming import Emit, event_stream
 from service.errors import ApiError, bad_request
 from service.evaluation.answers import RESULTS, AnyResult
@@ -205,10 +205,16 @@ async def plot_png(job_id: str, request: Request) -> Response:
 
 
 @router.get("/{job_id}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
-async def report_html(job_id: str, request: Request) -> Response:
-    """What was asked, what came out, every picture and every number on one page that needs no network."""
+async def report_html(
+    job_id: str,
+    request: Request,
+    standalone: Standalone = False,
+    include_text: Annotated[bool, Query(description="With the texts that were sent, not only their hashes.")] = False,
+) -> Response:
+    """What was asked, what came out, every picture and the numbers on one page."""
     info = await _job(job_id, request)
-    return page(await _made(job_id, request, lambda result: report_of(result, info)))
+    options: dict[str, Any] = {"include_text": include_text, "plotly": plotly_for(standalone)}
+    return page(await _made(job_id, request, lambda result: report_of(result, info, **options)), standalone)
 
 
 async def _made(job_id: str, request: Request, make: Callable[[EvaluationResult], Any]) -> Any:

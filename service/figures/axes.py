@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeVar
 
 from service.figures.style import GRID, tick_text, value_ticks
 
@@ -53,6 +53,7 @@ def log_axis(title: str, low: float, high: float, *, ticks: Sequence[float] | No
 
 
 Ends = tuple[float, float]
+Item = TypeVar("Item")
 
 
 def value_axis(
@@ -102,6 +103,13 @@ def token_axis(title: str, lengths: Sequence[int], trained_length: int, most: in
     ticks = sorted(set(lengths))
     every = -(-len(ticks) // most)
     return log_axis(title, low / margin, high * margin, ticks=ticks[::-1][::every][::-1])
+
+
+def spread(items: Sequence[Item], most: int) -> list[Item]:
+    """At most ``most`` of the items, at least 2, at equal steps with both ends."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
 
 
 def category_axis(title: str, names: Sequence[str], *, reverse: bool = False) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> No
     figure.update_layout(
         barmode="overlay",
         xaxis=axis,
-        yaxis={**category_axis("", names, reverse=True), "showgrid": False},
+        yaxis={**category_axis("", names, reverse=True), "showgrid": False, "ticklabelstandoff": 6},
         margin={"l": room_for(names, 20), "r": room_for([bar.text for bar in bars], 28)},
         height=height,
         title_y=1 - TITLE_Y / height,

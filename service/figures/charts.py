@@ -18,7 +18,8 @@ LABEL_CHARS = 40
 CHAR, LINE = 7.0, 22
 """Pixels that a character of a label takes, and a line of a legend."""
 TOP, BOTTOM, LEFT, RIGHT = 96, 64, 76, 24
-HEIGHT, TITLE_Y = 480, 16
+HEIGHT, TITLE_Y, GAP = 480, 16, 64
+"""``GAP`` is between one row of panels and the next."""
 AXIS = {"gridcolor": GRID, "linecolor": RULE, "zerolinecolor": RULE}
 TEMPLATE: dict[str, Any] = {"layout": {"paper_bgcolor": PAPER, "plot_bgcolor": PAPER, "xaxis": AXIS, "yaxis": AXIS}}
 """Plotly's own templates bring 7 kB of looks that no figure here has."""
@@ -56,7 +57,7 @@ def write_layout(
             "font": {"size": 17},
         },
         hovermode="closest",
-        legend={"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top"},
+        legend={"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "tracegroupgap": 2},
     )
 
 

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from service.figures.charts import BOTTOM, TOP, label, write_layout
+from service.figures.axes import spread
+from service.figures.charts import BOTTOM, GAP, TOP, label, write_layout
 from service.figures.style import INK
 
-COLUMNS, GAP = 3, 64
-"""Panels side by side, and pixels between one row of them and the next."""
+COLUMNS = 3
+"""Panels side by side."""
 SEQUENTIAL = "Cividis"
 MOST_CELLS = 40_000
 """Of all heat maps of a figure: beyond it they are narrower than the pixels of most screens."""
@@ -73,13 +74,6 @@ def cells_drawn(columns: Sequence[Column], lines: Sequence[Line], panels: int) -
         return list(columns), list(lines)
     wide = min(len(columns), max(math.isqrt(most), most // len(lines)))
     return spread(columns, wide), spread(lines, min(len(lines), most // wide))
-
-
-def spread(items: Sequence[Line], most: int) -> list[Line]:
-    """At most ``most`` of the items, at least 2, at equal steps with both ends."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
 
 
 def heat_maps(

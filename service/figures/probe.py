@@ -8,11 +8,11 @@ from typing import Any
 
 from service.evaluation.probe.results import Attention, DistanceBucket, HeadAttention, ProbeResult
 from service.evaluation.results import Row, documents_text, name_of
-from service.figures.axes import linear_axis, log_axis, percent, share_axis, token_axis
+from service.figures.axes import linear_axis, log_axis, percent, share_axis, spread, token_axis
 from service.figures.charts import counted, mark_trained, new_figure, note, room_for
 from service.figures.curves import INTERVALS, Curve, add_curves, curve_traces, interval_text
 from service.figures.nll import nll_by_position
-from service.figures.panels import COLUMNS, grid, place, spread
+from service.figures.panels import COLUMNS, grid, place
 from service.figures.picture import Picture
 from service.figures.style import line_style
 

@@ -26,9 +26,10 @@ def png_of(result: EvaluationResult) -> bytes:
     return pictures_of(result)[0].png()
 
 
-def html_of(result: EvaluationResult) -> str:
-    """The result's first picture as an interactive page; nothing outside it is loaded."""
-    return pictures_of(result)[0].html()
+def html_of(result: EvaluationResult, plotly: str | None = None) -> str:
+    """The result's first picture as an interactive page, which loads nothing but Plotly's script from the address
+    ``plotly`` where there is one."""
+    return pictures_of(result)[0].html(plotly)
 
 
 def _perplexity(result: Any) -> list[Picture]:

@@ -11,10 +11,10 @@ import pytest
 from service.evaluation.proportion import wilson
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult
 from service.figures import pictures_of
-from service.figures.axes import linear_axis
+from service.figures.axes import linear_axis, spread
 from service.figures.charts import new_figure
 from service.figures.curves import MOST_POINTS, Curve, add_curves, thinned
-from service.figures.panels import MOST_CELLS, cells_drawn, spread
+from service.figures.panels import MOST_CELLS, cells_drawn
 from service.figures.probe import MOST_HEADS, MOST_LENGTHS
 from tests.service.figures import examples
 

@@ -1,0 +1,32 @@
+"""Plotly's script for the pages of this server: kept by browsers, and open, since a page cannot send a key for it."""
+
+from __future__ import annotations
+
+import gzip
+from functools import cache
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
+from plotly.offline import get_plotlyjs
+
+from service.figures.web.page import PLOTLY_PATH
+
+router = APIRouter(include_in_schema=False)
+
+HEADERS = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+"""Another version of Plotly has another path."""
+
+
+@router.get(PLOTLY_PATH)
+async def plotly(request: Request) -> Response:
+    """The script, compressed where the browser takes that."""
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(get_plotlyjs(), media_type="text/javascript", headers=HEADERS)
+    packed = await run_in_threadpool(_packed)
+    return Response(packed, media_type="text/javascript", headers={**HEADERS, "Content-Encoding": "gzip"})
+
+
+@cache
+def _packed() -> bytes:
+    return gzip.compress(get_plotlyjs().encode(), mtime=0)
