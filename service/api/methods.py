@@ -13,9 +13,9 @@ from pydantic import BaseModel, ValidationError
 from patches import METHODS, Recipe, describe_methods, parse
 from service.api.answers import MethodInfo, MethodList, ModelInfo, ModelList
 from service.errors import ApiError, bad_request, validation_error
-from service.figures.frequencies import frequency_png
+from service.figures.encodings import encoding_png
 from service.models.registry import ModelRegistry, ServedModel
-from service.shorthand import field_value, unknown_method
+from service.shorthand import field_value, label_of, unknown_method
 
 router = APIRouter(tags=["methods"])
 
@@ -63,12 +63,12 @@ async def frequencies(
 async def frequencies_png(name: str, request: Request, model: str | None = None, length: Length = None) -> Response:
     """The same as a picture: wavelengths before and after, and the stretch of each pair.
 
-    Where the encoding moves positions or adds a bias, these are drawn instead of the stretch.
+    Where the encoding adds a bias, this is drawn instead of the stretch; where it only moves positions, its distances.
     """
-    table, recipe = _resolved(name, request, model, length)
-    title = f"{name} on {table.model}"
+    table, label, recipe = _resolved(name, request, model, length)
+    title = f"{label} on {table.model}"
     pairs = [pair.model_dump() for pair in table.pairs]
-    png = await run_in_threadpool(frequency_png, pairs, table.trained_length, title, recipe, table.length)
+    png = await run_in_threadpool(encoding_png, pairs, table.trained_length, title, recipe, table.length)
     return Response(png, media_type="image/png")
 
 
@@ -79,8 +79,8 @@ async def models(request: Request) -> ModelList:
     return ModelList(models=[_info(served, served is registry.default) for served in registry])
 
 
-def _resolved(name: str, request: Request, model: str | None, length: int | None) -> tuple[FrequencyTable, Recipe]:
-    """The table of frequencies, and the recipe with its numbers for the length.
+def _resolved(name: str, request: Request, model: str | None, length: int | None) -> tuple[FrequencyTable, str, Recipe]:
+    """The table of frequencies, the method's label, and the recipe with its numbers for the length.
 
     Raises:
         ApiError: 404 for an unknown method, 400 for parameters that do not fit it or the model.
@@ -108,7 +108,7 @@ def _resolved(name: str, request: Request, model: str | None, length: int | None
         pe=served.patch.describe(method, length),
         pairs=[_pair(i, *both, served.trained_length) for i, both in enumerate(zip(plain, after, strict=True))],
     )
-    return table, resolved.recipe
+    return table, label_of(method), resolved.recipe
 
 
 def _pair(index: int, before: float, after: float, trained_length: int) -> Pair:

@@ -23,20 +23,20 @@ def nll_by_position(
     length: int,
     documents: Sequence[DocumentInfo],
 ) -> Picture | None:
-    """Mean NLL in nats of the tokens in each bucket of context, in passes of ``length``; None without buckets."""
+    """Mean NLL in nats of the tokens in each bucket of context, in passes of ``length``; None for fewer than
+    two buckets, which tell no more than the mean of all tokens."""
     buckets = [(name_of(method, result), bucket) for method in methods for bucket in method.nll_by_position]
-    if not buckets:
+    edges = sorted({edge for _, bucket in buckets for edge in (bucket.start, bucket.stop)})
+    if len(edges) < 3:
         return None
     title = f"NLL by position in passes of {length:,} tokens: {result.model}"
     figure = new_figure(title, documents_text(documents))
-    edges = sorted({edge for _, bucket in buckets for edge in (bucket.start, bucket.stop)})
     x = log_axis("tokens of context before the predicted one", max(edges[0], FIRST), edges[-1], ticks=edges[1:])
     nll = [bucket.nll_mean for _, bucket in buckets]
     margin = max(0.05 * (max(nll) - min(nll)), 0.02)
     figure.update_layout(xaxis=x, yaxis=linear_axis("NLL, nats per token", min(nll) - margin, max(nll) + margin))
     mark_trained(figure, result.trained_length, x)
-    curves = [_curve(name_of(method, result), method.nll_by_position) for method in methods]
-    add_curves(figure, curves, "the passes are no longer than one range of positions")
+    add_curves(figure, [_curve(name_of(method, result), method.nll_by_position) for method in methods])
     rows = rows_of(
         method=[name for name, _ in buckets],
         context_start=[bucket.start for _, bucket in buckets],

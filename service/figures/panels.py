@@ -36,8 +36,17 @@ class Panel:
     hover: Sequence[Sequence[str]] | None = None
 
 
-def grid(titles: Sequence[str], texts: tuple[str, str], *, columns: int, panel_height: int, right: int) -> go.Figure:
-    """Empty panels under their ``titles``, row by row; ``texts`` are the figure's title and subtitle."""
+def grid(
+    titles: Sequence[str],
+    texts: tuple[str, str],
+    *,
+    columns: int,
+    panel_height: int,
+    right: int,
+    spacing: float = 0.05,
+) -> go.Figure:
+    """Empty panels under their ``titles``, row by row; ``texts`` are the figure's title and subtitle, ``spacing`` the
+    share of the width between two panels."""
     columns = min(columns, len(titles))
     lines = -(-len(titles) // columns)
     inner = lines * panel_height + (lines - 1) * GAP
@@ -45,7 +54,7 @@ def grid(titles: Sequence[str], texts: tuple[str, str], *, columns: int, panel_h
         rows=lines,
         cols=columns,
         subplot_titles=[label(title, 100 // columns) for title in titles],
-        horizontal_spacing=0.05 if columns > 1 else 0.0,
+        horizontal_spacing=spacing if columns > 1 else 0.0,
         vertical_spacing=GAP / inner if lines > 1 else 0.0,
     )
     write_layout(figure, *texts, height=inner + TOP + BOTTOM + 8, right=right)

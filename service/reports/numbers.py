@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from service.evaluation.perplexity.tables import short_number
@@ -76,8 +77,7 @@ def _summary(result: EvaluationResult) -> Table:
     scores = scores_of(result)
     methods: list[MethodInResult] = getattr(result, "methods", [])
     lengths = spread(_columns(scores), MOST_COLUMNS)
-    pick = min if scores.lower_is_better else max
-    best = {n: pick(by[n].value for by in scores.by_method if n in by) for n in lengths}
+    best = {n: _best([by[n].value for by in scores.by_method if n in by], scores) for n in lengths}
     rows = [
         (name_of(method, result), [_cell(by_length.get(n), best[n], scores) for n in lengths])
         for method, by_length in zip(methods, scores.by_method, strict=True)
@@ -87,7 +87,13 @@ def _summary(result: EvaluationResult) -> Table:
     return Table(caption, ["method", *(f"{length:,}" for length in lengths)], rows)
 
 
-def _cell(score: Score | None, best: float, scores: Scores) -> Cell:
+def _best(values: Sequence[float], scores: Scores) -> float | None:
+    """The best of a column; None where all are equal."""
+    best = (min if scores.lower_is_better else max)(values)
+    return best if len(values) == 1 or len(set(values)) > 1 else None
+
+
+def _cell(score: Score | None, best: float | None, scores: Scores) -> Cell:
     if score is None:
         return Cell("")
     text = short_number if scores.lower_is_better else percent

@@ -88,17 +88,27 @@ def _stack(figure: go.Figure, layout: Layout) -> None:
     heights = [inner * (y["domain"][1] - y["domain"][0]) for _, y in axes]
     whole = sum(heights) + GAP * (len(panels) - 1)
     titles = {(round(note["x"], 6), round(note["y"], 6)): note for note in layout.get("annotations", ())}
-    y_title = next((y["title"] for _, y in axes if y.get("title", {}).get("text")), {"text": ""})
-    x_title = next((x["title"] for x, _ in reversed(axes) if x.get("title", {}).get("text")), {"text": ""})
+    _share_titles([x for x, _ in axes], everywhere=False)
+    _share_titles([y for _, y in axes], everywhere=True)
     top = whole
-    for index, ((x, y), height) in enumerate(zip(axes, heights, strict=True)):
+    for (x, y), height in zip(axes, heights, strict=True):
         title = titles.get((round(sum(x["domain"]) / 2, 6), round(y["domain"][1], 6)))
         if title is not None:
             title |= {"x": 0, "xanchor": "left", "y": top / whole}
-        x |= {"domain": [0.0, 1.0], "title": x_title if index == len(axes) - 1 else {"text": ""}}
-        y |= {"domain": [(top - height) / whole, top / whole], "title": y_title, "showticklabels": True}
+        x["domain"] = [0.0, 1.0]
+        y |= {"domain": [(top - height) / whole, top / whole], "showticklabels": True}
         top -= height + GAP
     layout["height"] += round(whole - inner)
+
+
+def _share_titles(axes: list[Layout], *, everywhere: bool) -> None:
+    """Where all panels have the same title: at every one of them, or at the last one only."""
+    titles = {axis["title"]["text"] for axis in axes if axis.get("title", {}).get("text")}
+    if len(titles) != 1:
+        return
+    (shared,) = titles
+    for axis in axes:
+        axis["title"] = {"text": shared if everywhere or axis is axes[-1] else ""}
 
 
 def _names_above_bars(figure: go.Figure, layout: Layout) -> None:

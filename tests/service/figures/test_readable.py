@@ -174,6 +174,12 @@ class TestProbe:
 
 
 class TestOnePoint:
+    def test_one_range_of_positions_has_no_picture(self) -> None:
+        result = examples.perplexity()
+        for method in result.methods:
+            method.nll_by_position = method.nll_by_position[-1:]
+        assert [picture.name for picture in pictures_of(result)] == ["perplexity"]
+
     def test_a_point_says_why_it_is_alone(self) -> None:
         result = result_of({"default": [6.5], "ntk": [7.0]}, [512])
         assert subtitle(pictures_of(result)[0]).startswith("one length was measured: a point and no line")

@@ -115,6 +115,13 @@ class TestContents:
         assert re.findall(r'class="interval">([^<]*)', rows[1])[0] == "6.175 to 6.890"
         assert re.findall(r'<td class="best">([^<]*)', table[1]) == ["6.500", "7.110", "7.320", "7.530"]
 
+    def test_nothing_is_best_where_all_are_equal(self) -> None:
+        result = examples.passkey()
+        for method in result.methods:
+            for at in method.lengths:
+                at.score = 0.0
+        assert 'class="best"' not in report_of(result)
+
     def test_what_was_asked(self) -> None:
         asked = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", report("passkey")))
         assert asked["model"] == "tiny"
