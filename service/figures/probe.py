@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from service.evaluation.probe.results import Attention, DistanceBucket, HeadAttention, ProbeResult
@@ -22,13 +22,15 @@ MOST_HEADS = 512
 """Heads that are drawn in one picture, over all methods."""
 
 
-def probe_pictures(result: ProbeResult) -> list[Picture]:
+def probe_pictures(result: ProbeResult) -> Iterator[Picture]:
     """Attention by distance at every length or some, copying by distance, loss by position."""
-    by_position = nll_by_position(result, result.methods, result.lengths[-1], result.documents)
-    pictures = [attention_picture(result, length) for length in reversed(spread(result.lengths, MOST_LENGTHS))]
+    for length in reversed(spread(result.lengths, MOST_LENGTHS)):
+        yield attention_picture(result, length)
     if any(method.copying for method in result.methods):
-        pictures.append(copying_picture(result))
-    return [*pictures, *([by_position] if by_position else [])]
+        yield copying_picture(result)
+    by_position = nll_by_position(result, result.methods, result.lengths[-1], result.documents)
+    if by_position is not None:
+        yield by_position
 
 
 def attention_picture(result: ProbeResult, length: int) -> Picture:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from service.evaluation.results import documents_text, name_of
@@ -30,14 +30,18 @@ class Measure(NamedTuple):
     caption: str
 
 
-def retrieval_pictures(result: DepthResult) -> list[Picture]:
+def retrieval_pictures(result: DepthResult) -> Iterator[Picture]:
     """The score by length and depth, by length, and the expected answer's NLL by length and depth.
 
     Where nothing was found, the scores are all zero: then the answer's NLL is shown in their place.
     """
     if found_anything([cell for method in result.methods for cell in method.cells]):
-        return [depth_picture(result), score_picture(result), answer_picture(result)]
-    return [answer_picture(result, NOTHING_FOUND), answer_by_length(result, NOTHING_FOUND)]
+        yield depth_picture(result)
+        yield score_picture(result)
+        yield answer_picture(result)
+    else:
+        yield answer_picture(result, NOTHING_FOUND)
+        yield answer_by_length(result, NOTHING_FOUND)
 
 
 def found_anything(scores: Sequence[Averages]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from service.evaluation.results import Row, name_of
 from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskName, TaskScore
@@ -24,9 +24,11 @@ from service.figures.retrieval import (
 from service.figures.style import FAINT
 
 
-def ruler_pictures(result: RulerResult) -> list[Picture]:
+def ruler_pictures(result: RulerResult) -> Iterator[Picture]:
     """The average by length, effective lengths, and every task by length."""
-    return [score_picture(result), effective_length_picture(result), task_picture(result)]
+    yield score_picture(result)
+    yield effective_length_picture(result)
+    yield task_picture(result)
 
 
 def score_picture(result: RulerResult) -> Picture:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import html
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 
 from service.evaluation.proportion import wilson
+from service.evaluation.results import EvaluationResult
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult
-from service.figures import pictures_of
+from service.figures import perplexity, pictures_of, retrieval
 from service.figures.axes import linear_axis, spread
 from service.figures.charts import new_figure
 from service.figures.curves import MOST_POINTS, Curve, add_curves, thinned
 from service.figures.panels import MOST_CELLS, cells_drawn
 from service.figures.probe import MOST_HEADS, MOST_LENGTHS
+from service.figures.results import html_of, png_of
 from tests.service.figures import examples
 
 MANY = 100_000
@@ -130,3 +133,14 @@ class TestProbe:
         )
         faint = next(trace for trace in drawn[0].figure.data if trace.opacity != 1.0)
         assert sum(value is None for value in faint.y) == MOST_HEADS
+
+
+@pytest.mark.parametrize("draw", [png_of, html_of])
+def test_the_first_picture_is_drawn_without_the_others(
+    draw: Callable[[EvaluationResult], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = examples.sweep()
+    expected = draw(result)
+    monkeypatch.setattr(perplexity, "perplexity_chart", None)
+    monkeypatch.setattr(retrieval, "depth_picture", None)
+    assert draw(result) == expected
