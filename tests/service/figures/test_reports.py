@@ -10,6 +10,7 @@ import json
 import re
 from datetime import UTC, datetime
 from functools import cache
+from typing import Any
 
 import pytest
 from matplotlib.image import imread
@@ -18,13 +19,16 @@ from pydantic import TypeAdapter
 
 from service.api.pages import page, plotly_for
 from service.evaluation.answers import AnyResult
+from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult
 from service.figures import pictures_of
+from service.figures.web.page import PLOTLY_FROM_A_PAGE
 from service.jobs.records import JobInfo
 from service.reports.html import report_of
 from service.reports.words import words_of
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, figures_of, pictures
+from tests.service.results import result_of
 
 READ: TypeAdapter[EvaluationResult] = TypeAdapter(AnyResult)
 ATTACK = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>"
@@ -33,6 +37,22 @@ ATTACK = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>"
 @cache
 def report(evaluation: str) -> str:
     return report_of(EVERY[evaluation]())
+
+
+def job_of(job_id: str, body: dict[str, Any] | None = None) -> JobInfo:
+    return JobInfo(
+        id=job_id,
+        evaluation="ruler",
+        model=None,
+        state="done",
+        created_at=datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
+        units_total=8,
+        units_done=8,
+        units_reused=3,
+        tokens_total=4096,
+        seconds=12.5,
+        request=body or {},
+    )
 
 
 def visible(text: str) -> str:
@@ -140,20 +160,7 @@ class TestContents:
 
     def test_a_job_brings_its_body_and_its_times(self) -> None:
         body = {"evaluation": "ruler", "tasks": ["vt"], "input": "a < b & c"}
-        job = JobInfo(
-            id="f" * 32,
-            evaluation="ruler",
-            model=None,
-            state="done",
-            created_at=datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
-            units_total=8,
-            units_done=8,
-            units_reused=3,
-            tokens_total=4096,
-            seconds=12.5,
-            request=body,
-        )
-        text = report_of(examples.ruler(), job, include_text=True)
+        text = report_of(examples.ruler(), job_of("f" * 32, body), include_text=True)
         shown = re.search(r"How to reproduce.*?<pre>(.*?)</pre>", text, re.DOTALL)
         assert shown
         assert json.loads(html.unescape(shown[1])) == body
@@ -164,6 +171,49 @@ class TestContents:
 
     def test_without_a_body_it_says_so(self) -> None:
         assert "is not part of this result" in report("ruler")
+
+
+MANY_LENGTHS = tuple(range(64, 64 * 131, 64))
+
+
+@pytest.fixture(scope="module")
+def large() -> PerplexityResult:
+    """40 methods by 130 lengths."""
+    curves = {f"yarn(factor={n})": [6.0 + n + length / 1e4 for length in MANY_LENGTHS] for n in range(1, 41)}
+    return result_of(curves, MANY_LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def large_page(large: PerplexityResult) -> str:
+    return report_of(large, job_of("a" * 32), plotly=PLOTLY_FROM_A_PAGE)
+
+
+class TestLarge:
+    def test_the_table_of_every_number_ends_and_says_where_the_rest_is(self, large_page: str) -> None:
+        every = large_page.partition("Every number</h2>")[2]
+        assert "The first 1,000 of 5,200 rows, full precision" in every
+        assert every.partition("<tbody>")[2].count("<tr>") == 1000
+        assert re.findall(r'href="([^"]+)"', every) == ["results.csv", "results.json"]
+
+    def test_the_table_by_length_has_some_of_them_with_both_ends(self, large_page: str) -> None:
+        (row,) = re.findall(r'<th scope="col">method</th>(.*?)</tr>', large_page.partition("<h2>Pictures")[0])
+        shown = [int(text.replace(",", "")) for text in re.findall(r'<th scope="col">([^<]+)</th>', row)]
+        assert len(shown) == 16
+        assert (shown[0], shown[-1]) == (MANY_LENGTHS[0], MANY_LENGTHS[-1])
+        assert "16 of 130 columns are shown" in large_page
+
+    def test_numbers_of_a_picture_that_are_too_many_stay_out(self, large_page: str) -> None:
+        assert "data:text/csv" not in large_page
+        assert "Its numbers are too many for this page" in large_page
+
+    def test_a_page_that_travels_names_the_files_and_links_nothing(self, large: PerplexityResult) -> None:
+        every = report_of(large, job_of("a" * 32)).partition("Every number</h2>")[2]
+        assert f"<code>/jobs/{'a' * 32}/results.csv</code>" in every
+        assert "href=" not in every
+
+    def test_the_page_is_a_fraction_of_the_result(self, large: PerplexityResult, large_page: str) -> None:
+        without_stills = re.sub(r'src="data:image/png[^"]*"', "", large_page)
+        assert len(without_stills) < 0.5 * len(large.model_dump_json())
 
 
 @pytest.mark.parametrize("evaluation", examples.EVERY)

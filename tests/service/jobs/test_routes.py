@@ -93,7 +93,7 @@ def test_every_link_leads_to_what_it_says(client: httpx.Client) -> None:
     page = files["report.html"]
     assert "yarn(factor=4)" in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert f'href="{job["links"]["results.csv"]}"' in page.text
+    assert '<a href="results.csv">' in page.text
 
 
 def test_a_report_has_the_text_only_on_request(client: httpx.Client) -> None:
