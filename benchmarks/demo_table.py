@@ -1,7 +1,7 @@
 """Perplexity of both demo models under every method at 1x to 32x the trained length, on texts never trained on.
 
 ``python -m benchmarks.demo_table --texts FOLDER`` writes the table into both model cards. Consecutive whole windows of
-each length, over the first characters of every ``.txt`` file in the folder. The README's picture is that of ``make demo``.
+each length, over the first characters of every ``.txt`` file in the folder. ``make demo`` draws the README's picture.
 """
 
 from __future__ import annotations
