@@ -9,7 +9,7 @@ from service.evaluation.results import Row, name_of
 from service.evaluation.sweep.results import Judgement, SweepResult
 from service.figures.axes import linear_axis, log_axis, percent
 from service.figures.bars import Bar, add_bars
-from service.figures.charts import new_figure
+from service.figures.charts import new_figure, note
 from service.figures.picture import Picture
 from service.figures.style import FAINT
 
@@ -55,9 +55,11 @@ def target_picture(result: SweepResult, index: int) -> Picture:
         }
         for name, interval, (_, _, at) in zip(names, intervals, judged, strict=True)
     ]
-    better = "right" if share else "left"
+    if share and not any(values):
+        note(figure, "nothing was found at this length")
     start = "nothing found" if share else "a perfect prediction"
-    caption = f"Bars begin at {start}. Good enough is {better} of the dotted line. Whiskers: 95 % intervals."
+    enough = f" Good enough is {'right' if share else 'left'} of the dotted line." if limit else ""
+    caption = f"Bars begin at {start}.{enough} Whiskers: 95 % intervals."
     return Picture(f"target-{index + 1}", title, figure, rows, caption)
 
 

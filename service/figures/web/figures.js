@@ -23,8 +23,11 @@
   };
   const draw = () => {
     for (const { div, data, wide, narrow: stacked } of figures) {
+      if (div.offsetParent === null) continue; // hidden, as in print: it has no width
       const shown = structuredClone([data, narrow.matches ? stacked : wide]);
-      Plotly.react(div, ...(dark.matches ? darkened(shown, "") : shown), config);
+      const [traces, { height, ...layout }] = dark.matches ? darkened(shown, "") : shown;
+      div.style.height = `${height}px`; // a resized figure takes the height of its place, and forgets its own
+      Plotly.newPlot(div, traces, layout, config);
     }
   };
   narrow.addEventListener("change", draw);

@@ -54,7 +54,9 @@ class TestSweep:
     def test_nobody_wins_where_all_are_equal(self) -> None:
         result = examples.sweep()
         for method in result.methods:
-            method.judgements[1].value = 0.0
+            method.judgements[1].value, method.judgements[1].limit = 0.0, None
+        assert subtitle(pictures_of(result)[1]).startswith("nothing was found at this length")
+        assert "dotted" not in pictures_of(result)[1].caption
         assert not [text for text in pictures_of(result)[1].figure.layout.yaxis.ticktext if "★" in text]
 
     def test_a_method_without_a_number_is_last(self) -> None:
