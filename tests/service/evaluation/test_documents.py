@@ -32,6 +32,7 @@ def test_every_evaluation_with_documents_reads_it_by_default(name: str) -> None:
     assert EVALUATIONS[name].example()["input"] == DEFAULT_DOCUMENT
 
 
+@pytest.mark.slow
 def test_no_training_text_of_the_demo_models_has_it(shared: Path) -> None:
     known = grams(BUILT_IN[DEFAULT_DOCUMENT]())
     seen: set[tuple[str, ...]] = set()
