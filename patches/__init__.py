@@ -25,6 +25,7 @@ from patches.registry import (
     parse,
     resolve,
 )
+from patches.routes import one_per_route
 
 if TYPE_CHECKING:
     from patches.model.hf import Patched, patched
@@ -51,6 +52,7 @@ __all__ = [
     "encode",
     "examples",
     "geometry_of",
+    "one_per_route",
     "packed_batch",
     "parse",
     "patched",

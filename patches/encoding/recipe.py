@@ -61,7 +61,7 @@ class RopeGeometry:
 
 
 class Frequencies(NamedTuple):
-    """``inv_freq`` float32 [rotary_dim / 2], the factor on cos and sin, and the base in effect."""
+    """``inv_freq`` [rotary_dim / 2], the factor on cos and sin, and the base in effect."""
 
     inv_freq: torch.Tensor
     attention_factor: float
@@ -73,12 +73,15 @@ NO_ROTATION = Frequencies(torch.empty(0), 1.0, 0.0)
 
 
 class Schedule(Protocol):
-    """Geometry and reserved length (tokens, prompt + max_new_tokens) -> frequencies."""
+    """Geometry and reserved length (tokens, prompt + max_new_tokens) -> frequencies in float32 or float64.
+
+    float32 is what a model is served with, computed as transformers computes it. float64 is for schedules that round.
+    """
 
     @property
     def depends_on_length(self) -> bool: ...
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies: ...
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies: ...
 
 
 class PositionMap(Protocol):
@@ -212,7 +215,7 @@ class Recipe:
         fixed._refuse_positions_past_the_table(geometry, length)
         inv_freq, attention_factor, rope_theta = NO_ROTATION
         if fixed.schedule is not None:
-            inv_freq, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length)
+            inv_freq, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length, torch.float32)
         return ResolvedRecipe(
             recipe=fixed,
             inv_freq=tuple(inv_freq.tolist()),

@@ -11,7 +11,6 @@ import asyncio
 import structlog
 import uvicorn
 from fastapi import FastAPI
-from fastapi.concurrency import run_in_threadpool
 
 ANSWER_S = 2.0
 """How long the answers of failed requests may take to be sent."""
@@ -37,10 +36,10 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         traffic = self._app.state.traffic
-        traffic.draining = True
+        traffic.drained.set()
         log.info("draining", in_flight=traffic.in_flight, grace_s=self._grace_s)
         await traffic.ends(self._grace_s)
         if traffic.in_flight:
             log.warning("drain_over", failed=traffic.in_flight)
-        await run_in_threadpool(self._app.state.models.stop)
+        await asyncio.to_thread(self._app.state.models.stop)  # not on a thread that requests use
         await traffic.ends(ANSWER_S)

@@ -10,23 +10,21 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from plotly.offline import get_plotlyjs
 
+from service.api.files import unpacked_response
 from service.figures.web.page import PLOTLY_PATH
 
 router = APIRouter(include_in_schema=False)
 
-HEADERS = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+HEADERS = {"Cache-Control": "public, max-age=31536000, immutable"}
 """Another version of Plotly has another path."""
 
 
 @router.get(PLOTLY_PATH)
 async def plotly(request: Request) -> Response:
-    """The script, compressed where the browser takes that."""
-    if "gzip" not in request.headers.get("accept-encoding", ""):
-        return Response(get_plotlyjs(), media_type="text/javascript", headers=HEADERS)
-    packed = await run_in_threadpool(_packed)
-    return Response(packed, media_type="text/javascript", headers={**HEADERS, "Content-Encoding": "gzip"})
+    """The script, packed for browsers that take that."""
+    return unpacked_response(await run_in_threadpool(_packed), "text/javascript", request, HEADERS)
 
 
 @cache
 def _packed() -> bytes:
-    return gzip.compress(get_plotlyjs().encode(), mtime=0)
+    return gzip.compress(get_plotlyjs().encode(), 6, mtime=0)

@@ -16,6 +16,10 @@ from service.cli.terminal import fail
 from service.engine import THREAD_NAME
 from service.settings import Settings
 
+SWITCH_S = 0.0005
+"""How long a thread may keep the interpreter from others. A generation step asks for it hundreds of times, and waits
+so long each time while another thread computes in Python."""
+
 
 def serve(
     model: Annotated[str | None, typer.Option(help="Hugging Face id, local folder, or 'demo'.")] = None,
@@ -64,6 +68,7 @@ def _run(settings: Settings) -> None:
     from patches import UnsupportedModel
     from service import logs
     from service.api.access import InvalidKeyFile
+    from service.api.connections import allow_descriptors, connection_options
     from service.api.draining import DrainingServer
     from service.app import create_app
     from service.jobs.database import StoreUnusable
@@ -71,8 +76,9 @@ def _run(settings: Settings) -> None:
     from service.tracing import TracingUnavailable
 
     try:
+        allow_descriptors(settings.max_connections)
         app = create_app(settings)
-    except (InvalidKeyFile, TracingUnavailable) as error:
+    except (InvalidKeyFile, TracingUnavailable, OSError) as error:
         fail(str(error))
     logs.configure(settings.log_level, settings.log_format, libraries=True)
     watch = StartWatch(app)
@@ -84,8 +90,10 @@ def _run(settings: Settings) -> None:
         log_level=settings.log_level,
         access_log=False,  # the service logs every request itself, with its id
         lifespan="on",
+        **connection_options(settings),
         timeout_graceful_shutdown=1,  # after the drain nothing is left to wait for but clients that do not read
     )
+    sys.setswitchinterval(SWITCH_S)
     try:
         DrainingServer(config, app, settings.shutdown_grace_s).run()
     except SystemExit:

@@ -71,6 +71,7 @@ def local_server(settings: Settings) -> Iterator[str]:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import uvicorn
 
+    from service.api.connections import connection_options
     from service.app import create_app
 
     logs.configure("error")
@@ -78,7 +79,8 @@ def local_server(settings: Settings) -> Iterator[str]:
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     app = StartWatch(create_app(settings))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_config=None, log_level="critical", access_log=False, lifespan="on")
+        quiet: dict[str, Any] = {"log_config": None, "log_level": "critical", "access_log": False}
+        config = uvicorn.Config(app, lifespan="on", **quiet, **connection_options(settings))
         server = uvicorn.Server(config)
 
         def run() -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from patches import Method, Patched, patched
+from patches import Method, Patched, UnsupportedModel, patched
 from service.engine.engine import Engine, EngineLimits
+from service.engine.verification import verify
 from service.metrics import EngineMetrics, Metrics
-from service.models.loading import Checkpoint, cache_tokens, load, sources
+from service.models.fingerprint import fingerprint
+from service.models.loading import Checkpoint, ModelLoadError, cache_tokens, load, sources
 from service.settings import Settings
 
 
@@ -25,9 +27,10 @@ class UnknownModel(LookupError):
 
 @dataclass
 class ServedModel:
-    """One model in memory with its engine, tokenizer and limits."""
+    """One model in memory with its engine, tokenizer and limits. ``fingerprint`` tells it from every other model."""
 
     name: str
+    fingerprint: str
     patch: Patched
     engine: Engine
     tokenizer: Any
@@ -76,7 +79,12 @@ class ModelRegistry:
 
     def _add(self, checkpoint: Checkpoint, settings: Settings) -> None:
         model = checkpoint.model
-        patch = self._stack.enter_context(patched(model))
+        identity = fingerprint(model)  # before anything runs
+        try:
+            patch = self._stack.enter_context(patched(model))
+            verify(patch)
+        except UnsupportedModel as error:
+            raise ModelLoadError(f"model {checkpoint.name!r} cannot be served: {error}") from error
         limits = EngineLimits(
             cache_tokens=cache_tokens(patch, settings),
             score_tokens=settings.score_tokens,
@@ -87,16 +95,21 @@ class ModelRegistry:
             max_queue_tokens=settings.max_queue_tokens,
             stall_timeout_s=settings.stall_timeout_s,
             prefix_sharing=settings.prefix_sharing,
+            shared=settings.has_keys,
         )
         engine = Engine(patch, limits, _eos_token_ids(model), EngineMetrics(self._metrics, checkpoint.name))
         self._stack.callback(engine.stop, self._grace_s)
-        longest = settings.max_length or limits.cache_tokens
+        longest = settings.max_length or engine.generations.most
         self._models[checkpoint.name] = ServedModel(
-            checkpoint.name, patch, engine, checkpoint.tokenizer, min(longest, limits.cache_tokens)
+            checkpoint.name, identity, patch, engine, checkpoint.tokenizer, min(longest, engine.generations.most)
         )
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
+
+    def are_generating(self) -> bool:
+        """Whether any generation runs."""
+        return any(served.engine.is_generating for served in self)
 
     @property
     def default(self) -> ServedModel:

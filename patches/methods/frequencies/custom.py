@@ -25,8 +25,8 @@ class ListedSchedule:
     attention_factor: float
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        return Frequencies(torch.tensor(self.inv_freq, dtype=torch.float32), self.attention_factor, 0.0)
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        return Frequencies(torch.tensor(self.inv_freq, dtype=dtype), self.attention_factor, 0.0)
 
 
 class Custom(FrequencyMethod):

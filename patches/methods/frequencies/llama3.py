@@ -26,8 +26,8 @@ class Llama3Schedule:
     trained_length: int
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        plain = base_inv_freq(self.rope_theta, geometry.rotary_dim)
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        plain = base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype)
         wavelength = 2 * math.pi / plain
         blend = (self.trained_length / wavelength - self.low_freq_factor) / (
             self.high_freq_factor - self.low_freq_factor

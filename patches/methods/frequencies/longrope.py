@@ -30,9 +30,9 @@ class LongRopeSchedule:
     attention_factor: float
     depends_on_length: bool = True
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        divisors = torch.tensor(self.long_factor if length > self.trained_length else self.short_factor)
-        exponent = torch.arange(0, geometry.rotary_dim, 2, dtype=torch.int64).float() / geometry.rotary_dim
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        divisors = torch.tensor(self.long_factor if length > self.trained_length else self.short_factor, dtype=dtype)
+        exponent = torch.arange(0, geometry.rotary_dim, 2, dtype=dtype) / geometry.rotary_dim
         inv_freq = 1.0 / (divisors * self.rope_theta**exponent)
         return Frequencies(inv_freq, self.attention_factor, self.rope_theta)
 

@@ -24,8 +24,8 @@ class ProportionalSchedule:
     rotating_pairs: int
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        inv_freq = base_inv_freq(self.rope_theta, geometry.head_dim) / self.factor
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        inv_freq = base_inv_freq(self.rope_theta, geometry.head_dim, dtype) / self.factor
         rotates = torch.arange(len(inv_freq)) < self.rotating_pairs
         return Frequencies(inv_freq * rotates, 1.0, self.rope_theta)
 

@@ -26,10 +26,10 @@ class MixedNtkSchedule:
     b: float
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        plain = base_inv_freq(self.rope_theta, geometry.rotary_dim)
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        plain = base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype)
         share = torch.arange(1, len(plain) + 1, dtype=torch.float64) / len(plain)
-        return Frequencies((plain * self.factor ** -(share**self.b)).float(), 1.0, self.rope_theta)
+        return Frequencies((plain * self.factor ** -(share**self.b)).to(dtype), 1.0, self.rope_theta)
 
 
 class NtkFixed(FrequencyMethod):

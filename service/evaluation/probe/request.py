@@ -10,7 +10,7 @@ from patches import examples
 from service.evaluation.checks import Bos
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.probe.results import SegmentOf
-from service.evaluation.request import EvaluationRequest, Tokens
+from service.evaluation.request import MOST_IN_RANGE, EvaluationRequest, Tokens
 from service.inputs import TextOrTokens
 
 
@@ -26,7 +26,7 @@ class ProbeRequest(EvaluationRequest):
         DEFAULT_DOCUMENT,
         description="A text, token ids, a list of either (documents), or the name of a built-in document.",
     )
-    distances: Annotated[list[Tokens], Field(min_length=1)] | None = Field(
+    distances: Annotated[list[Tokens], Field(min_length=1, max_length=MOST_IN_RANGE, fail_fast=True)] | None = Field(
         None,
         description="Tokens from a segment's first occurrence to its second; 16, 32, ... as far as the longest "
         "length goes when absent.",

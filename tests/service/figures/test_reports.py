@@ -17,7 +17,6 @@ from matplotlib.image import imread
 from plotly.io.json import to_json_plotly
 from pydantic import TypeAdapter
 
-from service.api.pages import page, plotly_for
 from service.evaluation.answers import AnyResult
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult
@@ -25,6 +24,8 @@ from service.figures import pictures_of
 from service.figures.web.page import PLOTLY_FROM_A_PAGE
 from service.jobs.records import JobInfo
 from service.reports.html import report_of
+from service.reports.pages import policy_of
+from service.reports.render import PageOptions
 from service.reports.words import words_of
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, figures_of, pictures
@@ -117,8 +118,8 @@ class TestContents:
 
     @pytest.mark.parametrize("standalone", [True, False])
     def test_scripts_may_run_under_the_servers_policy(self, standalone: bool) -> None:
-        text = report_of(examples.ruler(), plotly=plotly_for(standalone))
-        policy = page(text, standalone).headers["content-security-policy"]
+        text = report_of(examples.ruler(), plotly=PageOptions(standalone).plotly)
+        policy = policy_of(standalone)
         running = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
         hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in running]
         assert sorted(re.findall(r"'sha256-([^']+)'", policy)) == sorted(hashes)
