@@ -1,7 +1,7 @@
 """Perplexity of both demo models under every method at 1x to 32x the trained length, on texts never trained on.
 
-``python -m benchmarks.demo_table --texts FOLDER`` writes the table into both model cards and draws the README's
-picture. Consecutive whole windows of each length, over the first characters of every ``.txt`` file in the folder.
+``python -m benchmarks.demo_table --texts FOLDER`` writes the table into both model cards. Consecutive whole windows of
+each length, over the first characters of every ``.txt`` file in the folder. ``make demo`` draws the README's picture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from service.cli.server import local_server
 from service.client import Ropeway
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.perplexity.tables import perplexity_markdown
-from service.figures.perplexity import perplexity_png
 from service.models.loading import DEMO
 from service.models.training.card import insert_table
 from service.settings import Settings
@@ -45,8 +44,6 @@ METHODS: list[dict[str, Any]] = [
     {"method": "alibi", "use_variant": False},
     {"method": "alibi"},
 ]
-DRAWN = (0, 1, 2, 3, 5, 9, 13)
-"""Methods of the picture, by index: one of each kind."""
 LENGTHS = [256 << step for step in range(6)]
 
 
@@ -76,18 +73,14 @@ def measure(
 def main(
     texts: Annotated[Path, typer.Option(help="Folder of .txt files that no model here was trained on.")],
     characters: Annotated[int, typer.Option(help="Characters of every text.")] = 60_000,
-    picture: Annotated[Path, typer.Option(help="Where the README's picture goes.")] = Path(__file__).parent
-    / "curve.png",
 ) -> None:
-    """Measure, print, and write the cards and the picture."""
+    """Measure, print, and write the cards."""
     documents = documents_in(texts, characters)
     with local_server(Settings(_env_file=None)) as url, client_of(url) as client:
         result = measure(client, documents, METHODS, LENGTHS)
     print_table(result)
     for folder in sorted(DEMO.iterdir()):
         insert_table(folder / "README.md", perplexity_markdown(result))
-    drawn: PerplexityResult = result.model_copy(update={"methods": [result.methods[index] for index in DRAWN]})
-    picture.write_bytes(perplexity_png(drawn))
 
 
 if __name__ == "__main__":

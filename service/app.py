@@ -14,7 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from service import errors, tracing
-from service.api import docs, evaluations, generate, health, jobs, methods, metrics, openai
+from service.api import docs, evaluations, generate, health, jobs, methods, metrics, openai, static
 from service.api.access import AccessControl, ApiKeys
 from service.api.admission import TokenRate
 from service.api.answers import failures
@@ -85,6 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
     tracing.install(app, settings)
     for group in (generate, evaluations, jobs, openai, methods):
         app.include_router(group.router, responses=failures(), dependencies=docs.KEYS)
+    app.include_router(static.router)
     app.include_router(health.router, responses=failures([503]))
     if settings.metrics_port is None:
         app.include_router(metrics.router, responses=failures([]))

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service import context
 from service.errors import ApiError, answer
 
-OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics")
+OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*")
 """Paths that need no key."""
 
 DOCUMENTATION = re.compile(r"/docs(/.*)?|/openapi\.json")

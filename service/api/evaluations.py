@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from service import context
 from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
-from service.api.files import result_file, unpacked_response
+from service.api.files import Standalone, result_file, unpacked_response
 from service.api.jobs import STORE_S, IdempotencyKey, submit
 from service.api.routing import DocumentsRoute
 from service.api.streaming import Emit, event_stream
@@ -24,6 +24,7 @@ from service.jobs.database import StoreOutOfReach
 from service.jobs.records import JobInfo
 from service.jobs.results import Packed, written_and_packed
 from service.models.registry import ModelRegistry
+from service.reports.render import PAGE, PageOptions
 from service.settings import Settings
 from service.sharing.admission import Ticket
 from service.sharing.workers import Workers
@@ -153,8 +154,8 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
             raise ApiError(404, "no such result: the server keeps the most recent ones only", code="not_found")
         return Packed(*found)
 
-    async def file(form: str, request: Request, result_id: str) -> Response:
-        return await result_file(form, result_id, await recent(request, result_id), request)
+    async def file(form: str, request: Request, result_id: str, options: PageOptions = PAGE) -> Response:
+        return await result_file(form, result_id, await recent(request, result_id), request, options=options)
 
     @router.post(
         "", response_model=evaluation.result, responses=in_other_forms, summary=evaluation.summary, name=evaluation.name
@@ -181,9 +182,9 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
         return await file("png", request, result_id)
 
     @router.get("/{result_id}/plot.html", response_class=Response, responses=_only("text/html"))
-    async def plot_html(result_id: str, request: Request) -> Response:
-        """The result as an interactive page without outside resources."""
-        return await file("html", request, result_id)
+    async def plot_html(result_id: str, request: Request, standalone: Standalone = False) -> Response:
+        """The result as an interactive page; it loads Plotly's script from this server unless it is standalone."""
+        return await file("html", request, result_id, PageOptions(standalone))
 
     return router
 

@@ -6,9 +6,9 @@ import asyncio
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
@@ -16,7 +16,7 @@ from service import context
 from service.errors import ApiError
 from service.jobs.records import JobInfo
 from service.jobs.results import Packed
-from service.reports.render import Rendered, file_of
+from service.reports.render import PAGE, PageOptions, Rendered, file_of
 from service.settings import Settings
 from service.sharing.workers import Workers
 
@@ -60,8 +60,18 @@ class RenderedFiles:
             self._kept.popitem(last=False)
 
 
+Standalone = Annotated[
+    bool, Query(description="Everything in the page, so that it can be saved, mailed and opened without the server.")
+]
+
+
 async def result_file(
-    form: str, result_id: str, packed: Packed, request: Request, job: JobInfo | None = None
+    form: str,
+    result_id: str,
+    packed: Packed,
+    request: Request,
+    job: JobInfo | None = None,
+    options: PageOptions = PAGE,
 ) -> Response:
     """The current tenant's result as one of the forms of ``service.reports.render``.
 
@@ -73,9 +83,9 @@ async def result_file(
     told = None if job is None else job.model_dump_json()
 
     async def make() -> Rendered:
-        return await workers.render(file_of, form, packed.evaluation, packed.data, told)
+        return await workers.render(file_of, form, packed.evaluation, packed.data, told, options)
 
-    key = context.current().tenant, result_id, form, told
+    key = context.current().tenant, result_id, form, told, options
     return file_response(await files.get(key, make), request)
 
 

@@ -16,7 +16,7 @@ from service import context
 from service.api.admission import TokenRate, log_prompts
 from service.api.answers import JobList
 from service.api.feed import JobFeed
-from service.api.files import result_file, unpacked_response
+from service.api.files import Standalone, result_file, unpacked_response
 from service.api.routing import DocumentsRoute
 from service.api.streaming import Emit, event_stream
 from service.errors import ApiError, bad_request, shutting_down
@@ -29,6 +29,7 @@ from service.jobs.results import Packed
 from service.jobs.runner import JobRunner
 from service.jobs.signals import within
 from service.jobs.store import JobStore
+from service.reports.render import PAGE, PageOptions
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=DocumentsRoute)
 
@@ -229,15 +230,22 @@ async def plot_png(job_id: str, request: Request) -> Response:
 
 
 @router.get("/{job_id}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
-async def report_html(job_id: str, request: Request) -> Response:
-    """What was asked, what came out, every picture and every number on one page that needs no network."""
+async def report_html(
+    job_id: str,
+    request: Request,
+    standalone: Standalone = False,
+    include_text: Annotated[bool, Query(description="With the texts that were sent, not only their hashes.")] = False,
+) -> Response:
+    """What was asked, what came out, every picture and the numbers on one page."""
     info = await _job(job_id, request)
-    return await _file("report", job_id, request, info)
+    return await _file("report", job_id, request, info, PageOptions(standalone, include_text))
 
 
-async def _file(form: str, job_id: str, request: Request, info: JobInfo | None = None) -> Response:
+async def _file(
+    form: str, job_id: str, request: Request, info: JobInfo | None = None, options: PageOptions = PAGE
+) -> Response:
     packed = await _result(job_id, request)
-    return await result_file(form, job_id, packed, request, info)
+    return await result_file(form, job_id, packed, request, info, options)
 
 
 async def _result(job_id: str, request: Request) -> Packed:

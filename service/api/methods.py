@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from patches import METHODS, InvalidEncoding, Recipe, describe_method, field_value, parse, unknown_method
+from patches import METHODS, InvalidEncoding, Recipe, describe_method, field_value, label_of, parse, unknown_method
 from service.api.answers import (
     FullMethodList,
     MethodInfo,
@@ -86,10 +86,10 @@ async def frequencies(
 async def frequencies_png(name: str, request: Request, model: str | None = None, length: Length = None) -> Response:
     """Rotary frequencies as a picture: wavelengths before and after, and the stretch of each pair.
 
-    Where the encoding moves positions or adds a bias, these are drawn instead of the stretch.
+    Where the encoding adds a bias, this is drawn instead of the stretch; where it only moves positions, its distances.
     """
-    table, recipe = _resolved(name, request, model, length)
-    title = f"{name} on {table.model}"
+    table, label, recipe = _resolved(name, request, model, length)
+    title = f"{label} on {table.model}"
     pairs = [pair.model_dump() for pair in table.pairs]
     files: RenderedFiles = request.app.state.files
     workers: Workers = request.app.state.workers
@@ -137,8 +137,8 @@ def _in_short(name: str) -> MethodSummary:
     return MethodSummary(method=name, kind=info.kind, family=info.family, summary=info.summary, parameters=parameters)
 
 
-def _resolved(name: str, request: Request, model: str | None, length: int | None) -> tuple[FrequencyTable, Recipe]:
-    """The table of frequencies, and the recipe with its numbers for the length.
+def _resolved(name: str, request: Request, model: str | None, length: int | None) -> tuple[FrequencyTable, str, Recipe]:
+    """The table of frequencies, the method's label, and the recipe with its numbers for the length.
 
     Raises:
         ApiError: 404 for an unknown method, 400 for parameters that do not fit it or the model.
@@ -165,7 +165,7 @@ def _resolved(name: str, request: Request, model: str | None, length: int | None
         pe=served.patch.describe(method, length),
         pairs=[_pair(i, *both, served.trained_length) for i, both in enumerate(zip(plain, after, strict=True))],
     )
-    return table, resolved.recipe
+    return table, label_of(method), resolved.recipe
 
 
 def _pair(index: int, before: float, after: float, trained_length: int) -> Pair:

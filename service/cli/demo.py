@@ -27,9 +27,12 @@ from service.client import Result, Ropeway, RopewayError
 
 START_S = 180
 STOP_S = 30
-NEW_TOKENS = 48
-PROMPT_CHARS = 1500
-"""Several hundred tokens of the demo models' vocabulary: past the length they were trained at."""
+PROMPT_FROM, PROMPT_CHARS = "The party from Uppercross", 1500
+"""A passage of plain prose, several hundred tokens of the demo models: past the length they were trained at."""
+ANSWER: dict[str, Any] = {"max_new_tokens": 48, "temperature": 0.7, "seed": 1}
+"""Models of this size repeat themselves without sampling."""
+WINDOWS_EVERY = 60_000
+"""Tokens from one scored window to the next: three windows, spread over the default document."""
 ENCODINGS: dict[str, list[str]] = json.loads((Path(__file__).parent / "demo.json").read_text())
 """What each of the two routes is asked to compare, in the short form."""
 
@@ -115,13 +118,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def _answers(client: Ropeway) -> None:
     """Four requests at once, each with its own encoding, on a prompt longer than the trained length."""
-    from service.evaluation.documents import BUILT_IN
-
-    text = next(iter(BUILT_IN.values()))()
-    prompt = text[: text.rindex(" the ", 0, PROMPT_CHARS) + len(" the")]  # in the middle of a sentence
+    prompt = _prompt()
 
     def request(fields: dict[str, Any]) -> Result:
-        return client.generate(prompt, pe=fields, max_new_tokens=NEW_TOKENS).results[0]
+        return client.generate(prompt, pe=fields, **ANSWER).results[0]
 
     names = ENCODINGS["generate"]
     methods = encodings(names) or []
@@ -131,18 +131,41 @@ def _answers(client: Ropeway) -> None:
     stdout.rule(Text(f"POST /generate: one prompt, {len(methods)} encodings, one batch"))
     tokens = results[0].usage.prompt_tokens
     stdout.print(Text(f"prompt: {tokens} tokens, trained length {trained}; it ends with", style="dim"))
-    stdout.print(Text(f"...{printable(prompt[-160:])}"))
+    stdout.print(Text(f"...{printable(one_line(prompt[-160:]))}"))
     answers = zip(names, results, strict=True)
-    stdout.print(panels([(name, result.text, resolved_line(result)) for name, result in answers]))
+    stdout.print(panels([(name, one_line(result.text), resolved_line(result)) for name, result in answers]))
+
+
+def _prompt() -> str:
+    """A passage of the default document, up to the middle of a sentence."""
+    from service.evaluation.documents import BUILT_IN, DEFAULT_DOCUMENT
+
+    text = BUILT_IN[DEFAULT_DOCUMENT]()
+    start = text.index(PROMPT_FROM)
+    return text[start : text.rindex(" the ", start, start + PROMPT_CHARS) + len(" the")]
+
+
+def one_line(text: str) -> str:
+    """``text`` with every run of white space as one space: a model that fails writes many empty lines."""
+    return " ".join(text.split())
 
 
 def _curve(client: Ropeway, output: Path) -> None:
-    """One sweep from the trained length to eight times it, shown and saved."""
+    """One sweep from the trained length to eight times it, shown and saved.
+
+    Every length predicts the same tokens, so that only the context differs.
+    """
     from service.evaluation.tables import csv_of
 
     trained = client.models()[0].trained_length
     names = ENCODINGS["perplexity"]
-    body = {"methods": encodings(names), "lengths": [trained << step for step in range(4)]}
+    body = {
+        "methods": encodings(names),
+        "lengths": [trained << step for step in range(4)],
+        "protocol": "tail",
+        "tail": trained * 3 // 4,
+        "stride": WINDOWS_EVERY,
+    }
     stdout.rule(Text(f"POST /perplexity: {len(names)} encodings, {trained} to {trained << 3} tokens"))
     result = sweep(client, body)
     print_table(result)

@@ -30,6 +30,10 @@ COMMANDS = {
     "sweep": "Methods x factors x lengths x evaluations: the best, and the cheapest that is good enough.",
 }
 
+IncludeText = Annotated[
+    bool, typer.Option("--include-text", help="The report has the texts themselves, not only their lengths and hashes.")
+]
+
 SHARED = {"evaluation", "model", "methods", "lengths", "input", "stream", "background", "timeout_s"}
 """Fields that have options of their own, or none."""
 
@@ -115,6 +119,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
             list[Path] | None, typer.Option("--plot", metavar="FILE", help="Save the first picture as .png or .html.")
         ] = None,
         report: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a report as one HTML file.")] = None,
+        include_text: IncludeText = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
         as_csv: Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")] = False,
         background: Annotated[
@@ -132,8 +137,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
             raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
         for path in plots or []:
             check_plot(path)
-        if report is not None and not report.absolute().parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {str(report.parent)!r}", param_hint="--report")
+        _check_report(report, include_text)
         paths, own = separated(files or [], own_fields(name))
         names, texts = documents(paths)
         body = {
@@ -151,11 +155,21 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
             finish(client, job)
             result = client.result(job.id)
             if report is not None:
-                save(report, client.download(job.id, "report.html"))
+                save(report, client.download(job.id, "report.html", include_text=include_text))
         named(result, names)
         show(result, as_json=as_json, as_csv=as_csv)
         for path in plots or []:
             save(path, picture(result, path))
+
+
+def _check_report(report: Path | None, include_text: bool) -> None:
+    """Raises:
+    typer.BadParameter: for a folder that does not exist, or an option of a report without one.
+    """
+    if include_text and report is None:
+        raise typer.BadParameter("--include-text is of a report: add --report")
+    if report is not None and not report.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(report.parent)!r}", param_hint="--report")
 
 
 def _placed(name: str, texts: str | list[str] | None, own: dict[str, Any]) -> dict[str, Any]:

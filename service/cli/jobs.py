@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.evaluations import finish, show
+from service.cli.evaluations import IncludeText, finish, show
 from service.cli.files import save
 from service.cli.options import Server
 from service.cli.terminal import printable, stdout
@@ -116,12 +116,14 @@ def results(
 def report(
     job_id: Id,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="JOB.html when absent.")] = None,
+    include_text: IncludeText = False,
     server: Server = None,
 ) -> None:
-    """Save the report of a job: one HTML file with every picture and every number."""
+    """Save the report of a job: one HTML file with every picture and the numbers."""
     with _connected(server) as client:
         whole = _whole(client, job_id)
-        save(output or Path(f"{printable(whole)}.html"), client.download(whole, "report.html"))
+        page = client.download(whole, "report.html", include_text=include_text)
+        save(output or Path(f"{printable(whole)}.html"), page)
 
 
 def _style(job: JobInfo) -> str:

@@ -87,3 +87,10 @@ def evaluation_body(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def file_path(job_id: str, file: str, include_text: bool) -> str:
+    """Where a job's file is; of a report, the one that can be read without the server."""
+    if not file.endswith(".html"):
+        return f"/jobs/{job_id}/{file}"
+    return f"/jobs/{job_id}/{file}?standalone=true&include_text={str(include_text).lower()}"

@@ -31,6 +31,7 @@ from service.client.requests import (
     Prompt,
     connection,
     evaluation_body,
+    file_path,
     generate_body,
     idempotent,
     perplexity_body,
@@ -145,9 +146,10 @@ class Ropeway:
         response = self._answer("GET", f"/jobs/{job_id}/results.json")
         return typed_result(json_of(response), response)
 
-    def download(self, job_id: str, file: str) -> bytes:
-        """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that is done."""
-        return self._answer("GET", f"/jobs/{job_id}/{file}").content
+    def download(self, job_id: str, file: str, *, include_text: bool = False) -> bytes:
+        """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that is done. A report needs
+        neither server nor network to be read, and has the texts that were sent where ``include_text`` asks for them."""
+        return self._answer("GET", file_path(job_id, file, include_text)).content
 
     def method(self, name: str) -> MethodInfo:
         """One positional encoding that a request can choose, with the JSON schema of its parameters."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from importlib.resources import files
 from itertools import accumulate
 from typing import Any
 
@@ -97,14 +98,25 @@ def from_token_ids(name: str, token_ids: Sequence[int], tokenizer: Any) -> Docum
 
 
 @lru_cache(maxsize=1)
+def persuasion() -> str:
+    """Jane Austen, *Persuasion* (1818), in the public domain; no demo model has read it.
+
+    The text is Project Gutenberg's no. 105 without its header, as in Debian's r-cran-janeaustenr 1.0.0-1.
+    """
+    return files("service.evaluation").joinpath("texts/persuasion.txt").read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
 def language_reference() -> str:
-    """The Python language reference as the running interpreter carries it: text every machine has."""
+    """The Python language reference of the running interpreter: Python versions differ in it."""
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-BUILT_IN = {"python-reference": language_reference}
+DEFAULT_DOCUMENT = "persuasion"
+
+BUILT_IN = {DEFAULT_DOCUMENT: persuasion, "python-reference": language_reference}
 """Name -> text of the documents that need no upload."""
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeVar
 
-from service.figures.style import tick_text, value_ticks
+from service.figures.style import GRID, tick_text, value_ticks
 
 OFF_SCALE, MOST_RANGE = 20, 1e9
 """A line may leave the picture at so many times what the better half stays below, and of the least value."""
-GRID = "#e4e4e4"
+MOST_SHADED = 0.5
+"""Share of an axis that intervals may cover: beyond it they merge, and hide what they should tell."""
 
 
 def linear_axis(title: str, low: float, high: float, *, ticks: Sequence[float] | None = None) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def log_axis(title: str, low: float, high: float, *, ticks: Sequence[float] | No
 
 
 Ends = tuple[float, float]
+Item = TypeVar("Item")
 
 
 def value_axis(
@@ -75,6 +77,18 @@ def value_range(curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[
     return low / margin, high * margin
 
 
+def leave_room(intervals: Sequence[Sequence[Ends]], low: float, high: float, *, logarithmic: bool) -> bool:
+    """Whether intervals [curves, points] can be shaded on an axis from ``low`` to ``high`` and their lines still be
+    read: together they cover at most ``MOST_SHADED`` of it."""
+    scale = math.log if logarithmic else float
+    bottom, top = scale(low), scale(high)
+    covered = 0.0
+    for curve in intervals:
+        shares = [scale(min(max(end, low), high)) - scale(min(max(start, low), high)) for start, end in curve]
+        covered += sum(shares) / max(len(shares), 1) / (top - bottom)
+    return covered <= MOST_SHADED
+
+
 def beyond(curves: Sequence[Sequence[float]], axis: dict[str, Any]) -> str:
     """A note on lines that leave a logarithmic axis at the top; nothing where none does."""
     most = max(value for curve in curves for value in curve)
@@ -91,6 +105,13 @@ def token_axis(title: str, lengths: Sequence[int], trained_length: int, most: in
     return log_axis(title, low / margin, high * margin, ticks=ticks[::-1][::every][::-1])
 
 
+def spread(items: Sequence[Item], most: int) -> list[Item]:
+    """At most ``most`` of the items, at least 2, at equal steps with both ends."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
+
+
 def category_axis(title: str, names: Sequence[str], *, reverse: bool = False) -> dict[str, Any]:
     """Layout of an axis with one place 0, 1, ... per name."""
     ends = [-0.5, len(names) - 0.5]
@@ -99,5 +120,6 @@ def category_axis(title: str, names: Sequence[str], *, reverse: bool = False) ->
         "range": ends[::-1] if reverse else ends,
         "tickvals": list(range(len(names))),
         "ticktext": list(names),
+        "gridcolor": GRID,
         "zeroline": False,
     }

@@ -7,8 +7,10 @@ Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import plotly.graph_objects as go
 import torch
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
@@ -17,11 +19,13 @@ from plotly.subplots import make_subplots
 from patches import Recipe, ResolvedRecipe, RopeGeometry, effective_distance, parse, resolve
 from service.evaluation.results import Row
 from service.figures.axes import linear_axis, log_axis
-from service.figures.charts import TOP, Curve, add_curves, new_figure, write_layout
-from service.figures.frequencies import wavelength
-from service.figures.panels import SEQUENTIAL, Panel, heat_maps
+from service.figures.charts import TOP, new_figure, write_layout
+from service.figures.curves import Curve, add_curves
+from service.figures.frequencies import MOST_TOKENS, TIMES_LONGER, frequency_png, wavelength
+from service.figures.panels import SEQUENTIAL, Panel, grid, heat_maps
 from service.figures.picture import Picture, rows_of
-from service.figures.style import FAINT, INK
+from service.figures.positions import PLAIN, different_columns
+from service.figures.style import FAINT, INK, line_style
 
 LEAST_BIAS = -16.0
 """Where the colours of biases end: a weight of exp(-16) of the largest is nothing."""
@@ -36,18 +40,34 @@ POSITIONS, TURNED = 128, 8
 def pictures_of_encoding(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int, name: str) -> list[Picture]:
     """Every picture that shows something of an encoding, for ``length`` tokens; ``name`` is what titles call it."""
     trained, recipe = geometry.original_max_position_embeddings, resolved.recipe
+    at_length = f"{name} at {length:,} tokens"
     found = []
     if resolved.rotates:
         found += [
-            frequencies_picture(resolved, geometry, name),
-            rotation_picture(resolved.inv_freq, name),
-            sinusoid_picture(resolved.inv_freq, name),
+            frequencies_picture(resolved, geometry, at_length),
+            rotation_picture(resolved.inv_freq, at_length),
+            sinusoid_picture(resolved.inv_freq, at_length),
         ]
     if recipe.bands != Recipe(None).bands:
         found.append(distance_picture(recipe, length, trained, name))
     if recipe.score_bias is not None:
         found.append(bias_picture(recipe, length, name))
     return found
+
+
+def encoding_png(
+    pairs: Sequence[Mapping[str, Any]], trained_length: int, name: str, recipe: Recipe, length: int
+) -> bytes:
+    """What an encoding changes, as PNG: where it only moves positions, its distances; otherwise ``frequency_png``.
+
+    ``pairs`` are as for ``frequency_png``; distances are drawn for ``length`` tokens, but at least for 4 times the
+    trained length.
+    """
+    moved = recipe.bands != Recipe(None).bands and recipe.score_bias is None
+    if moved and all(pair["wavelength_before"] == pair["wavelength_after"] for pair in pairs):
+        drawn = min(max(length, TIMES_LONGER * trained_length), MOST_TOKENS)
+        return distance_picture(recipe, drawn, trained_length, name).png()
+    return frequency_png(pairs, trained_length, f"{name} at {length:,} tokens", recipe, length)
 
 
 def frequencies_picture(resolved: ResolvedRecipe, geometry: RopeGeometry, name: str) -> Picture:
@@ -146,18 +166,44 @@ def sinusoid_picture(inv_freq: Sequence[float], name: str, positions: int = POSI
 
 
 def distance_picture(recipe: Recipe, length: int, trained_length: int, name: str) -> Picture:
-    """Effective distance of every query and key, empty where a key is not attended; the slowest pair's."""
-    tokens = _sampled(length)
-    distance = effective_distance(recipe, tokens, tokens)[..., -1]
-    title = f"Effective distance: {name}"
-    return _matrix_picture(
-        ("effective-distance", title, f"of {length:,} tokens, {trained_length:,} trained; empty: not attended"),
-        tokens,
-        {"": distance},
-        {"cmin": 0, "cmax": trained_length, "colorbar": {"title": {"text": "tokens"}}},
-        "By how many positions a key is turned against a query. Colours end at the trained length: beyond it, "
-        "distances are new to the model.",
+    """Effective distance of every query and key, empty where a key is not attended, the slowest pair's; and that of the
+    last token to each key, one line per group of pairs that differ."""
+    every = -(-length // CELLS)
+    keys = torch.arange(0, length, every)  # the first ones among them: masks keep those
+    queries = (keys + every - 1).clamp(max=length - 1)
+    distance = effective_distance(recipe, queries, keys)
+    title = f"Effective distance at {length:,} tokens: {name}"
+    subtitle = f"{trained_length:,} trained; empty: not attended; right: from the last token, grey: plain RoPE"
+    panels = ["every query and key", "the last token"]
+    figure = grid(panels, (title, subtitle), columns=2, panel_height=400, right=120, spacing=0.14)
+    z = [[_or_none(value) for value in row] for row in distance[..., -1].tolist()]
+    places = queries.tolist(), keys.tolist()
+    figure.add_trace(go.Heatmap(x=places[1], y=places[0], z=z, coloraxis="coloraxis", hoverongaps=False), row=1, col=1)
+    figure.update_xaxes(**linear_axis("key", -every / 2, length + every / 2), row=1, col=1)
+    figure.update_yaxes(**linear_axis("query", length + every / 2, -every / 2), row=1, col=1)
+    real = [length - 1 - key for key in places[1]]
+    figure.add_scatter(x=real, y=real, mode="lines", line={"color": PLAIN, "width": 4}, name="plain RoPE",
+                       showlegend=False, row=1, col=2)  # fmt: skip
+    for index, column in enumerate(different_columns(distance[-1])):
+        style = line_style(index)
+        alone = column.isnan().any()  # a few keys between gaps make no line
+        figure.add_scatter(
+            x=real, y=[_or_none(value) for value in column.tolist()], mode="lines+markers" if alone else "lines",
+            line={"color": style.colour, "dash": style.dash[1], "width": 2}, marker={"size": 4, "color": style.colour},
+            name=name, showlegend=False, row=1, col=2,
+        )  # fmt: skip
+    top = 1.05 * max(1.2 * trained_length, float(distance[-1].nan_to_num(0.0).max()))
+    figure.update_xaxes(**linear_axis("distance between tokens", 0, 1.03 * length), row=1, col=2)
+    figure.update_yaxes(**linear_axis("effective distance, tokens", 0, top), row=1, col=2)
+    figure.add_hline(y=trained_length, line={"color": FAINT, "dash": "dash", "width": 1.2}, row=1, col=2)
+    bar = {"cmin": 0, "cmax": trained_length, "colorbar": {"title": {"text": "tokens"}}}
+    figure.update_layout(coloraxis={"colorscale": SEQUENTIAL, **bar})
+    caption = (
+        "By how many positions a key is turned against a query. Colours end at the trained length, the dashed line: "
+        "beyond it, distances are new to the model."
     )
+    rows = _cells(places, {"": distance[..., -1]})
+    return Picture("effective-distance", title, figure, rows, caption)
 
 
 def bias_picture(recipe: Recipe, length: int, name: str) -> Picture:
@@ -173,7 +219,7 @@ def bias_picture(recipe: Recipe, length: int, name: str) -> Picture:
     low, high = min(float(v.min()) for v in seen), max(float(v.max()) for v in seen)
     cut = f"; colours end at {LEAST_BIAS:g}" if low < LEAST_BIAS else ""
     return _matrix_picture(
-        ("score-bias", f"Score bias: {name}", f"added to the scores of {length:,} tokens{cut}"),
+        ("score-bias", f"Score bias at {length:,} tokens: {name}", f"added to the scores, per head{cut}"),
         tokens,
         shown,
         {
@@ -202,14 +248,18 @@ def _matrix_picture(
         colours,
         panel_height=480 if len(shown) == 1 else 240,
     )
-    rows: list[Row] = [
+    return Picture(titles[0], titles[1], figure, _cells((places, places), shown), caption)
+
+
+def _cells(places: tuple[list[int], list[int]], shown: dict[str, torch.Tensor]) -> list[Row]:
+    """A row per cell with a value; ``places`` are queries and keys."""
+    return [
         {"panel": title, "query": query, "key": key, "value": value}
         for title, z in shown.items()
-        for query, line in zip(places, z.tolist(), strict=True)
-        for key, value in zip(places, line, strict=True)
+        for query, line in zip(places[0], z.tolist(), strict=True)
+        for key, value in zip(places[1], line, strict=True)
         if not math.isnan(value)
     ]
-    return Picture(titles[0], titles[1], figure, rows, caption)
 
 
 def _sampled(length: int) -> torch.Tensor:

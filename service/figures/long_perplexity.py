@@ -8,7 +8,8 @@ from service.evaluation.long_perplexity.results import LongLengthResult, LongMet
 from service.evaluation.perplexity.tables import short_number
 from service.evaluation.results import documents_text, name_of
 from service.figures.axes import beyond, token_axis, value_axis
-from service.figures.charts import Curve, add_curves, mark_trained, new_figure
+from service.figures.charts import mark_trained, new_figure
+from service.figures.curves import INTERVALS, Curve, add_curves, interval_text
 from service.figures.picture import Picture, rows_of
 
 Value = Callable[[LongLengthResult], float | None]
@@ -26,8 +27,8 @@ def long_perplexity_pictures(result: LongPerplexityResult) -> list[Picture]:
             result,
             ("long-perplexity", "Long perplexity by context length", f"{chosen} · {documents_text(result.documents)}"),
             lambda at: at.long_perplexity,
-            "Only over tokens that a model predicts clearly better with long context than with short. Lower is better; "
-            "shaded: 95 % intervals.",
+            "Only over tokens that a model predicts clearly better with long context than with short. Lower is better. "
+            + INTERVALS,
         ),
         _picture(
             result,
@@ -46,13 +47,15 @@ def _picture(result: LongPerplexityResult, titles: tuple[str, str, str], value: 
         return None
     title = f"{title}: {result.model}"
     known = [curve.known for curve in curves]
-    ends = [list(zip(curve.low or (), curve.high or (), strict=True)) for curve in curves]
+    ends = [list(zip(curve.low or curve.known, curve.high or curve.known, strict=True)) for curve in curves]
     x = token_axis("context length, tokens", result.lengths, result.trained_length)
     y = value_axis(name.replace("-", " "), known, ends)
     figure = new_figure(title, subtitle + beyond(known, y))
     figure.update_layout(xaxis=x, yaxis=y)
     mark_trained(figure, result.trained_length, x)
-    add_curves(figure, curves)
+    measured = len(result.lengths) == 1 or name == "perplexity"
+    one = "one length was measured" if measured else "there are key tokens at one length only"
+    add_curves(figure, curves, one)
     points = [(method, at) for method in result.methods for at in method.lengths]
     rows = rows_of(
         method=[name_of(method, result) for method, _ in points],
@@ -72,15 +75,18 @@ def _curve(method: LongMethodResult, result: LongPerplexityResult, value: Value,
     points = [at for at in method.lengths if value(at) is not None]
     values = [value(at) or 0.0 for at in points]
     ends = [
-        (at.interval.low, at.interval.high) if at.interval and with_intervals else (y, y)
-        for at, y in zip(points, values, strict=True)
+        (at.interval.low, at.interval.high) if at.interval else (y, y) for at, y in zip(points, values, strict=True)
     ]
     return Curve(
         name_of(method, result),
         [at.length for at in points],
         values,
-        [low for low, _ in ends],
-        [high for _, high in ends],
-        [f"{short_number(y)}<br>{at.key_tokens:,} key tokens of {at.tokens_scored:,}"
-         for at, y in zip(points, values, strict=True)],
-    )  # fmt: skip
+        [low for low, _ in ends] if with_intervals else None,
+        [high for _, high in ends] if with_intervals else None,
+        [_hover(at, with_intervals) for at in points],
+    )
+
+
+def _hover(at: LongLengthResult, with_interval: bool) -> str:
+    interval = f"{interval_text(at.interval, short_number)}<br>" if at.interval and with_interval else ""
+    return f"{interval}{at.key_tokens:,} key tokens of {at.tokens_scored:,}"

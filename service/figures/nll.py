@@ -9,7 +9,8 @@ from service.evaluation.perplexity.results import MethodResult, PositionBucket
 from service.evaluation.probe.results import ProbeMethod
 from service.evaluation.results import DocumentInfo, EvaluationResult, documents_text, name_of
 from service.figures.axes import linear_axis, log_axis
-from service.figures.charts import Curve, add_curves, mark_trained, new_figure
+from service.figures.charts import mark_trained, new_figure
+from service.figures.curves import Curve, add_curves
 from service.figures.picture import Picture, rows_of
 
 FIRST = 8
@@ -22,13 +23,14 @@ def nll_by_position(
     length: int,
     documents: Sequence[DocumentInfo],
 ) -> Picture | None:
-    """Mean NLL in nats of the tokens in each bucket of context, in passes of ``length``; None without buckets."""
+    """Mean NLL in nats of the tokens in each bucket of context, in passes of ``length``; None for fewer than
+    two buckets, which tell no more than the mean of all tokens."""
     buckets = [(name_of(method, result), bucket) for method in methods for bucket in method.nll_by_position]
-    if not buckets:
-        return None
-    title = f"NLL by position: {result.model}"
-    figure = new_figure(title, f"passes of {length:,} tokens · {documents_text(documents)}")
     edges = sorted({edge for _, bucket in buckets for edge in (bucket.start, bucket.stop)})
+    if len(edges) < 3:
+        return None
+    title = f"NLL by position in passes of {length:,} tokens: {result.model}"
+    figure = new_figure(title, documents_text(documents))
     x = log_axis("tokens of context before the predicted one", max(edges[0], FIRST), edges[-1], ticks=edges[1:])
     nll = [bucket.nll_mean for _, bucket in buckets]
     margin = max(0.05 * (max(nll) - min(nll)), 0.02)

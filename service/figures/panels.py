@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from service.figures.charts import BOTTOM, TOP, label, write_layout
+from service.figures.axes import spread
+from service.figures.charts import BOTTOM, GAP, TOP, label, write_layout
 from service.figures.style import INK
 
-COLUMNS, GAP = 3, 64
-"""Panels side by side, and pixels between one row of them and the next."""
+COLUMNS = 3
+"""Panels side by side."""
 SEQUENTIAL = "Cividis"
+MOST_CELLS = 40_000
+"""Of all heat maps of a figure: beyond it they are narrower than the pixels of most screens."""
 Axes = tuple[dict[str, Any], dict[str, Any]]
+Column = TypeVar("Column")
+Line = TypeVar("Line")
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,17 @@ class Panel:
     hover: Sequence[Sequence[str]] | None = None
 
 
-def grid(titles: Sequence[str], texts: tuple[str, str], *, columns: int, panel_height: int, right: int) -> go.Figure:
-    """Empty panels under their ``titles``, row by row; ``texts`` are the figure's title and subtitle."""
+def grid(
+    titles: Sequence[str],
+    texts: tuple[str, str],
+    *,
+    columns: int,
+    panel_height: int,
+    right: int,
+    spacing: float = 0.05,
+) -> go.Figure:
+    """Empty panels under their ``titles``, row by row; ``texts`` are the figure's title and subtitle, ``spacing`` the
+    share of the width between two panels."""
     columns = min(columns, len(titles))
     lines = -(-len(titles) // columns)
     inner = lines * panel_height + (lines - 1) * GAP
@@ -39,7 +54,7 @@ def grid(titles: Sequence[str], texts: tuple[str, str], *, columns: int, panel_h
         rows=lines,
         cols=columns,
         subplot_titles=[label(title, 100 // columns) for title in titles],
-        horizontal_spacing=0.05 if columns > 1 else 0.0,
+        horizontal_spacing=spacing if columns > 1 else 0.0,
         vertical_spacing=GAP / inner if lines > 1 else 0.0,
     )
     write_layout(figure, *texts, height=inner + TOP + BOTTOM + 8, right=right)
@@ -58,6 +73,16 @@ def place(figure: go.Figure, index: int, count: int, columns: int, axes: Axes, *
     figure.update_xaxes(**x, **more, **at)
     figure.update_yaxes(**y, **more, showticklabels=at["col"] == 1, **at)
     return at
+
+
+def cells_drawn(columns: Sequence[Column], lines: Sequence[Line], panels: int) -> tuple[list[Column], list[Line]]:
+    """The columns and lines that each of ``panels`` heat maps draws: all, or some at equal steps with both ends, so
+    that the figure has at most ``MOST_CELLS`` cells."""
+    most = max(MOST_CELLS // panels, 16)
+    if len(columns) * len(lines) <= most:
+        return list(columns), list(lines)
+    wide = min(len(columns), max(math.isqrt(most), most // len(lines)))
+    return spread(columns, wide), spread(lines, min(len(lines), most // wide))
 
 
 def heat_maps(

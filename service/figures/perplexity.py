@@ -6,7 +6,6 @@ HTML through Plotly with its script inside, so that a saved page works offline.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +24,9 @@ from service.evaluation.perplexity.tables import (
     spaced,
 )
 from service.evaluation.results import documents_text, name_of
-from service.figures.axes import value_range
+from service.figures.axes import leave_room, log_axis, value_range
+from service.figures.charts import counted, mark_trained, new_figure, note
+from service.figures.curves import ALONE, INTERVALS, NOT_SHADED, SHADE, Curve, add_curves, interval_text
 from service.figures.picture import Picture
 from service.figures.style import (
     FAINT,
@@ -40,8 +41,6 @@ from service.figures.style import (
     png,
     scale_values,
     shortened,
-    tick_text,
-    value_ticks,
     write_titles,
 )
 
@@ -62,13 +61,17 @@ def perplexity_figure(result: PerplexityResult) -> Figure:
     width = LEFT + AXES_WIDTH + NAME + 0.3 + 0.075 * max(map(len, labels))
     height = max(5.4, 0.2 * len(labels) + TOP + BOTTOM + 0.2)
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-    write_titles(figure, f"Perplexity by context length: {result.model}", _subtitle(result, "▲ beyond the axis"))
+    low, high = _value_range(result)
+    ends = [[_interval(at) for at in method.lengths] for method in result.methods]
+    shaded = len(ends) == 1 or leave_room(ends, low, high, logarithmic=True)
+    notes = [f"one length was measured: {ALONE}"] if len(result.lengths) == 1 else []
+    notes += [interval_note(result) if shaded else NOT_SHADED, _subtitle(result, "▲ beyond the axis")]
+    write_titles(figure, f"Perplexity by context length: {result.model}", " · ".join(notes))
     box = (LEFT / width, BOTTOM / height, AXES_WIDTH / width, 1 - (TOP + BOTTOM) / height)
     axes = plain_axes(figure, box)
     for index, method in enumerate(result.methods):
-        _draw_method(axes, result, method, line_style(index))
+        _draw_method(axes, result, method, line_style(index), shaded)
     _scale_lengths(axes, result)
-    low, high = _value_range(result)
     scale_values(axes, low, high)
     axes.set_ylabel("perplexity", color=INK)
     _mark_off_scale(axes, result, high)
@@ -76,15 +79,14 @@ def perplexity_figure(result: PerplexityResult) -> Figure:
     return figure
 
 
-def _draw_method(axes: Axes, result: PerplexityResult, method: MethodResult, style: LineStyle) -> None:
+def _draw_method(axes: Axes, result: PerplexityResult, method: MethodResult, style: LineStyle, shaded: bool) -> None:
     lengths = [at.length for at in method.lengths]
     low, high = zip(*(_interval(at) for at in method.lengths), strict=True)
     marked = spaced(lengths, result.trained_length, MARKED_POINTS)
     if len(lengths) == 1:
         axes.vlines(lengths, low, high, color=style.colour, lw=1.2)
-    else:
-        alpha = 0.15 if len(result.methods) <= 8 else 0.07
-        axes.fill_between(lengths, low, high, color=style.colour, alpha=alpha, lw=0)
+    elif shaded:
+        axes.fill_between(lengths, low, high, color=style.colour, alpha=SHADE, lw=0)
     axes.plot(
         lengths,
         [at.perplexity for at in method.lengths],
@@ -167,93 +169,42 @@ def perplexity_picture(result: PerplexityResult) -> Picture:
         title=f"Perplexity by context length: {result.model}",
         figure=perplexity_chart(result),
         rows=result.rows(),
-        caption="Lower is better. Shaded: 95 % intervals. Right of the trained length the model reads positions "
-        "that it never saw in training.",
+        caption=f"Lower is better. {INTERVALS} Right of the trained length the model reads positions that it never saw "
+        "in training.",
         draw=lambda: perplexity_png(result),
     )
 
 
 def perplexity_chart(result: PerplexityResult) -> go.Figure:
     """The same picture as a Plotly figure."""
-    figure = go.Figure()
-    for index, method in enumerate(result.methods):
-        figure.add_traces(_traces(result, method, line_style(index), group=str(index)))
-    low, high = _value_range(result)
-    first, last = _length_range(result)
-    ticks = _length_ticks(result)
-    values = value_ticks(low, high)
     title = f"Perplexity by context length: {result.model}"
-    figure.update_layout(
-        template="plotly_white",
-        title={
-            "text": html.escape(title),
-            "subtitle": {"text": html.escape(_subtitle(result, "double click shows what is beyond the axis"))},
-            "x": 0.02,
-        },
-        margin={"t": 112},
-        xaxis=_log_axis("context length, tokens", first, last, ticks, [f"{length:,}" for length in ticks]),
-        yaxis=_log_axis("perplexity", low, high, values, [tick_text(value) for value in values]),
-        hovermode="closest",
-        legend={"title": {"text": "method (click hides, double click isolates)"}},
-    )
-    if first < result.trained_length < last:
-        figure.add_shape(
-            type="line",
-            x0=result.trained_length,
-            x1=result.trained_length,
-            yref="paper",
-            y0=0,
-            y1=1,
-            line={"color": FAINT, "dash": "dash"},
-        )
-        note = f"trained length {result.trained_length:,}"
-        at = math.log10(result.trained_length)
-        figure.add_annotation(x=at, y=1, yref="paper", yanchor="bottom", text=note, showarrow=False)
+    figure = new_figure(title, _subtitle(result, "double click shows what is beyond the axis"))
+    x = log_axis("context length, tokens", *_length_range(result), ticks=_length_ticks(result))
+    figure.update_layout(xaxis=x, yaxis=log_axis("perplexity", *_value_range(result)))
+    mark_trained(figure, result.trained_length, x)
+    if add_curves(figure, [_curve(method, result) for method in result.methods]):
+        note(figure, interval_note(result))
     return figure
 
 
-def _traces(result: PerplexityResult, method: MethodResult, style: LineStyle, group: str) -> list[go.Scatter]:
-    """The interval as a closed shape, and the line with its numbers on hover."""
-    name = html.escape(name_of(method, result))
-    lengths = [at.length for at in method.lengths]
-    low, high = zip(*(_interval(at) for at in method.lengths), strict=True)
-    band = go.Scatter(
-        x=lengths + lengths[::-1],
-        y=low + high[::-1],
-        fill="toself",
-        fillcolor=style.colour,
-        opacity=0.15,
-        mode="none",
-        hoverinfo="skip",
-        legendgroup=group,
-        showlegend=False,
-    )
-    numbers = [(*_interval(at), at.bits_per_byte, at.tokens_scored, at.windows) for at in method.lengths]
-    line = go.Scatter(
-        x=lengths,
+def _curve(method: MethodResult, result: PerplexityResult) -> Curve:
+    ends = [_interval(at) for at in method.lengths]
+    return Curve(
+        name=name_of(method, result),
+        x=[at.length for at in method.lengths],
         y=[at.perplexity for at in method.lengths],
-        name=name,
-        legendgroup=group,
-        mode="lines+markers",
-        line={"color": style.colour, "dash": style.dash[1], "width": 2},
-        marker={"symbol": style.marker[1], "size": 8 if len(lengths) <= 32 else 4},
-        customdata=numbers,
-        hovertemplate="%{x:,} tokens: perplexity %{y:.5g}<br>95 % interval %{customdata[0]:.5g} to %{customdata[1]:.5g}"
-        "<br>%{customdata[2]:.4f} bits per byte<br>%{customdata[3]:,} tokens in %{customdata[4]:,} windows"
-        f"<extra>{name}</extra>",
+        low=[low for low, _ in ends],
+        high=[high for _, high in ends],
+        hover=[_hover(at) for at in method.lengths],
     )
-    return [band, line]
 
 
-def _log_axis(title: str, low: float, high: float, ticks: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
-    return {
-        "type": "log",
-        "title": {"text": title},
-        "range": [math.log10(low), math.log10(high)],
-        "tickvals": list(ticks),
-        "ticktext": list(texts),
-        "minor": {"showgrid": False},
-    }
+def _hover(at: LengthResult) -> str:
+    interval = f"{interval_text(at.interval, short_number)}<br>" if at.interval else ""
+    return (
+        f"{interval}{at.bits_per_byte:.4f} bits per byte<br>{at.tokens_scored:,} tokens in "
+        f"{counted(at.windows, 'window')}"
+    )
 
 
 def _interval(at: LengthResult) -> tuple[float, float]:
@@ -262,10 +213,10 @@ def _interval(at: LengthResult) -> tuple[float, float]:
 
 
 def _subtitle(result: PerplexityResult, cut_note: str) -> str:
-    """Protocol, documents, what the intervals are over, and ``cut_note`` if something is cut off."""
+    """Protocol, documents, and ``cut_note`` if something is cut off."""
     highest = max(at.perplexity for method in result.methods for at in method.lengths)
-    cut = f" · {cut_note}" if highest > _value_range(result)[1] else ""
-    return f"{protocol_note(result)} protocol · {documents_text(result.documents)} · {interval_note(result)}{cut}"
+    cut = f"{cut_note} · " if highest > _value_range(result)[1] else ""
+    return f"{cut}{protocol_note(result)} protocol · {documents_text(result.documents)}"
 
 
 def _length_range(result: PerplexityResult) -> tuple[float, float]:

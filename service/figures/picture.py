@@ -40,17 +40,17 @@ class Picture:
 
         return png(raster(self.figure))
 
-    def html(self) -> str:
-        """One page with Plotly's script in it: it works offline, and loads nothing."""
-        page = self.figure.to_html(include_plotlyjs=True, div_id=self.name, config=CONFIG, default_height="95vh")
-        return str(page).replace("<head>", f"<head><title>{html.escape(self.title)}</title>", 1)
+    @property
+    def subtitle(self) -> str:
+        """How and on what it was measured, and how it is drawn, as plain text."""
+        return html.unescape(self.figure.layout.title.subtitle.text or "")
 
-    def fragment(self, div_id: str) -> str:
-        """The figure alone, for a page that has Plotly's script."""
-        page = self.figure.to_html(
-            include_plotlyjs=False, full_html=False, div_id=div_id, config=CONFIG, default_height="520px"
-        )
-        return str(page)
+    def html(self, plotly: str | None = None) -> str:
+        """One page. With the address ``plotly`` it loads Plotly's script from there; without it, the script is in the
+        page, which then works offline and loads nothing."""
+        from service.figures.web.page import plot_page
+
+        return plot_page(self, plotly)
 
     def csv(self) -> str:
         """The numbers behind the picture, full precision, comma-separated with a header (RFC 4180)."""

@@ -21,7 +21,7 @@ def draw_distance(axes: Axes, recipe: Recipe, length: int, trained_length: int) 
     distance = effective_distance(recipe, torch.tensor([length - 1]), keys)[0]
     alone = "." if distance.isnan().any() else ""  # a few keys between gaps make no line
     axes.plot(real, real, color=PLAIN, lw=PLAIN_WIDTH, label="plain RoPE")
-    for index, column in enumerate(_different_columns(distance)):
+    for index, column in enumerate(different_columns(distance)):
         style, label = line_style(index), "" if index else "effective"
         axes.plot(real, column.tolist(), color=style.colour, ls=style.dash[0], marker=alone, ms=4, lw=1.8, label=label)
     axes.set_xlim(0, length)
@@ -32,7 +32,7 @@ def draw_distance(axes: Axes, recipe: Recipe, length: int, trained_length: int) 
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.99), ncols=2, fontsize=9)
 
 
-def _different_columns(distance: torch.Tensor) -> list[torch.Tensor]:
+def different_columns(distance: torch.Tensor) -> list[torch.Tensor]:
     """The columns of [keys, 1 or pairs] that differ, in order."""
     found: list[torch.Tensor] = []
     for column in distance.T:

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from service.evaluation.probe.results import Attention, DistanceBucket, HeadAttention, ProbeResult
 from service.evaluation.results import Row, documents_text, name_of
-from service.figures.axes import linear_axis, log_axis, percent, share_axis, token_axis
-from service.figures.charts import (
-    Curve,
-    add_curves,
-    counted,
-    curve_traces,
-    mark_trained,
-    new_figure,
-    room_for,
-)
+from service.figures.axes import linear_axis, log_axis, percent, share_axis, spread, token_axis
+from service.figures.charts import counted, mark_trained, new_figure, note, room_for
+from service.figures.curves import INTERVALS, Curve, add_curves, curve_traces, interval_text
 from service.figures.nll import nll_by_position
 from service.figures.panels import COLUMNS, grid, place
 from service.figures.picture import Picture
 from service.figures.style import line_style
 
+MOST_LENGTHS = 8
+"""Lengths that have a picture of attention: the ends and those at equal steps between them."""
+MOST_HEADS = 512
+"""Heads that are drawn in one picture, over all methods."""
 
-def probe_pictures(result: ProbeResult) -> list[Picture]:
-    """Attention by distance at every length, copying by distance, loss by position."""
-    by_position = nll_by_position(result, result.methods, result.lengths[-1], result.documents)
-    pictures = [attention_picture(result, length) for length in reversed(result.lengths)]
+
+def probe_pictures(result: ProbeResult) -> Iterator[Picture]:
+    """Attention by distance at every length or some, copying by distance, loss by position."""
+    for length in reversed(spread(result.lengths, MOST_LENGTHS)):
+        yield attention_picture(result, length)
     if any(method.copying for method in result.methods):
-        pictures.append(copying_picture(result))
-    return [*pictures, *([by_position] if by_position else [])]
+        yield copying_picture(result)
+    by_position = nll_by_position(result, result.methods, result.lengths[-1], result.documents)
+    if by_position is not None:
+        yield by_position
 
 
 def attention_picture(result: ProbeResult, length: int) -> Picture:
@@ -38,13 +39,14 @@ def attention_picture(result: ProbeResult, length: int) -> Picture:
     means = [_at(method.attention_mean, length) for method in result.methods]
     heads = [_by_head(method.attention, length) for method in result.methods]
     title = f"Attention by distance at {length:,} tokens: {result.model}"
-    subtitle = f"mass per bucket of distance, last {result.queries:,} queries · {documents_text(result.documents)}"
+    subtitle = f"share per range of distances, last {result.queries:,} queries · {documents_text(result.documents)}"
     figure = grid(["all methods, mean of all heads", *names], (title, subtitle), columns=COLUMNS, panel_height=230,
                   right=room_for(names, 76))  # fmt: skip
     edges = sorted({edge for mean in means for bucket in mean for edge in (bucket.start, bucket.stop)})
-    x = log_axis("distance, tokens", max(edges[0], 0.5), edges[-1], ticks=_spread([e for e in edges if e]))
-    top = max(bucket.mass for of_heads in heads for head in of_heads.values() for bucket in head)
-    y = linear_axis("share of attention", 0, 1.05 * top)
+    x = log_axis(
+        "distance from query to key, tokens", max(edges[0], 0.5), edges[-1], ticks=_ticks([e for e in edges if e])
+    )
+    y = _share_axis(max(bucket.mass for of_heads in heads for head in of_heads.values() for bucket in head))
     count = len(names) + 1
     panel = place(figure, 0, count, COLUMNS, (x, y))
     for index, (name, mean) in enumerate(zip(names, means, strict=True)):
@@ -54,22 +56,27 @@ def attention_picture(result: ProbeResult, length: int) -> Picture:
     mark_trained(figure, result.trained_length, x, named=False, **panel)
     for index, (name, mean) in enumerate(zip(names, means, strict=True)):
         panel = place(figure, index + 1, count, COLUMNS, (x, y))
-        for (layer, head), buckets in heads[index].items():
-            faint = curve_traces(_curve(f"layer {layer}, head {head}", buckets), line_style(index), "", faint=True)
-            figure.add_traces(faint, rows=panel["row"], cols=panel["col"])
+        chosen = spread(list(heads[index].items()), max(MOST_HEADS // len(names), 2))
+        faint = curve_traces(_heads_curve(dict(chosen)), line_style(index), "", faint=True)
+        figure.add_traces(faint, rows=panel["row"], cols=panel["col"])
         bold = curve_traces(_curve(name, mean), line_style(index), str(index))
         bold[-1].showlegend = False
         figure.add_traces(bold, rows=panel["row"], cols=panel["col"])
         mark_trained(figure, result.trained_length, x, named=False, **panel)
+    drawn, measured = min(len(heads[0]), max(MOST_HEADS // len(names), 2)), len(heads[0])
+    if drawn < measured:
+        note(figure, f"{drawn:,} of {measured:,} heads are drawn")
+    if len(result.lengths) > MOST_LENGTHS:
+        note(figure, f"pictures are of {MOST_LENGTHS} of {len(result.lengths):,} lengths")
     rows: list[Row] = []
     for name, mean, of_heads in zip(names, means, heads, strict=True):
         rows += _rows(name, None, None, mean)
         for (layer, head), buckets in of_heads.items():
             rows += _rows(name, layer, head, buckets)
     caption = (
-        "Where the last queries look: softmax mass on keys by distance, bold the mean of all heads, faint every head. "
-        f"The dashed line is the trained length, {result.trained_length:,} tokens. Buckets double in width, so a rise "
-        "to the right need not mean more attention to each key."
+        "The share of their attention that the last queries give to keys at each distance: bold the mean of all heads, "
+        f"faint single heads. The dashed line is the trained length, {result.trained_length:,} tokens. Ranges of "
+        "distances double in width, so a rise to the right need not mean more attention to each key."
     )
     return Picture(f"attention-{length}", title, figure, rows, caption)
 
@@ -77,7 +84,7 @@ def attention_picture(result: ProbeResult, length: int) -> Picture:
 def copying_picture(result: ProbeResult) -> Picture:
     """Share of repeated tokens that are predicted, by the distance to their first occurrence."""
     title = f"Copying by distance: {result.model}"
-    x = token_axis("distance from a token to its copy", result.distances, result.trained_length)
+    x = token_axis("distance from a token to its copy, tokens", result.distances, result.trained_length)
     what = "random tokens" if result.segment_of == "random" else "tokens of the documents"
     figure = new_figure(title, f"{counted(result.samples, 'segment')} of {result.segment} {what}, repeated")
     figure.update_layout(xaxis=x, yaxis=share_axis("most likely token is right"))
@@ -92,13 +99,14 @@ def copying_picture(result: ProbeResult) -> Picture:
                 [at.interval.low for at in method.copying],
                 [at.interval.high for at in method.copying],
                 [
-                    f"without anything to copy {percent(at.accuracy_first)}<br>NLL {at.nll_mean:.4g} nats per token, "
-                    f"first time {at.nll_first:.4g}<br>{at.tokens:,} tokens"
+                    f"{interval_text(at.interval, percent)}<br>without anything to copy {percent(at.accuracy_first)}"
+                    f"<br>NLL {at.nll_mean:.4g} nats per token, first time {at.nll_first:.4g}<br>{at.tokens:,} tokens"
                     for at in method.copying
                 ],
             )
             for method in result.methods
         ],
+        "one distance was measured",
     )
     rows: list[Row] = [
         {
@@ -115,7 +123,7 @@ def copying_picture(result: ProbeResult) -> Picture:
         for method in result.methods
         for at in method.copying
     ]
-    caption = "A model that copies attends to where the same tokens stood. Shaded: 95 % intervals (Wilson)."
+    caption = f"A model that copies attends to where the same tokens stood. {INTERVALS}"
     return Picture("copying", title, figure, rows, caption)
 
 
@@ -130,10 +138,33 @@ def _by_head(measured: Sequence[HeadAttention], length: int) -> dict[tuple[int, 
 def _curve(name: str, buckets: Sequence[DistanceBucket]) -> Curve:
     return Curve(
         name,
-        [math.sqrt(max(bucket.start, 0.5) * bucket.stop) for bucket in buckets],
+        [_centre(bucket) for bucket in buckets],
         [bucket.mass for bucket in buckets],
-        hover=[f"distance {bucket.start:,} to {bucket.stop - 1:,}" for bucket in buckets],
+        hover=[_hover(bucket) for bucket in buckets],
     )
+
+
+def _heads_curve(heads: Mapping[tuple[int, int], Sequence[DistanceBucket]]) -> Curve:
+    """All heads as one line with gaps: a trace per head takes a browser seconds."""
+    x: list[float] = []
+    y: list[float | None] = []
+    hover: list[str] = []
+    for (layer, head), buckets in heads.items():
+        x += [_centre(bucket) for bucket in buckets]
+        y += [bucket.mass for bucket in buckets]
+        hover += [f"layer {layer}, head {head}<br>{_hover(bucket)}" for bucket in buckets]
+        if buckets:
+            x, y, hover = [*x, x[-1]], [*y, None], [*hover, ""]
+    return Curve("single heads", x, y, hover=hover)
+
+
+def _centre(bucket: DistanceBucket) -> float:
+    """The middle of a range of distances on a logarithmic axis."""
+    return math.sqrt(max(bucket.start, 0.5) * bucket.stop)
+
+
+def _hover(bucket: DistanceBucket) -> str:
+    return f"distance {bucket.start:,} to {bucket.stop - 1:,} tokens: {percent(bucket.mass)}"
 
 
 def _rows(name: str, layer: int | None, head: int | None, buckets: Sequence[DistanceBucket]) -> list[Row]:
@@ -143,7 +174,14 @@ def _rows(name: str, layer: int | None, head: int | None, buckets: Sequence[Dist
     ]
 
 
-def _spread(edges: Sequence[int], most: int = 6) -> list[int]:
+def _ticks(edges: Sequence[int], most: int = 6) -> list[int]:
     """At most ``most`` of the edges, the last among them."""
     every = -(-len(edges) // most)
     return list(edges[::-1][::every][::-1])
+
+
+def _share_axis(top: float) -> dict[str, Any]:
+    """From 0 to the largest share, in percent."""
+    step = next(step for step in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25) if top / step <= 5)
+    ticks = [step * count for count in range(6) if step * count <= 1.05 * top]
+    return {**linear_axis("share of attention", 0, 1.05 * top, ticks=ticks), "ticktext": [percent(at) for at in ticks]}

@@ -22,7 +22,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.transforms import ScaledTranslation
 
 from service.figures.raster_traces import Colours, draw_bars, draw_heat_map, draw_scatter, legend_line
-from service.figures.style import FAINT, INK, drawable
+from service.figures.style import FAINT, GRID, INK, RULE, drawable
 
 WIDTH, HEIGHT = 1000, 480
 """Pixels of a page for a figure that leaves its size open."""
@@ -100,8 +100,8 @@ def _panel(figure: Figure, layout: dict[str, Any], key: tuple[str, str], box: Bo
     axes = figure.add_axes(at)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#999999")
-    axes.tick_params(which="both", labelsize=12 * POINTS, color="#999999", labelcolor=INK)
+    axes.spines[["left", "bottom"]].set_color(RULE)
+    axes.tick_params(which="both", labelsize=12 * POINTS, color=RULE, labelcolor=INK)
     for name, axis in (("x", x), ("y", y)):
         _scale(axes, name, axis)
     if y.get("scaleanchor"):
@@ -123,7 +123,7 @@ def _scale(axes: Axes, name: str, axis: dict[str, Any]) -> None:
         side.set_major_formatter(ticker.FixedFormatter([text(shown) for shown in axis["ticktext"]]))
         side.set_minor_locator(ticker.NullLocator())
     if axis.get("showgrid", True):
-        axes.grid(axis=name, color=axis.get("gridcolor", "#e4e4e4"), lw=0.7)  # type: ignore[arg-type]
+        axes.grid(axis=name, color=axis.get("gridcolor", GRID), lw=0.7)  # type: ignore[arg-type]
     if axis.get("showticklabels") is False:
         side.set_tick_params(labelbottom=False, labelleft=False)
     if axis.get("visible") is False:
@@ -233,7 +233,7 @@ def _colour_bar(figure: Figure, axis: dict[str, Any], colours: Colours, box: Box
     bar = axes.figure.colorbar(ScalarMappable(colours.norm, colours.ramp), cax=axes)
     bar.outline.set_visible(False)
     look = axis.get("colorbar", {})
-    axes.tick_params(labelsize=11 * POINTS, color="#999999", labelcolor=INK)
+    axes.tick_params(labelsize=11 * POINTS, color=RULE, labelcolor=INK)
     if look.get("tickvals") is not None:
         axes.yaxis.set_major_locator(ticker.FixedLocator(list(look["tickvals"])))
         axes.yaxis.set_major_formatter(ticker.FixedFormatter([text(shown) for shown in look["ticktext"]]))

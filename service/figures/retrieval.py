@@ -2,54 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from service.evaluation.results import documents_text, name_of
-from service.evaluation.retrieval.results import DepthResult, DepthScore, LengthScore
-from service.figures.axes import category_axis, percent, percent_bar, share_axis, token_axis
-from service.figures.charts import Curve, add_curves, counted, mark_trained, new_figure
-from service.figures.panels import Axes, Panel, heat_maps
+from service.evaluation.retrieval.results import Averages, DepthResult, DepthScore, LengthScore
+from service.figures.axes import category_axis, linear_axis, percent, percent_bar, share_axis, token_axis
+from service.figures.charts import counted, mark_trained, new_figure, note
+from service.figures.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.panels import Axes, Panel, cells_drawn, heat_maps
 from service.figures.picture import Picture, rows_of
 
 WRITTEN = 8
 """Cells have their numbers in them up to so many lengths."""
+NOTHING_FOUND = "nothing was found at any length: shown is how likely the right answer was"
 
 
-def retrieval_pictures(result: DepthResult) -> list[Picture]:
-    """The score by length and depth, by length, and the expected answer's NLL by length and depth."""
-    return [depth_picture(result), score_picture(result), answer_picture(result)]
+class Measure(NamedTuple):
+    """A number of every cell: the picture's name, title and subtitle, the value, its text, colours and caption."""
+
+    name: str
+    title: str
+    subtitle: str
+    value: Callable[[Averages], float]
+    text: Callable[[float], str]
+    colours: dict[str, object]
+    caption: str
+
+
+def retrieval_pictures(result: DepthResult) -> Iterator[Picture]:
+    """The score by length and depth, by length, and the expected answer's NLL by length and depth.
+
+    Where nothing was found, the scores are all zero: then the answer's NLL is shown in their place.
+    """
+    if found_anything([cell for method in result.methods for cell in method.cells]):
+        yield depth_picture(result)
+        yield score_picture(result)
+        yield answer_picture(result)
+    else:
+        yield answer_picture(result, NOTHING_FOUND)
+        yield answer_by_length(result, NOTHING_FOUND)
+
+
+def found_anything(scores: Sequence[Averages]) -> bool:
+    """Whether any score is above zero."""
+    return any(at.score > 0 for at in scores)
 
 
 def depth_picture(result: DepthResult) -> Picture:
     """A panel per method: share found at every length (x) and depth (y)."""
-    title = f"{result.evaluation.capitalize()} by length and depth: {result.model}"
     return _heat_picture(
         result,
-        ("retrieval", title, f"share found · {_asked(result)}"),
-        [[cell.score for cell in method.cells] for method in result.methods],
-        {"cmin": 0, "cmax": 1, "colorbar": percent_bar("found")},
-        "Depth is the share of the text that stands before what is to be found. Light: found. Right of the trained "
-        f"length of {result.trained_length:,} tokens, what stands far back is at distances that the model never saw.",
+        Measure(
+            "retrieval",
+            f"{result.evaluation.capitalize()} by length and depth: {result.model}",
+            f"share found · {_asked(result)}",
+            lambda at: at.score,
+            percent,
+            {"cmin": 0, "cmax": 1, "colorbar": percent_bar("found")},
+            "Depth is the share of the text that stands before what is to be found. Light: found. Right of the trained "
+            f"length of {result.trained_length:,} tokens, what stands far back is at distances that the model never "
+            "saw.",
+        ),
     )
 
 
-def answer_picture(result: DepthResult) -> Picture:
-    """A panel per method: mean NLL of the expected answer, in nats per token."""
-    values = [[cell.answer_nll for cell in method.cells] for method in result.methods]
-    low, high = min(map(min, values)), max(map(max, values))
+def answer_picture(result: DepthResult, why: str = "") -> Picture:
+    """A panel per method: mean NLL of the expected answer, in nats per token; ``why`` it is shown alone."""
     return _heat_picture(
         result,
-        ("answer-nll", f"NLL of the expected answer: {result.model}", f"nats per token · {_asked(result)}"),
-        values,
-        {
-            "cmin": low,
-            "cmax": high if high > low else low + 1,
-            "reversescale": True,
-            "colorbar": {"title": {"text": "nats"}},
-        },
-        "How unlikely the right answer was, token by token. Light: likely. It tells encodings apart where a model is "
-        "too small to answer.",
+        Measure(
+            "answer-nll",
+            f"NLL of the expected answer by length and depth: {result.model}",
+            f"nats per token · {_asked(result)}",
+            lambda at: at.answer_nll,
+            lambda value: f"{value:.2f}",
+            answer_colours([cell.answer_nll for method in result.methods for cell in method.cells]),
+            ANSWER,
+        ),
+        why,
     )
+
+
+ANSWER = (
+    "How unlikely the right answer was, token by token. Lower is better. It tells encodings apart where a model is too "
+    "small to answer."
+)
+
+
+def answer_colours(values: Sequence[float]) -> dict[str, object]:
+    """Colour axis of NLL in nats: light is likely."""
+    low, high = min(values), max(values)
+    high = high if high > low else low + 1
+    return {"cmin": low, "cmax": high, "reversescale": True, "colorbar": {"title": {"text": "nats"}}}
 
 
 def score_picture(result: DepthResult) -> Picture:
@@ -63,8 +108,7 @@ def score_picture(result: DepthResult) -> Picture:
     scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]
     rows = rows_of(method=[name for name, _ in scores], length=[at.length for _, at in scores])
     rows = [row | at.row() for row, (_, at) in zip(rows, scores, strict=True)]
-    caption = "Over all depths. Shaded: 95 % intervals of the share (Wilson)."
-    return Picture("retrieval-by-length", title, figure, rows, caption)
+    return Picture("retrieval-by-length", title, figure, rows, f"Over all depths. {INTERVALS}")
 
 
 def score_curve(name: str, scores: Sequence[LengthScore]) -> Curve:
@@ -75,63 +119,92 @@ def score_curve(name: str, scores: Sequence[LengthScore]) -> Curve:
         [at.score for at in scores],
         [at.interval.low for at in scores],
         [at.interval.high for at in scores],
-        [
-            f"95 % interval {percent(at.interval.low)} to {percent(at.interval.high)}<br>{at.samples:,} samples"
-            for at in scores
-        ],
+        [f"{interval_text(at.interval, percent)}<br>{counted(at.samples, 'sample')}" for at in scores],
     )
 
 
-def _heat_picture(
-    result: DepthResult,
-    titles: tuple[str, str, str],
-    values: Sequence[Sequence[float]],
-    colours: dict[str, object],
-    caption: str,
-) -> Picture:
-    """``values`` [methods][cells]; ``titles`` are the picture's name, title and subtitle."""
-    share = titles[0] == "retrieval"
+def answer_by_length(result: DepthResult, why: str) -> Picture:
+    """Mean NLL of the expected answer over all depths by length, in nats per token; ``why`` it is shown."""
+    title = f"NLL of the expected answer by length: {result.model}"
+    x = token_axis("length, tokens", result.lengths, result.trained_length)
+    figure = new_figure(title, f"over all depths · {_asked(result)}")
+    values = [at.answer_nll for method in result.methods for at in method.lengths]
+    margin = max(0.05 * (max(values) - min(values)), 0.02)
+    y = linear_axis("NLL of the answer, nats per token", min(values) - margin, max(values) + margin)
+    figure.update_layout(xaxis=x, yaxis=y)
+    mark_trained(figure, result.trained_length, x)
+    add_curves(
+        figure,
+        [
+            Curve(
+                name_of(method, result),
+                [at.length for at in method.lengths],
+                [at.answer_nll for at in method.lengths],
+                hover=[counted(at.samples, "sample") for at in method.lengths],
+            )
+            for method in result.methods
+        ],
+    )
+    note(figure, why)
+    scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]
+    rows = rows_of(
+        method=[name for name, _ in scores],
+        length=[at.length for _, at in scores],
+        answer_nll=[at.answer_nll for _, at in scores],
+        samples=[at.samples for _, at in scores],
+    )
+    return Picture("answer-nll-by-length", title, figure, rows, ANSWER)
+
+
+def _heat_picture(result: DepthResult, measure: Measure, why: str = "") -> Picture:
+    lengths, depths = cells_drawn(result.lengths, result.depths, len(result.methods))
     panels = []
-    for method, of_cells in zip(result.methods, values, strict=True):
-        found = {(cell.length, cell.depth): value for cell, value in zip(method.cells, of_cells, strict=True)}
+    for method in result.methods:
         cells = {(cell.length, cell.depth): cell for cell in method.cells}
-        grid = [[(length, depth) for length in result.lengths] for depth in result.depths]
+        grid = [[cells.get((length, depth)) for length in lengths] for depth in depths]
         panels.append(
             Panel(
                 name_of(method, result),
-                range(len(result.lengths)),
-                range(len(result.depths)),
-                [[found.get(at) for at in line] for line in grid],
-                [[_written(found.get(at), share) for at in line] for line in grid]
-                if len(result.lengths) <= WRITTEN
+                range(len(lengths)),
+                range(len(depths)),
+                [[measure.value(cell) if cell else None for cell in line] for line in grid],
+                [[measure.text(measure.value(cell)) if cell else "" for cell in line] for line in grid]
+                if len(lengths) <= WRITTEN
                 else None,
-                [[_hover(cells.get(at)) for at in line] for line in grid],
+                [[_hover(cell) for cell in line] for line in grid],
             )
         )
-    figure = heat_maps(panels, titles[1:], _axes(result), colours, panel_height=max(180, 30 * len(result.depths)))
+    height = max(180, min(30 * len(depths), 480))
+    titles = measure.title, measure.subtitle
+    figure = heat_maps(panels, titles, _axes(lengths, depths), measure.colours, panel_height=height)
+    shown, measured = len(lengths) * len(depths), len(result.lengths) * len(result.depths)
+    if shown < measured:
+        note(figure, f"{shown:,} of {measured:,} cells are drawn")
+    if why:
+        note(figure, why)
     cells_of = [(name_of(method, result), cell) for method in result.methods for cell in method.cells]
     rows = rows_of(
         method=[name for name, _ in cells_of],
         length=[cell.length for _, cell in cells_of],
         depth=[cell.depth for _, cell in cells_of],
-        value=[value for of_cells in values for value in of_cells],
+        value=[measure.value(cell) for _, cell in cells_of],
         samples=[cell.samples for _, cell in cells_of],
     )
-    return Picture(titles[0], titles[1], figure, rows, caption)
+    return Picture(measure.name, measure.title, figure, rows, measure.caption)
 
 
-def _axes(result: DepthResult) -> Axes:
-    every = -(-len(result.lengths) // WRITTEN)
-    last = (len(result.lengths) - 1) % every
-    lengths = [f"{n:,}" if i % every == last else "" for i, n in enumerate(result.lengths)]
-    depths = [percent(depth) for depth in result.depths]
-    return category_axis("length, tokens", lengths), category_axis("depth", depths, reverse=True)
+def _axes(lengths: Sequence[int], depths: Sequence[float]) -> Axes:
+    return (
+        category_axis("length, tokens", thin_labels([f"{n:,}" for n in lengths], WRITTEN)),
+        category_axis("depth", thin_labels([percent(depth) for depth in depths], 2 * WRITTEN), reverse=True),
+    )
 
 
-def _written(value: float | None, share: bool) -> str:
-    if value is None:
-        return ""
-    return percent(value) if share else f"{value:.2f}"
+def thin_labels(labels: Sequence[str], most: int) -> list[str]:
+    """``labels`` with all but ``most`` of them empty, the last one kept."""
+    every = -(-len(labels) // most)
+    last = (len(labels) - 1) % every
+    return [text if index % every == last else "" for index, text in enumerate(labels)]
 
 
 def _hover(cell: DepthScore | None) -> str:
@@ -139,7 +212,7 @@ def _hover(cell: DepthScore | None) -> str:
         return ""
     return (
         f"{cell.length:,} tokens, depth {percent(cell.depth)}: {percent(cell.score)} found"
-        f"<br>95 % interval {percent(cell.interval.low)} to {percent(cell.interval.high)}, {cell.samples} samples"
+        f"<br>{interval_text(cell.interval, percent)}, {counted(cell.samples, 'sample')}"
         f"<br>NLL of the answer {cell.answer_nll:.4g} nats per token"
     )
 

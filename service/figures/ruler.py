@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from service.evaluation.results import Row, name_of
-from service.evaluation.ruler.results import RulerMethod, RulerResult
+from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskName, TaskScore
 from service.figures.axes import category_axis, log_axis, percent, percent_bar, share_axis, token_axis
-from service.figures.charts import Bars, add_bars, add_curves, counted, mark_trained, new_figure
-from service.figures.panels import Panel, heat_maps
+from service.figures.bars import Bar, add_bars
+from service.figures.charts import counted, mark_trained, new_figure, note
+from service.figures.curves import INTERVALS, add_curves
+from service.figures.panels import Panel, cells_drawn, heat_maps
 from service.figures.picture import Picture, rows_of
-from service.figures.retrieval import score_curve
+from service.figures.retrieval import (
+    ANSWER,
+    NOTHING_FOUND,
+    WRITTEN,
+    answer_colours,
+    found_anything,
+    score_curve,
+    thin_labels,
+)
 from service.figures.style import FAINT
 
 
-def ruler_pictures(result: RulerResult) -> list[Picture]:
+def ruler_pictures(result: RulerResult) -> Iterator[Picture]:
     """The average by length, effective lengths, and every task by length."""
-    return [score_picture(result), effective_length_picture(result), task_picture(result)]
+    yield score_picture(result)
+    yield effective_length_picture(result)
+    yield task_picture(result)
 
 
 def score_picture(result: RulerResult) -> Picture:
@@ -33,8 +47,8 @@ def score_picture(result: RulerResult) -> Picture:
     scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]
     rows: list[Row] = [{"method": name, "length": at.length, **at.row()} for name, at in scores]
     caption = (
-        "Average over all tasks. Shaded: 95 % intervals. A length is effective while the average there and at every "
-        "shorter length is above the threshold."
+        "Average over all tasks. A length is effective while the average there and at every shorter length is above "
+        f"the threshold. {INTERVALS}"
     )
     return Picture("ruler", title, figure, rows, caption)
 
@@ -48,43 +62,69 @@ def effective_length_picture(result: RulerResult) -> Picture:
     first, last = min(*result.lengths, result.trained_length), max(*result.lengths, result.trained_length)
     x = log_axis("effective length, tokens", first / 2, last * 1.1, ticks=result.lengths)
     lengths = [method.effective_length for method in result.methods]
-    add_bars(figure, Bars(names, lengths, [_length_text(method, result) for method in result.methods]), x)
+    bars = [
+        Bar(name, method.effective_length, _length_text(method, result), index)
+        for index, (name, method) in enumerate(zip(names, result.methods, strict=True))
+    ]
+    add_bars(figure, bars, x)
     mark_trained(figure, result.trained_length, x)
     caption = "A method whose bar is at the longest length that was measured may go further."
     return Picture("effective-length", title, figure, rows_of(method=names, effective_length=lengths), caption)
 
 
 def task_picture(result: RulerResult) -> Picture:
-    """A panel per method: score of every task (y) at every length (x)."""
+    """A panel per method: score of every task (y) at every length (x); the answer's NLL where all scores are zero."""
+    scored = found_anything([at for method in result.methods for at in method.tasks])
     title = f"RULER tasks by length: {result.model}"
-    panels = []
-    for method in result.methods:
-        found = {(at.task, at.length): at for at in method.tasks}
-        grid = [[found.get((task, length)) for length in result.lengths] for task in result.tasks]
-        panels.append(
-            Panel(
-                name_of(method, result),
-                range(len(result.lengths)),
-                range(len(result.tasks)),
-                [[at.score if at else None for at in line] for line in grid],
-                [[percent(at.score) if at else "" for at in line] for line in grid],
-                [[f"{at.task} at {at.length:,}: {percent(at.score)}, {at.samples} samples" if at else "" for at in line]
-                 for line in grid],
-            )
-        )  # fmt: skip
+    if not scored:
+        title = f"NLL of the expected answer by task and length: {result.model}"
+    lengths, tasks = cells_drawn(result.lengths, result.tasks, len(result.methods))
+    panels = [_task_panel(method, result, lengths, tasks, scored) for method in result.methods]
     axes = (
-        category_axis("length, tokens", [f"{length:,}" for length in result.lengths]),
-        category_axis("", result.tasks, reverse=True),
+        category_axis("length, tokens", thin_labels([f"{length:,}" for length in lengths], WRITTEN)),
+        category_axis("", tasks, reverse=True),
     )
-    colours = {"cmin": 0, "cmax": 1, "colorbar": percent_bar("score")}
-    figure = heat_maps(panels, (title, _asked(result)), axes, colours, panel_height=max(180, 26 * len(result.tasks)))
+    nll = [at.answer_nll for method in result.methods for at in method.tasks]
+    colours = {"cmin": 0, "cmax": 1, "colorbar": percent_bar("score")} if scored else answer_colours(nll)
+    figure = heat_maps(panels, (title, _asked(result)), axes, colours, panel_height=max(180, 26 * len(tasks)))
     figure.update_layout(margin_l=130)
+    if len(lengths) < len(result.lengths):
+        note(figure, f"{len(lengths):,} of {len(result.lengths):,} lengths are drawn")
+    if not scored:
+        note(figure, NOTHING_FOUND)
     rows: list[Row] = [
         {"method": name_of(method, result), "length": at.length, "task": at.task, **at.row()}
         for method in result.methods
         for at in method.tasks
     ]
-    return Picture("ruler-tasks", title, figure, rows, "Light: answered. Tasks fail at different lengths.")
+    caption = "Light: answered. Tasks fail at different lengths." if scored else ANSWER
+    return Picture("ruler-tasks", title, figure, rows, caption)
+
+
+def _task_panel(
+    method: RulerMethod, result: RulerResult, lengths: Sequence[int], tasks: Sequence[TaskName], scored: bool
+) -> Panel:
+    found = {(at.task, at.length): at for at in method.tasks}
+    grid = [[found.get((task, length)) for length in lengths] for task in tasks]
+    return Panel(
+        name_of(method, result),
+        range(len(lengths)),
+        range(len(tasks)),
+        [[(at.score if scored else at.answer_nll) if at else None for at in line] for line in grid],
+        [[(percent(at.score) if scored else f"{at.answer_nll:.2f}") if at else "" for at in line] for line in grid]
+        if len(lengths) <= WRITTEN
+        else None,
+        [[_task_hover(at) for at in line] for line in grid],
+    )
+
+
+def _task_hover(at: TaskScore | None) -> str:
+    if at is None:
+        return ""
+    return (
+        f"{at.task} at {at.length:,} tokens: {percent(at.score)}, {counted(at.samples, 'sample')}"
+        f"<br>NLL of the answer {at.answer_nll:.4g} nats per token"
+    )
 
 
 def _length_text(method: RulerMethod, result: RulerResult) -> str:

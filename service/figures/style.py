@@ -23,7 +23,17 @@ MARKERS = (
     *(("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down")),
     *(("P", "cross"), ("X", "x"), ("<", "triangle-left"), (">", "triangle-right"), ("*", "star")),
 )
-INK, FAINT = "#222222", "#707070"
+INK, FAINT, GRID, RULE, PAPER = "#222222", "#707070", "#e4e4e4", "#999999", "white"
+DARK = {
+    INK: "#e6e6e6",
+    FAINT: "#a6a6a6",
+    GRID: "#3d3d3d",
+    RULE: "#7a7a7a",
+    PAPER: "#181818",
+    "#000000": "#ffffff",
+    "#0072B2": "#3d9bd6",
+}
+"""Colours of pages, and what they are where the reader's screen is dark. The others are bright enough for both."""
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -122,9 +132,9 @@ def plain_axes(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
     """Axes at (left, bottom, width, height) of the figure: no frame on top and right, faint grid."""
     axes = figure.add_axes(box)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#999999")
-    axes.tick_params(colors=INK, which="both", labelsize=9, color="#999999")
-    axes.grid(axis="y", color="#e4e4e4", lw=0.8)
+    axes.spines[["left", "bottom"]].set_color(RULE)
+    axes.tick_params(colors=INK, which="both", labelsize=9, color=RULE)
+    axes.grid(axis="y", color=GRID, lw=0.8)
     axes.set_axisbelow(True)
     return axes
 

@@ -8,29 +8,38 @@ from service.evaluation.perplexity.tables import short_number
 from service.evaluation.results import Row, name_of
 from service.evaluation.sweep.results import Judgement, SweepResult
 from service.figures.axes import linear_axis, log_axis, percent
-from service.figures.charts import Bars, add_bars, new_figure
+from service.figures.bars import Bar, add_bars
+from service.figures.charts import new_figure, note
 from service.figures.picture import Picture
 from service.figures.style import FAINT
 
-WIDE = 4.0
-"""Values that differ by more than this factor stand on a logarithmic axis."""
-
 
 def target_picture(result: SweepResult, index: int) -> Picture:
-    """A bar per method for one part, with its interval and the limit of what is good enough."""
-    judged = [(method, at) for method in result.methods for at in method.judgements if at.evaluation == index]
-    first, part = judged[0][1], result.evaluations[index]
+    """A bar per method for one part, the best on top, with its interval and the limit of what is good enough."""
+    judged = [
+        (look, method, at)
+        for look, method in enumerate(result.methods)
+        for at in method.judgements
+        if at.evaluation == index
+    ]
+    first, part = judged[0][2], result.evaluations[index]
     title = f"{first.measure[:1].upper()}{first.measure[1:]} at {result.target_length:,} tokens: {result.model}"
     share = part.evaluation not in ("perplexity", "long_perplexity")
-    limit = "" if first.limit is None else f"dotted: limit of good enough, {_text(first.limit, share)} · "
-    figure = new_figure(title, f"{limit}trained length {result.trained_length:,} tokens")
-    values = [at.value for _, at in judged]
-    names = [name_of(method, result) for method, _ in judged]
-    intervals = [(at.interval.low, at.interval.high) if at.interval else None for _, at in judged]
+    judged.sort(key=lambda found: _order(found[2], share))
+    values = [at.value for _, _, at in judged]
+    best = values[0] if len(set(values)) > 1 else None
+    names = [name_of(method, result) for _, method, _ in judged]
+    intervals = [(at.interval.low, at.interval.high) if at.interval else None for _, _, at in judged]
+    bars = [
+        Bar(name, at.value, _verdict(at, share), look, interval, best=at.value is not None and at.value == best)
+        for name, interval, (look, _, at) in zip(names, intervals, judged, strict=True)
+    ]
+    limit = [] if first.limit is None else [f"dotted: limit of good enough, {_text(first.limit, share)}"]
+    star = [] if best is None else ["★ best"]
+    figure = new_figure(title, " · ".join([*star, *limit, f"trained length {result.trained_length:,} tokens"]))
     shown = [value for value in (*values, first.limit) if value is not None]
     ends = [end for interval in intervals if interval for end in interval]
-    axis = _axis(first.measure, shown, ends, share)
-    add_bars(figure, Bars(names, values, [_verdict(at, share) for _, at in judged], intervals), axis)
+    add_bars(figure, bars, _axis(first.measure, shown, ends, share))
     if first.limit is not None:
         figure.add_vline(x=first.limit, line={"color": FAINT, "dash": "dot", "width": 1.6})
     rows: list[Row] = [
@@ -44,21 +53,28 @@ def target_picture(result: SweepResult, index: int) -> Picture:
             "sure": at.sure,
             "rank": at.rank,
         }
-        for name, interval, (_, at) in zip(names, intervals, judged, strict=True)
+        for name, interval, (_, _, at) in zip(names, intervals, judged, strict=True)
     ]
-    better = "Right" if share else "Left"
-    caption = f"{better} of the dotted line is good enough. Whiskers: 95 % intervals."
+    if share and not any(values):
+        note(figure, "nothing was found at this length")
+    start = "nothing found" if share else "a perfect prediction"
+    enough = f" Good enough is {'right' if share else 'left'} of the dotted line." if limit else ""
+    caption = f"Bars begin at {start}.{enough} Whiskers: 95 % intervals."
     return Picture(f"target-{index + 1}", title, figure, rows, caption)
 
 
+def _order(at: Judgement, share: bool) -> tuple[bool, float]:
+    """The best first, those without a number last."""
+    return at.value is None, (-(at.value or 0.0) if share else at.value or 0.0)
+
+
 def _axis(title: str, shown: Sequence[float], ends: Sequence[float], share: bool) -> dict[str, object]:
-    """Over all of ``shown``; ``ends`` of intervals may widen it by a factor of two."""
+    """From 0, or for perplexities from 1, where a length of a bar is NLL; ``ends`` of intervals may widen it by a
+    factor of two."""
     known = [*shown, *(min(max(end, min(shown) / 2), 2 * max(shown)) for end in ends)]
     if share:
         return {**linear_axis(title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
-    if known and max(known) > WIDE * min(known):
-        return log_axis(f"{title} (logarithmic)", min(known) / 1.5, max(known) * 1.3)
-    return linear_axis(title, 0, 1.15 * max(known, default=1.0))
+    return log_axis(f"{title}, logarithmic", 1.0, 1.3 * max(known, default=1.0))
 
 
 def _verdict(at: Judgement, share: bool) -> str:

@@ -1,24 +1,21 @@
-"""A result as one HTML file: it loads nothing, works offline and can be printed.
+"""A result as one HTML page; standalone, it loads nothing, works offline and can be printed.
 
-Whatever comes from a request is escaped by the template. The only scripts are Plotly's and one per figure.
+Whatever comes from a request is escaped by the template. The only scripts are Plotly's and the one that draws.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from jinja2 import Environment, StrictUndefined, Template
-from plotly.offline import get_plotlyjs
 
 from service.evaluation.results import DocumentInfo, EvaluationResult
 from service.figures.picture import Picture
 from service.figures.results import pictures_of
-from service.reports.numbers import Table, all_numbers, summaries
+from service.figures.web.page import css, drawing, embedded, plotly_script, template
+from service.reports.numbers import Table, all_numbers, columns_left_out, summaries
+from service.reports.texts import without_texts
 from service.reports.words import words_of
 
 if TYPE_CHECKING:
@@ -26,12 +23,19 @@ if TYPE_CHECKING:
 
 NOT_ASKED = {"methods", "evaluations", "answer", "documents", "evaluation", "model", "trained_length"}
 """Fields of a result that are told in other places than the list of what was asked."""
+MOST_ROWS = 1000
+"""Of the table of every number."""
+MOST_PICTURE_ROWS = 5000
+"""Rows of a picture's numbers that the page carries as CSV."""
+FILES = ("results.csv", "results.json")
+"""A job's files with all the numbers."""
 
 
 class Shown(NamedTuple):
-    """A picture on the page: alive as HTML that is ready, still for print, and its numbers."""
+    """A picture on the page: alive as HTML that is ready, still for print, and its numbers unless they are many."""
 
     title: str
+    subtitle: str
     caption: str
     alive: str
     still: str
@@ -45,38 +49,67 @@ class MethodShown(NamedTuple):
     encoding: str
 
 
-def report_of(result: EvaluationResult, job: JobInfo | None = None, body: Mapping[str, Any] | None = None) -> str:
-    """The whole page. ``body`` is what was posted; a job knows it itself, and without either the page says so.
+def report_of(
+    result: EvaluationResult,
+    job: JobInfo | None = None,
+    body: Mapping[str, Any] | None = None,
+    *,
+    include_text: bool = False,
+    plotly: str | None = None,
+) -> str:
+    """The whole page. ``body`` is what was posted; a job knows it itself, and without either the page says so. Its
+    texts are on the page only where ``include_text`` asks for them.
+
+    With the address ``plotly`` the page loads Plotly's script from there; without it, everything is in the page.
 
     Raises:
         ValueError: for an evaluation without pictures.
     """
     asked = body if job is None else job.request
-    return _template().render(
+    shown = asked if include_text or not asked else without_texts(asked)
+    numbers = all_numbers(result, MOST_ROWS)
+    return template("service.reports", "report.html").render(
         title=f"{result.evaluation.replace('_', ' ').capitalize()}: {result.model}",
+        css=css(),
         facts=facts_of(result, job),
         answer=words_of(result),
         pictures=[_shown(picture, index) for index, picture in enumerate(pictures_of(result))],
         summaries=summaries(result),
+        left_out=columns_left_out(result),
         methods=[
             MethodShown(method.label, method.model, _json(method.pe)) for method in getattr(result, "methods", ())
         ],
-        numbers=_titled(all_numbers(result)),
+        numbers=_titled(numbers.table),
+        numbers_told=_told(len(numbers.table.rows), numbers.rows),
+        files=_files(job),
+        standalone=plotly is None,
         path=result.evaluation,
-        request=_json(asked) if asked else None,
-        plotly=get_plotlyjs(),
+        request=_json(shown) if shown else None,
+        texts_left_out=shown != asked,
+        plotly=plotly_script(plotly),
+        drawing=drawing(),
+    )
+
+
+def _files(job: JobInfo | None) -> Sequence[str]:
+    return [] if job is None else [f"/jobs/{job.id}/{file}" for file in FILES]
+
+
+def _told(shown: int, rows: int) -> str:
+    return (
+        f"{rows:,} rows, full precision" if shown == rows else f"The first {shown:,} of {rows:,} rows, full precision"
     )
 
 
 def facts_of(result: EvaluationResult, job: JobInfo | None = None) -> list[tuple[str, str]]:
     """What was asked, as names and values."""
-    numbers = result.numbers()
+    asked = result.model_dump(mode="json", exclude={*NOT_ASKED, "id", "seconds", "links"})
     facts = [("model", result.model), ("trained length", f"{result.trained_length:,} tokens")]
     documents: list[DocumentInfo] = getattr(result, "documents", [])
     if documents:
         told = [f"{d.name} ({d.tokens:,} tokens, {d.bytes:,} bytes)" for d in documents]
         facts.append(("documents", "; ".join(told)))
-    facts += [(name.replace("_", " "), _fact(value)) for name, value in numbers.items() if name not in NOT_ASKED]
+    facts += [(name.replace("_", " "), _fact(value)) for name, value in asked.items()]
     if result.seconds is not None:
         facts.append(("measured in", f"{result.seconds:,.1f} s"))
     if job is not None:
@@ -103,14 +136,22 @@ def _fact(value: object) -> str:
 
 
 def _shown(picture: Picture, index: int) -> Shown:
+    inside = len(picture.rows) <= MOST_PICTURE_ROWS
     return Shown(
         title=picture.title,
+        subtitle=picture.subtitle,
         caption=picture.caption,
-        alive=picture.fragment(f"figure-{index}"),
+        alive=embedded(picture, f"figure-{index}"),
         still=f"data:image/png;base64,{base64.b64encode(picture.png()).decode()}",
-        numbers=f"data:text/csv;charset=utf-8;base64,{base64.b64encode(picture.csv().encode()).decode()}",
+        numbers=f"data:text/csv;charset=utf-8;base64,{base64.b64encode(picture.csv().encode()).decode()}"
+        if inside
+        else "",
         file=picture.name,
     )
+
+
+def _data(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _titled(table: Table) -> Table:
@@ -119,11 +160,3 @@ def _titled(table: Table) -> Table:
 
 def _json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-@cache
-def _template() -> Template:
-    text = files("service.reports").joinpath("report.html").read_text(encoding="utf-8")
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        text
-    )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from service.evaluation.perplexity.tables import short_number
 from service.evaluation.results import EvaluationResult, MethodInResult, name_of
 from service.evaluation.scores import Score, Scores, scores_of
 from service.evaluation.sweep.results import SweepResult
-from service.figures.axes import percent
+from service.figures.axes import percent, spread
+
+MOST_COLUMNS = 16
+"""Of a table by method and length."""
 
 
 class Cell(NamedTuple):
@@ -27,18 +31,33 @@ class Table(NamedTuple):
     rows: list[tuple[str, list[Cell]]]
 
 
+class AllNumbers(NamedTuple):
+    """The first rows as a table, and how many there are."""
+
+    table: Table
+    rows: int
+
+
 def summaries(result: EvaluationResult) -> list[Table]:
-    """The main numbers by method and length; of a sweep, one table per part."""
-    parts: list[EvaluationResult] = list(result.evaluations) if isinstance(result, SweepResult) else [result]
-    return [_summary(part) for part in parts]
+    """The main numbers by method and length; of a sweep, one table per part. Of many lengths some are shown."""
+    return [_summary(part) for part in _parts(result)]
 
 
-def all_numbers(result: EvaluationResult) -> Table:
-    """Every row of the result, in full precision."""
+def columns_left_out(result: EvaluationResult) -> str:
+    """A sentence on the columns that ``summaries`` leave out; nothing where all are there."""
+    counts = [len(_columns(scores_of(part))) for part in _parts(result)]
+    if max(counts) <= MOST_COLUMNS:
+        return ""
+    return f"{MOST_COLUMNS} of {max(counts):,} columns are shown, at equal steps."
+
+
+def all_numbers(result: EvaluationResult, most: int) -> AllNumbers:
+    """The first ``most`` rows of the result, in full precision."""
     rows = result.rows()
     names = list(rows[0]) if rows else []
-    cells = [[Cell(exact(row[name])) for name in names] for row in rows]
-    return Table("Every number", names, [(line[0].text, line[1:]) for line in cells if line])
+    cells = [[Cell(exact(row[name])) for name in names] for row in rows[:most]]
+    table = Table("Every number", names, [(line[0].text, line[1:]) for line in cells if line])
+    return AllNumbers(table, len(rows))
 
 
 def exact(value: object) -> str:
@@ -46,12 +65,19 @@ def exact(value: object) -> str:
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
+def _parts(result: EvaluationResult) -> list[EvaluationResult]:
+    return list(result.evaluations) if isinstance(result, SweepResult) else [result]
+
+
+def _columns(scores: Scores) -> list[int]:
+    return sorted({length for by_length in scores.by_method for length in by_length})
+
+
 def _summary(result: EvaluationResult) -> Table:
     scores = scores_of(result)
     methods: list[MethodInResult] = getattr(result, "methods", [])
-    lengths = sorted({length for by_length in scores.by_method for length in by_length})
-    pick = min if scores.lower_is_better else max
-    best = {n: pick(by[n].value for by in scores.by_method if n in by) for n in lengths}
+    lengths = spread(_columns(scores), MOST_COLUMNS)
+    best = {n: _best([by[n].value for by in scores.by_method if n in by], scores) for n in lengths}
     rows = [
         (name_of(method, result), [_cell(by_length.get(n), best[n], scores) for n in lengths])
         for method, by_length in zip(methods, scores.by_method, strict=True)
@@ -61,7 +87,13 @@ def _summary(result: EvaluationResult) -> Table:
     return Table(caption, ["method", *(f"{length:,}" for length in lengths)], rows)
 
 
-def _cell(score: Score | None, best: float, scores: Scores) -> Cell:
+def _best(values: Sequence[float], scores: Scores) -> float | None:
+    """The best of a column; None where all are equal."""
+    best = (min if scores.lower_is_better else max)(values)
+    return best if len(values) == 1 or len(set(values)) > 1 else None
+
+
+def _cell(score: Score | None, best: float | None, scores: Scores) -> Cell:
     if score is None:
         return Cell("")
     text = short_number if scores.lower_is_better else percent

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
+from collections.abc import Iterable
+from functools import cache
+
+from service.figures.web.page import scripts
 
 
-def policy_of(html: str, *, same_origin: bool = False) -> str:
-    """The page's own scripts may run, by their hashes, and no others; nothing is loaded and nobody may frame it.
-    Styles stay open because Plotly writes them into the page as it draws.
+@cache
+def policy_of(standalone: bool) -> str:
+    """No script runs but those that draw figures.
 
-    With ``same_origin`` it may load from this server and ask it, and no other.
+    A ``standalone`` page has them inside; another one loads Plotly's from the server that it came from.
     """
-    scripts = filter(None, re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL))
-    hashes = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts}
-    allowed = " ".join(f"'sha256-{value}'" for value in sorted(hashes)) or "'none'"
-    own, asks = (" 'self'", "'self'") if same_origin else ("", "'none'")
+    return policy(scripts(standalone), scripts_of_server=not standalone)
+
+
+def policy(scripts: Iterable[str], *, scripts_of_server: bool = False, asks_server: bool = False) -> str:
+    """The ``scripts`` inside may run, by their hashes, and nobody may frame the page.
+
+    With ``scripts_of_server`` those of this server may too; with ``asks_server`` the page may send it requests and
+    load its styles and pictures. Styles stay open because what draws writes them into the page as it draws.
+    """
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    hashes = sorted({f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests})
+    allowed = " ".join([*(["'self'"] if scripts_of_server else []), *hashes]) or "'none'"
+    own, asks = (" 'self'", "'self'") if asks_server else ("", "'none'")
     return (
-        f"default-src 'none'; script-src {allowed}{own}; style-src 'unsafe-inline'{own}; img-src data: blob:{own}; "
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'{own}; img-src data: blob:{own}; "
         f"connect-src {asks}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from patches import KnownFields, PositionEncoding, examples
 from service.evaluation.checks import Bos
+from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.request import EvaluationRequest, Tokens
 from service.inputs import TextOrTokens
 
@@ -30,7 +31,7 @@ class LongPerplexityRequest(EvaluationRequest):
 
     evaluation: Literal["long_perplexity"] = "long_perplexity"
     input: TextOrTokens = Field(
-        "python-reference",
+        DEFAULT_DOCUMENT,
         description="A text, token ids, a list of either (documents), or the name of a built-in document.",
     )
     protocol: Scoring = Field(
@@ -62,7 +63,7 @@ def example() -> dict[str, Any]:
     """A body that works on the embedded demo models. They gain less from context than the models that the published
     thresholds are for, which leave them one key token in 2048."""
     return {
-        "input": "python-reference",
+        "input": DEFAULT_DOCUMENT,
         "methods": examples(),
         "lengths": [256, 512, 1024, 2048],
         "short_context": 16,

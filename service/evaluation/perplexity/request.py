@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from patches import examples
 from service.evaluation.checks import Bos
+from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.perplexity.results import Protocol
 from service.evaluation.request import EvaluationRequest
 from service.inputs import TextOrTokens
@@ -18,7 +19,7 @@ class PerplexityRequest(EvaluationRequest):
 
     evaluation: Literal["perplexity"] = "perplexity"
     input: TextOrTokens = Field(
-        "python-reference",
+        DEFAULT_DOCUMENT,
         description="A text, token ids, a list of either (documents), or the name of a built-in document.",
     )
     protocol: Protocol = Field("curve", description="Which tokens are scored with which context.")
@@ -46,7 +47,7 @@ class PerplexityRequest(EvaluationRequest):
 def example() -> dict[str, Any]:
     """A body that works on the embedded demo models."""
     return {
-        "input": "python-reference",
+        "input": DEFAULT_DOCUMENT,
         "methods": examples(),
         "lengths": [256, 512, 1024, 2048],
     }

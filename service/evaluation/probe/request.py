@@ -8,6 +8,7 @@ from pydantic import Field
 
 from patches import examples
 from service.evaluation.checks import Bos
+from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.probe.results import SegmentOf
 from service.evaluation.request import MOST_IN_RANGE, EvaluationRequest, Tokens
 from service.inputs import TextOrTokens
@@ -22,7 +23,7 @@ class ProbeRequest(EvaluationRequest):
 
     evaluation: Literal["probe"] = "probe"
     input: TextOrTokens = Field(
-        "python-reference",
+        DEFAULT_DOCUMENT,
         description="A text, token ids, a list of either (documents), or the name of a built-in document.",
     )
     distances: Annotated[list[Tokens], Field(min_length=1, max_length=MOST_IN_RANGE, fail_fast=True)] | None = Field(
@@ -48,7 +49,7 @@ def example() -> dict[str, Any]:
     """A body that works on the embedded demo models."""
     return {
         "evaluation": "probe",
-        "input": "python-reference",
+        "input": DEFAULT_DOCUMENT,
         "methods": examples(),
         "lengths": [256, 1024],
         "distances": [16, 64, 128, 256, 512],

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from patches import examples
+from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.request import EvaluationRequest
 from service.inputs import TextOrTokens
 
@@ -58,7 +59,7 @@ class NeedleRequest(DepthRequest):
 
     evaluation: Literal["needle"] = "needle"
     input: TextOrTokens = Field(
-        "python-reference",
+        DEFAULT_DOCUMENT,
         description="Haystack: a text, token ids, a list of either, or the name of a built-in document; "
         "one after another, and from the start again where a prompt is longer.",
     )
@@ -97,7 +98,7 @@ def needle_example() -> dict[str, Any]:
     """A body that works on the embedded demo models."""
     return {
         "evaluation": "needle",
-        "input": "python-reference",
+        "input": DEFAULT_DOCUMENT,
         "methods": examples(),
         "lengths": [256, 512, 1024],
         "depths": [0.0, 0.5, 1.0],

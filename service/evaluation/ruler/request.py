@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from patches import examples
+from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.retrieval.request import NewTokens, Samples, Seed
 from service.evaluation.ruler.results import TaskName
@@ -28,7 +29,7 @@ class RulerRequest(EvaluationRequest):
         description="Retrieval (niah_*), variable tracking (vt), common and frequent words (cwe, fwe); all if absent.",
     )
     input: TextOrTokens = Field(
-        "python-reference",
+        DEFAULT_DOCUMENT,
         description="Haystack of niah_single_2 and 3, niah_multikey_1, niah_multivalue and niah_multiquery.",
     )
     samples: Samples = Field(5, description="Prompts per task and length, the same at every length.")
@@ -69,7 +70,7 @@ def example() -> dict[str, Any]:
     return {
         "evaluation": "ruler",
         "tasks": ["niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "fwe"],
-        "input": "python-reference",
+        "input": DEFAULT_DOCUMENT,
         "methods": examples(),
         "lengths": [512, 1024],
         "samples": 1,

@@ -157,8 +157,8 @@ def _data(facts: Facts) -> str:
     return f"""## Data
 
 {table}
-Held out whole, for validation: {heldout}. Python's `pydoc_data.topics`, Ropeway's default document, is never part of
-the corpus.
+Held out whole, for validation: {heldout}. Ropeway's built-in documents, Jane Austen's *Persuasion* and Python's
+`pydoc_data.topics`, are never part of the corpus.
 
 Tokens seen: {facts.tokens:,}, which is {facts.tokens / trained:.2f} passes over the {trained:,} training tokens.
 

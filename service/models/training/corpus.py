@@ -22,7 +22,9 @@ from service.models.training.tokenizer import special_ids
 
 TEXT_SUFFIXES = {".txt", ".md", ".rst"}
 NOT_TRAINED_ON = ("site-packages", "dist-packages", "test", "tests", "idlelib", "pydoc_data", "__pycache__")
-"""Folders of the standard library left out; pydoc_data is the demo's default document."""
+"""Folders of the standard library left out; pydoc_data is a document that evaluations measure on."""
+MEASURED_ON = "Sir Walter Elliot, of Kellynch Hall"
+"""The first words of the default document: a model that has read it would be measured on what it knows."""
 
 
 class CorpusError(ValueError):
@@ -55,12 +57,16 @@ def read_folder(folder: Path, licence: str) -> list[Document]:
     """Every text file below ``folder``, by name; UTF-8, undecodable bytes replaced.
 
     Raises:
-        CorpusError: when there is none.
+        CorpusError: when there is none, or one is the default document of the evaluations.
     """
     paths = sorted(path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file())
     if not paths:
         raise CorpusError(f"no text files ({', '.join(sorted(TEXT_SUFFIXES))}) in {folder}")
-    return [_read(path, folder, folder.resolve().name, licence) for path in paths]
+    documents = [_read(path, folder, folder.resolve().name, licence) for path in paths]
+    measured = next((document.name for document in documents if MEASURED_ON in document.text), None)
+    if measured is not None:
+        raise CorpusError(f"{measured} is Persuasion, which the evaluations measure on: take it out of {folder}")
+    return documents
 
 
 def read_standard_library(folder: Path | None = None) -> list[Document]:

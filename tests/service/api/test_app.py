@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from patches import METHODS
+from patches import METHODS, parse
+from service.figures.encodings import distance_picture
+from service.figures.samples import GEOMETRY
 from service.models import loading
 from service.settings import Settings
 
@@ -108,6 +111,14 @@ def test_frequencies_as_a_picture(client: httpx.Client) -> None:
         picture = client.get(f"/methods/{name}/frequencies.png", params=parameters)
         assert picture.headers["content-type"] == "image/png", name
         assert picture.content.startswith(b"\x89PNG")
+
+
+def test_the_picture_of_a_position_map_is_that_of_its_distances(client: httpx.Client) -> None:
+    answer = client.get("/methods/self_extend/frequencies.png", params={"group_size": 4, "neighbor_window": 16})
+    method = parse({"method": "self_extend", "group_size": 4, "neighbor_window": 16})
+    recipe = method.recipe(replace(GEOMETRY, original_max_position_embeddings=64))
+    name = "self_extend(group_size=4, neighbor_window=16) on tiny"
+    assert answer.content == distance_picture(recipe, 256, 64, name).png()
 
 
 def test_frequencies_of_a_schedule_underneath(client: httpx.Client) -> None:

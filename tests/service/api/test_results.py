@@ -74,7 +74,7 @@ def test_an_answer_has_a_limit(checkpoints: Path) -> None:
     with serving(checkpoints, max_answer_bytes=20_000) as (url, _):
         links = httpx.post(f"{url}/perplexity", json=BODY).json()["links"]
         assert httpx.get(f"{url}{links['csv']}").status_code == 200
-        answer = httpx.get(f"{url}{links['html']}")
+        answer = httpx.get(f"{url}{links['html']}", params={"standalone": True})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "answer_too_large")
 
 

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from service.evaluation import documents
 from service.evaluation.perplexity.results import PerplexityResult
 from tests.conftest import ROOT
 from tests.service.cli.shell import ropeway
@@ -54,6 +55,10 @@ class TestDemo:
         assert ran.returncode == 0, ran.stdout + ran.stderr
         result = PerplexityResult.model_validate_json((output / "result.json").read_text())
         assert result.lengths == [64, 128, 256, 512]
+        assert [document.name for document in result.documents] == ["persuasion"]
+        scored = {(at.tokens_scored, at.windows) for method in result.methods for at in method.lengths}
+        assert len(scored) == 1, "every length predicts the same tokens"
+        assert min(windows for _, windows in scored) >= 3
         assert [method.pe["requested"] for method in result.methods] == [
             name.partition(":")[0] for name in demo.ENCODINGS["perplexity"]
         ]
@@ -63,6 +68,16 @@ class TestDemo:
         for name in demo.ENCODINGS["generate"]:
             assert f" {name} " in ran.stdout
         assert [p.pid for p in psutil.process_iter(["cmdline"]) if str(tiny) in (p.info["cmdline"] or [])] == []
+
+    def test_answers_have_no_blank_rows(self) -> None:
+        assert demo.one_line(" mural.\n\n\n  Then\tthe") == "mural. Then the"
+
+    def test_the_prompt_ends_inside_a_sentence_of_the_default_document(self) -> None:
+        prompt = demo._prompt()
+        assert prompt.startswith("The party from Uppercross")
+        assert prompt.endswith(" the")
+        assert 1000 < len(prompt) <= demo.PROMPT_CHARS
+        assert prompt in documents.persuasion()
 
     def test_a_server_that_cannot_start_is_a_clear_failure(self, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "service.cli", "demo", "--output", str(tmp_path)]

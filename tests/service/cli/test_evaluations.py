@@ -71,8 +71,21 @@ def test_a_table_a_report_and_a_picture(server: str, text: str, tmp_path: Path) 
     )
     assert "yarn(factor=4)" in shown
     assert "128" in shown
-    assert report.read_text().startswith("<!doctype html>")
+    page = report.read_text()
+    assert page.startswith("<!doctype html>")
+    assert "plotly.js v" in page
+    assert Path(text).read_text()[:60] not in page
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_with_its_text(server: str, text: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    common = ["long-perplexity", text, "--lengths", "64", "--alpha", "0.1", "--beta", "-6", "--server", server]
+    succeeded(*common, "--report", str(report), "--include-text")
+    assert Path(text).read_text()[:60] in report.read_text()
+    refused = ropeway(*common, "--include-text")
+    assert refused.exit_code == 2
+    assert "add --report" in refused.stderr
 
 
 def test_json_and_csv_are_the_whole_result(server: str, text: str) -> None:

@@ -174,7 +174,7 @@ class TestPerplexity:
 
     def test_one_method_and_the_servers_own_document(self, ropeway: Ropeway) -> None:
         result = ropeway.perplexity(methods="yarn:2", lengths=[64])
-        assert [document.name for document in result.documents] == ["python-reference"]
+        assert [document.name for document in result.documents] == ["persuasion"]
         assert [method.pe["requested"] for method in result.methods] == ["yarn"]
 
     def test_options_take_effect(self, ropeway: Ropeway) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -316,6 +318,12 @@ def sweep(names: Sequence[str] = NAMES) -> SweepResult:
         methods=methods,
         evaluations=parts,
     )
+
+
+def figures_of(page: str) -> dict[str, dict[str, Any]]:
+    """The figures that a page draws, by the id of their place: data, and layouts for wide and narrow screens."""
+    found = re.findall(r'<script type="application/json" data-figure="([^"]+)">(.*?)</script>', page, re.DOTALL)
+    return {name: json.loads(figure) for name, figure in found}
 
 
 EVERY = {

@@ -10,7 +10,14 @@ import pytest
 
 from patches import parse
 from service.figures import pictures_of_encoding
-from service.figures.encodings import bias_picture, distance_picture, rotation_picture, sinusoid_picture
+from service.figures.encodings import (
+    bias_picture,
+    distance_picture,
+    encoding_png,
+    rotation_picture,
+    sinusoid_picture,
+)
+from service.figures.frequencies import frequency_png
 from service.figures.picture import Picture
 from service.figures.raster import raster
 from service.figures.samples import GEOMETRY, HEADS, PAIRS, TRAINED, sample
@@ -82,12 +89,51 @@ def test_effective_distances_stop_where_the_encoding_says() -> None:
     assert z[10][11] is None
 
 
-def test_long_matrices_are_sampled_with_the_last_token() -> None:
+def test_long_matrices_are_sampled_with_the_first_key_and_the_last_query() -> None:
     recipe = parse({"method": "rerope", "window": 16}).recipe(GEOMETRY)
     picture = distance_picture(recipe, 5000, TRAINED, "rerope")
     shown = picture.figure.data[0]
-    assert len(shown.x) <= 128
-    assert shown.x[-1] == 4999
+    assert len(shown.x) == len(shown.y) <= 128
+    assert (shown.x[0], shown.y[-1]) == (0, 4999)
+    assert all(query >= key for query, key in zip(shown.y, shown.x, strict=True))
+
+
+def test_the_first_keys_that_a_window_keeps_are_seen() -> None:
+    recipe = parse({"method": "streaming", "sink_tokens": 4, "window": 128}).recipe(GEOMETRY)
+    z = distance_picture(recipe, 4096, TRAINED, "streaming").figure.data[0].z
+    assert z[-1][0] is not None
+    assert z[-1][5] is None
+
+
+def test_the_last_token_beside_plain_rope() -> None:
+    recipe = parse({"method": "rerope", "window": 16}).recipe(GEOMETRY)
+    _, plain, moved = distance_picture(recipe, 64, TRAINED, "rerope").figure.data
+    assert list(plain.y) == list(plain.x) == list(range(63, -1, -1))
+    assert list(moved.y) == [min(distance, 16) for distance in plain.x]
+
+
+PAIRED = [{"pair": pair, "wavelength_before": 6.0 * pair + 6, "wavelength_after": 6.0 * pair + 6} for pair in range(32)]
+STRETCHED = [pair | {"wavelength_after": 4 * pair["wavelength_before"]} for pair in PAIRED]
+
+
+@pytest.mark.parametrize("name", ["self_extend", "dual_chunk", "streaming", "rerope", "string", "lm_infinite", "dpe"])
+def test_an_encoding_that_only_moves_positions_is_drawn_as_distances(name: str) -> None:
+    recipe = sample(name).resolved.recipe
+    png = encoding_png(PAIRED, TRAINED, f"{name} on tiny", recipe, 64)
+    assert png == distance_picture(recipe, 4 * TRAINED, TRAINED, f"{name} on tiny").png()
+
+
+@pytest.mark.parametrize(("name", "pairs"), [("yarn", STRETCHED), ("self_extend", STRETCHED), ("alibi", PAIRED)])
+def test_an_encoding_that_changes_more_is_drawn_as_wavelengths(name: str, pairs: list[dict[str, float]]) -> None:
+    recipe = sample(name).resolved.recipe
+    png = encoding_png(pairs, TRAINED, name, recipe, 64)
+    assert png == frequency_png(pairs, TRAINED, f"{name} at 64 tokens", recipe, 64)
+
+
+def test_titles_name_the_length() -> None:
+    assert of("yarn", 512)["frequencies"].title == "Wavelengths: yarn at 512 tokens"
+    assert of("alibi", 512)["score-bias"].title == "Score bias at 512 tokens: alibi"
+    assert of("self_extend", 512)["effective-distance"].title == "Effective distance at 512 tokens: self_extend"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from service.figures.frequencies import frequency_figure, frequency_png
 from service.figures.perplexity import perplexity_figure, perplexity_html, perplexity_png
 from service.figures.samples import GEOMETRY
 from service.figures.style import apart, line_style, tick_text, value_ticks
+from tests.service.figures.examples import figures_of
 from tests.service.results import result_of
 
 DOUBLING = [256, 512, 1024, 2048]
@@ -135,12 +135,8 @@ class TestPng:
 
 class TestHtml:
     def data(self, result: PerplexityResult) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        page = perplexity_html(result)
-        match = re.search(
-            r'Plotly\.newPlot\(\s*"perplexity",\s*(\[.*?\]),\s*(\{"template".*?\}),\s*\{"responsive"', page, re.DOTALL
-        )
-        assert match
-        return json.loads(match[1]), json.loads(match[2])
+        figure = figures_of(perplexity_html(result))["perplexity"]
+        return figure["data"], figure["wide"]
 
     @ANY_SHAPE
     def test_loads_nothing_from_elsewhere(self, result: PerplexityResult) -> None:

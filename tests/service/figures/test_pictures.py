@@ -87,8 +87,10 @@ class TestData:
         result = examples.probe()
         picture = named("probe", "attention-1024")
         faint = [trace for trace in picture.figure.data if trace.opacity == 0.35]
-        assert len(faint) == 4 * 2 * 4
-        assert list(faint[0].y) == [bucket.mass for bucket in result.methods[0].attention[0].buckets]
+        assert len(faint) == len(result.methods)
+        first = result.methods[0].attention[0].buckets
+        assert list(faint[0].y[: len(first)]) == [bucket.mass for bucket in first]
+        assert sum(value is None for value in faint[0].y) == 2 * 4, "a gap after every head"
         for name, (_, y) in lines(picture).items():
             method = next(method for method in result.methods if method.label == name)
             assert y == [bucket.mass for bucket in method.attention_mean[0].buckets]
@@ -134,9 +136,10 @@ class TestData:
         found = pictures("sweep")
         assert [picture.name for picture in found][:3] == ["target-1", "target-2", "1-perplexity"]
         assert len({picture.name for picture in found}) == len(found)
-        assert [trace.x[0] for trace in found[0].figure.data] == [m.judgements[0].value for m in result.methods]
+        bars = {trace.name: trace.x[0] for trace in found[0].figure.data}
+        assert bars == {method.label: method.judgements[0].value for method in result.methods}
         assert found[0].figure.layout.shapes[0].x0 == 7.15
-        error = found[1].figure.data[1].error_x
+        error = next(bar.error_x for bar in found[1].figure.data if bar.name == result.methods[1].label)
         interval = result.methods[1].judgements[1].interval
         assert interval is not None
         assert (error.arrayminus[0], error.array[0]) == (0.2 - interval.low, interval.high - 0.2)
@@ -172,7 +175,7 @@ class TestForms:
         attack = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>"
         picture = pictures_of(EVERY[evaluation]([attack, "b", "c", "d"]))[0]
         page = picture.html()
-        assert page.count("<script") == page.count("</script>") == 3
+        assert page.count("<script") == page.count("</script>") == 4, "Plotly, the figure, the colours, the drawing"
         body = re.sub(r"<script[^>]*>.*?</script>", "", page, flags=re.DOTALL)
         assert re.findall(r"\b(?:src|href|on\w+)=", body) == []
         assert "<script>alert" not in page
@@ -182,11 +185,6 @@ class TestForms:
         picture = named("ruler", "effective-length")
         assert picture._repr_png_() == picture.png()
         assert "Plotly.newPlot" in picture._repr_html_()
-
-    def test_a_fragment_has_no_script_of_plotly_in_it(self) -> None:
-        fragment = named("ruler", "ruler").fragment("here")
-        assert len(fragment) < 100_000
-        assert 'id="here"' in fragment
 
 
 class TestLooks:

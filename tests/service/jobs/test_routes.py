@@ -91,6 +91,26 @@ def test_every_link_leads_to_what_it_says(client: httpx.Client) -> None:
     page = files["report.html"]
     assert "yarn(factor=4)" in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert '<a href="results.csv">' in page.text
+
+
+def test_a_report_has_the_text_only_on_request(client: httpx.Client) -> None:
+    job = ended(client, submitted(client)["id"])
+    report = job["links"]["report.html"]
+    assert TEXT[:60] not in client.get(report).text
+    assert TEXT[:60] in client.get(report, params={"include_text": "true"}).text
+    events = client.get(f"/jobs/{job['id']}/results.json").text
+    assert TEXT[:60] not in events
+
+
+def test_a_report_can_leave_the_server(client: httpx.Client) -> None:
+    job = ended(client, submitted(client)["id"])
+    small, whole = (client.get(job["links"]["report.html"], params={"standalone": wanted}) for wanted in (False, True))
+    assert "plotly.js v" not in small.text
+    assert "plotly.js v" in whole.text
+    assert "<script src=" not in whole.text
+    assert "<script src=" in small.text
+    assert len(small.content) < len(whole.content) - 4_000_000
 
 
 @pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity"])

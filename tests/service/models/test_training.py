@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from patches import patched
+from service.evaluation.documents import BUILT_IN, DEFAULT_DOCUMENT
 from service.models.training import __main__ as cli
 from service.models.training import card, corpus, shape
 from service.models.training.tokenizer import EOS, load_tokenizer, save_tokenizer, special_ids, train_tokenizer
@@ -142,6 +143,12 @@ class TestCorpus:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text("x = 1\n")
         assert [d.name for d in corpus.read_standard_library(tmp_path)] == ["ast.py", "json/decoder.py"]
+
+    def test_the_default_document_in_a_folder_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("words")
+        (tmp_path / "b.txt").write_text(BUILT_IN[DEFAULT_DOCUMENT]())
+        with pytest.raises(corpus.CorpusError, match=r"b\.txt is Persuasion"):
+            corpus.read_folder(tmp_path, "CC0-1.0")
 
     def test_the_running_interpreter_gives_its_sources_without_the_default_document(self) -> None:
         documents = corpus.read_standard_library()

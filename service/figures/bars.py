@@ -1,0 +1,78 @@
+"""Horizontal bars with their intervals."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from service.figures.axes import category_axis
+from service.figures.charts import BOTTOM, TITLE_Y, TOP, label, room_for
+from service.figures.style import COLOURS, INK
+
+HATCHES = ("", "/", "x", ".", "\\", "-", "|", "+")
+ROW = 34
+"""Pixels from one bar to the next."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its value (None: no bar), what is written beside it, its interval.
+
+    ``look`` is the index of its colour and hatch, ``best`` puts a star before its name.
+    """
+
+    name: str
+    value: float | None
+    text: str
+    look: int
+    interval: tuple[float, float] | None = None
+    best: bool = False
+
+
+def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> None:
+    """From the top, in the colours of the lines, with hatches for print; texts are at the right, clear of intervals."""
+    names = [f"★ {label(bar.name)}" if bar.best else label(bar.name) for bar in bars]
+    for index, bar in enumerate(bars):
+        name = label(bar.name)
+        figure.add_bar(
+            x=[bar.value],
+            y=[index],
+            orientation="h",
+            width=0.62,
+            name=name,
+            hovertemplate=f"{name}: {html.escape(bar.text)}<extra></extra>",
+            marker={
+                "color": COLOURS[bar.look % len(COLOURS)],
+                "pattern": {
+                    "shape": HATCHES[bar.look % len(HATCHES)],
+                    "fillmode": "overlay",
+                    "fgcolor": "white",
+                    "solidity": 0.15,
+                },
+            },
+            error_x=_error_bar(bar),
+            showlegend=False,
+        )
+        figure.add_annotation(
+            x=1, xref="paper", xanchor="left", xshift=8, y=index, yref="y", text=html.escape(bar.text), showarrow=False
+        )
+    height = TOP + BOTTOM + ROW * len(bars) + 12
+    figure.update_layout(
+        barmode="overlay",
+        xaxis=axis,
+        yaxis={**category_axis("", names, reverse=True), "showgrid": False, "ticklabelstandoff": 6},
+        margin={"l": room_for(names, 20), "r": room_for([bar.text for bar in bars], 28)},
+        height=height,
+        title_y=1 - TITLE_Y / height,
+    )
+
+
+def _error_bar(bar: Bar) -> dict[str, Any] | None:
+    if bar.value is None or bar.interval is None:
+        return None
+    more, less = [bar.interval[1] - bar.value], [bar.value - bar.interval[0]]
+    return {"type": "data", "symmetric": False, "array": more, "arrayminus": less, "color": INK, "thickness": 1.2}

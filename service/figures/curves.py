@@ -1,0 +1,144 @@
+"""Lines with their intervals, no more of them than a screen can show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import plotly.graph_objects as go
+
+from service.evaluation.results import Interval
+from service.figures.axes import leave_room
+from service.figures.charts import LINE, grow, label, note, room_for
+from service.figures.style import LineStyle, line_style
+
+MARKED = 32
+"""Above so many points a line has no markers."""
+MOST_POINTS = 20_000
+"""Of all lines of a figure: a line of a thousand points has more of them than most screens have columns."""
+SHADE = 0.12
+NOT_SHADED = "95 % intervals are with the numbers"
+INTERVALS = "95 % intervals are shaded where they leave the lines readable; hovering tells all of them."
+ALONE = "a point and no line"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line: x and y [points], the ends of its intervals where it has them, what hovering adds to each point."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    hover: Sequence[str] | None = field(default=None, repr=False)
+
+    @property
+    def known(self) -> list[float]:
+        """The y that there are."""
+        return [value for value in self.y if value is not None]
+
+    def points(self, kept: Sequence[int]) -> Curve:
+        """The curve through some of its points."""
+        return Curve(
+            self.name,
+            [self.x[at] for at in kept],
+            [self.y[at] for at in kept],
+            self.low and [self.low[at] for at in kept],
+            self.high and [self.high[at] for at in kept],
+            self.hover and [self.hover[at] for at in kept],
+        )
+
+
+def interval_text(interval: Interval, text: Callable[[float], str]) -> str:
+    """What hovering tells of an interval."""
+    return f"95 % interval {text(interval.low)} to {text(interval.high)}"
+
+
+def thinned(curve: Curve, most: int) -> Curve:
+    """``curve`` with at most ``most`` points, at least 4: both ends, and of every stretch between them the lowest and
+    the highest, so that no peak is lost."""
+    count = len(curve.x)
+    if count <= most:
+        return curve
+    stretches = (most - 2) // 2
+    kept = {0, count - 1}
+    for stretch in range(stretches):
+        inside = range(1 + stretch * (count - 2) // stretches, 1 + (stretch + 1) * (count - 2) // stretches)
+        known = [(value, at) for at in inside if (value := curve.y[at]) is not None]
+        if known:
+            kept |= {min(known)[1], max(known)[1]}
+    return curve.points(sorted(kept))
+
+
+def add_curves(figure: go.Figure, curves: Sequence[Curve], one: str = "one length was measured") -> bool:
+    """A line per curve, told apart by colour, dash and marker, and a legend on the right with room for it.
+
+    Intervals are shaded where they leave the lines readable on the y axis, which must have its range: whether they
+    are is what is returned. ``one`` is why every curve may have a single point.
+    """
+    most = max(MOST_POINTS // max(len(curves), 1), 4)
+    drawn = [thinned(curve, most) for curve in curves]
+    shaded = intervals_fit(figure, drawn)
+    for index, curve in enumerate(drawn):
+        figure.add_traces(curve_traces(curve, line_style(index), str(index), shaded=shaded))
+    figure.update_layout(margin_r=room_for([curve.name for curve in curves], 76))
+    grow(figure, len(curves) * LINE)
+    points, shown = (sum(len(curve.x) for curve in found) for found in (curves, drawn))
+    if not shaded:
+        note(figure, NOT_SHADED)
+    if shown < points:
+        note(figure, f"{shown:,} of {points:,} points are drawn")
+    if all(len(curve.known) <= 1 for curve in curves):
+        note(figure, f"{one}: {ALONE}")
+    return shaded
+
+
+def intervals_fit(figure: go.Figure, curves: Sequence[Curve]) -> bool:
+    """Whether the intervals of ``curves`` can be shaded on the figure's y axis."""
+    ends = [(curve.low, curve.high) for curve in curves if curve.low is not None and curve.high is not None]
+    if len(ends) < 2:
+        return True
+    axis = figure.layout.yaxis
+    logarithmic = axis.type == "log"
+    low, high = sorted(10.0**end if logarithmic else end for end in axis.range)
+    return leave_room([list(zip(*both, strict=True)) for both in ends], low, high, logarithmic=logarithmic)
+
+
+def curve_traces(
+    curve: Curve, style: LineStyle, group: str, *, faint: bool = False, shaded: bool = True
+) -> list[go.Scatter]:
+    """The interval as a closed shape where it is ``shaded`` and there is one, then the line."""
+    name = label(curve.name)
+    traces = []
+    if shaded and curve.low is not None and curve.high is not None:
+        traces.append(
+            go.Scatter(
+                x=[*curve.x, *reversed(curve.x)],
+                y=[*curve.low, *reversed(curve.high)],
+                fill="toself",
+                fillcolor=style.colour,
+                opacity=SHADE,
+                mode="none",
+                hoverinfo="skip",
+                legendgroup=group,
+                showlegend=False,
+            )
+        )
+    marked = not faint and len(curve.x) <= MARKED
+    traces.append(
+        go.Scatter(
+            x=list(curve.x),
+            y=list(curve.y),
+            name=name,
+            legendgroup=group,
+            mode="lines+markers" if marked else "lines",
+            line={"color": style.colour, "dash": "solid" if faint else style.dash[1], "width": 0.8 if faint else 2},
+            marker={"symbol": style.marker[1], "size": 8, "color": style.colour},
+            opacity=0.35 if faint else 1.0,
+            showlegend=not faint,
+            customdata=list(curve.hover or [""] * len(curve.x)),
+            hovertemplate="%{x:,}: %{y:.5g}<br>%{customdata}" + f"<extra>{name}</extra>",
+        )
+    )
+    return traces

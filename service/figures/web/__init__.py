@@ -1,0 +1,1 @@
+"""Figures on pages: for wide and narrow screens, light and dark."""

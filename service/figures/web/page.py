@@ -1,0 +1,82 @@
+"""Pages with figures, made of Plotly's script, one script of ours and the figures as JSON."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+from plotly.io.json import to_json_plotly
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
+
+from service.figures.style import DARK
+from service.figures.web.layouts import narrow, wide
+
+if TYPE_CHECKING:
+    from service.figures.picture import Picture
+
+PLOTLY_PATH = f"/static/plotly-{get_plotlyjs_version()}.min.js"
+"""Where the server has Plotly's script: another version has another path, so that it may be kept for ever."""
+PLOTLY_FROM_A_PAGE = f"../..{PLOTLY_PATH}"
+"""The same from a page two levels deep, behind whatever prefix a proxy adds."""
+
+
+def plot_page(picture: Picture, plotly: str | None = None) -> str:
+    """One picture as a page. ``plotly`` is the address of Plotly's script, which is in the page when absent."""
+    return template("service.figures.web", "plot.html").render(
+        picture=picture,
+        css=css(),
+        plotly=plotly_script(plotly),
+        figure=embedded(picture, picture.name),
+        drawing=drawing(),
+    )
+
+
+def embedded(picture: Picture, div_id: str) -> Markup:
+    """The place of a figure and its description, which ``drawing`` draws."""
+    figure = picture.figure
+    described = {"data": figure.to_plotly_json()["data"], "wide": wide(figure), "narrow": narrow(figure)}
+    # Plotly's JSON has no "<" and no "/" in it: nothing in it can end the script.
+    return Markup(
+        '<div id="{0}" class="alive"></div>\n<script type="application/json" data-figure="{0}">{1}</script>'
+    ).format(div_id, Markup(to_json_plotly(described)))
+
+
+def plotly_script(address: str | None) -> Markup:
+    """Plotly itself: from its address, or in the page."""
+    if address is None:
+        return Markup("<script>{0}</script>").format(Markup(get_plotlyjs()))
+    return Markup('<script src="{0}"></script>').format(address)
+
+
+def drawing() -> Markup:
+    """The end of a page with figures: the script that draws them all."""
+    return Markup('<script type="application/json" id="dark-colours">{0}</script>\n<script>{1}</script>').format(
+        Markup(to_json_plotly(DARK)), Markup(_file("figures.js"))
+    )
+
+
+def scripts(standalone: bool) -> list[str]:
+    """What runs in a page with figures from inside it: a ``standalone`` one has Plotly's script too."""
+    return [_file("figures.js"), *([get_plotlyjs()] if standalone else [])]
+
+
+def css() -> Markup:
+    """What every page looks like."""
+    return Markup(_file("page.css"))
+
+
+@cache
+def template(package: str, name: str) -> Template:
+    """A page of ``package``; what is filled in is escaped unless it is markup."""
+    text = files(package).joinpath(name).read_text(encoding="utf-8")
+    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+        text
+    )
+
+
+@cache
+def _file(name: str) -> str:
+    return files("service.figures.web").joinpath(name).read_text(encoding="utf-8")

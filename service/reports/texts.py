@@ -1,0 +1,41 @@
+"""A request's body without its documents: their names, lengths and hashes stand for them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from service.evaluation.documents import BUILT_IN
+
+
+def without_texts(body: Mapping[str, Any]) -> dict[str, Any]:
+    """``body``, and those of the parts of a sweep in it, with a description of every text and of every list of token
+    ids that was sent as ``input``; names of built-in documents stay."""
+    found = dict(body)
+    if "evaluations" in found:
+        found["evaluations"] = [without_texts(part) for part in found["evaluations"]]
+    given = found.get("input")
+    if isinstance(given, list) and not isinstance(given[0], int):
+        several = len(given) > 1
+        found["input"] = [_described(f"input[{at}]" if several else "input", item) for at, item in enumerate(given)]
+    elif given is not None:
+        found["input"] = _described("input", given)
+    return found
+
+
+def _described(name: str, document: str | list[int]) -> str | dict[str, str | int]:
+    """SHA-256 of a text is that of its UTF-8 bytes, as `sha256sum` prints it; of token ids that of 64-bit integers,
+    least significant byte first."""
+    if not isinstance(document, str):
+        ids = b"".join(token.to_bytes(8, "little", signed=True) for token in document)
+        return {"name": name, "tokens": len(document), "sha256": hashlib.sha256(ids).hexdigest()}
+    if document in BUILT_IN:
+        return document
+    encoded = document.encode(errors="surrogatepass")
+    return {
+        "name": name,
+        "characters": len(document),
+        "bytes": len(encoded),
+        "sha256": hashlib.sha256(encoded).hexdigest(),
+    }
