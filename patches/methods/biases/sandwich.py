@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import Method
 from patches.encoding.recipe import Family, Recipe, RopeGeometry
 
+if TYPE_CHECKING:
+    import torch
+
 
 @lru_cache(maxsize=8)
 def _products(dim: int, length: int, device: torch.device) -> torch.Tensor:
     """p_m . p_n - dim / 2 for every distance below ``length``, float32; summed in float64, for angles are large."""
+    import torch
+
     distance = torch.arange(length, dtype=torch.float64, device=device)
     product = torch.full_like(distance, -dim / 2)
     for i in range(dim // 2):
@@ -36,6 +40,8 @@ class SandwichBias:
     heads: int
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        import torch
+
         distance = (q_idx - kv_idx).clamp_min(0)
         length = 1 << int(distance.max()).bit_length()  # few lengths, so that a table serves many steps
         ratio = torch.arange(1, self.heads + 1, device=q_idx.device) * 8 / self.heads

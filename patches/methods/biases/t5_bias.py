@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from patches.encoding.method import Method
 from patches.encoding.recipe import Family, Recipe, RopeGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 Value = Annotated[float, Field(ge=-1e6, le=1e6, strict=True)]
 Table = tuple[Annotated[tuple[Value, ...], Field(min_length=1, max_length=1024)], ...]
@@ -23,6 +25,8 @@ Table = tuple[Annotated[tuple[Value, ...], Field(min_length=1, max_length=1024)]
 
 def t5_buckets(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
     """Bucket int64 of every distance int64 >= 0, in float32 as released: at a bucket's edge rounding decides."""
+    import torch
+
     exact = num_buckets // 2
     ratio = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact)
     far = exact + (ratio * (num_buckets - exact)).long()
@@ -37,6 +41,8 @@ class BucketBias:
     max_distance: int
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        import torch
+
         table = torch.tensor(self.table, dtype=torch.float32, device=q_idx.device)
         buckets = t5_buckets((q_idx - kv_idx).clamp_min(0), len(self.table), self.max_distance)
         return table.T[:, buckets]
