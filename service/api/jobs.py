@@ -19,7 +19,8 @@ from service.api.pages import page
 from service.api.streaming import Emit, event_stream
 from service.errors import ApiError, bad_request
 from service.evaluation.answers import RESULTS, AnyResult
-from service.evaluation.catalogue import EVALUATIONS, AnyRequest, plan_of
+from service.evaluation.bodies import AnyRequest
+from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult
 from service.evaluation.tables import csv_of, parquet_of

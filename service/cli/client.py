@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
-from service.cli.server import StartFailed, local_server, settings_with
 from service.cli.terminal import fail, status
-from service.client import Ropeway, RopewayError
+
+if TYPE_CHECKING:
+    from service.client import Ropeway
 
 FOR_ONE_COMMAND = {"api_keys": (), "api_keys_file": None, "metrics_port": None, "resume_jobs": False}
 """A server started for one command listens on loopback for as long as that takes, asks for no key, and leaves jobs
@@ -21,6 +23,9 @@ def connected(server: str | None, model: str | None = None) -> Iterator[Ropeway]
     ``model`` is what the server started here loads. Failures that a user can cause end the command
     with a message and exit code 1.
     """
+    from service.cli.server import StartFailed, local_server, settings_with
+    from service.client import RopewayError
+
     try:
         with ExitStack() as stack:
             url = server
@@ -35,4 +40,6 @@ def connected(server: str | None, model: str | None = None) -> Iterator[Ropeway]
 
 def client_of(url: str, *, trust_env: bool = False) -> Ropeway:
     """A client without a limit on answers, which take as long as they take; loopback ignores proxies."""
+    from service.client import Ropeway
+
     return Ropeway(url, timeout=None, trust_env=trust_env)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -23,7 +23,9 @@ from service.cli.generate import panels, resolved_line
 from service.cli.options import encodings
 from service.cli.perplexity import print_table, sweep
 from service.cli.terminal import fail, printable, status, stdout
-from service.client import Result, Ropeway, RopewayError
+
+if TYPE_CHECKING:
+    from service.client import Result, Ropeway
 
 START_S = 180
 STOP_S = 30
@@ -46,6 +48,8 @@ def demo(
     model: Annotated[str, typer.Option(help="What to serve; the embedded demo models by default.")] = "demo",
 ) -> None:
     """Serve the demo models, ask them under several encodings, measure perplexity, save the curve, stop."""
+    from service.client import RopewayError
+
     began = time.perf_counter()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # so that the server is stopped then, too
@@ -86,6 +90,8 @@ def _free_port() -> int:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], client: Ropeway) -> None:
+    from service.client import RopewayError
+
     began = time.monotonic()
     with status("loading the models"):
         while time.monotonic() - began < START_S:

@@ -7,19 +7,19 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.files import check_plot, documents, picture, save
 from service.cli.options import Encodings, ModelName, Server, encodings, lengths
 from service.cli.perplexity import Files, Lengths
-from service.cli.terminal import fail, progress_bar, stdout
-from service.client import EvaluationResult, JobInfo, Ropeway, UnitDone
+from service.cli.terminal import fail, new_table, progress_bar, stdout
+
+if TYPE_CHECKING:
+    from service.client import EvaluationResult, JobInfo, Ropeway
 
 COMMANDS = {
     "long-perplexity": "Perplexity over the tokens that need long context, by context length.",
@@ -72,9 +72,9 @@ def _is_list(schema: Mapping[str, Any]) -> bool:
 
 def own_fields(name: str) -> dict[str, Any]:
     """JSON schemas of the fields of an evaluation's body that no shared option sets, by name."""
-    from service.evaluation.catalogue import EVALUATIONS
+    from service.evaluation.bodies import BODIES
 
-    properties = EVALUATIONS[name.replace("-", "_")].request.model_json_schema()["properties"]
+    properties = BODIES[name.replace("-", "_")].model_json_schema()["properties"]
     return {field: schema for field, schema in properties.items() if field not in SHARED}
 
 
@@ -82,9 +82,7 @@ def print_fields(name: str) -> None:
     """A table of the options that an evaluation adds."""
     from service.cli.schema import type_text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("option", "value", "default", "meaning"):
-        table.add_column(column, overflow="fold")
+    table = new_table("option", "value", "default", "meaning")
     for field, schema in own_fields(name).items():
         kind = "JSON" if "$ref" in json.dumps(schema) else type_text(schema)
         default = json.dumps(schema["default"]) if schema.get("default") is not None else ""
@@ -175,6 +173,8 @@ def finish(client: Ropeway, job: JobInfo) -> JobInfo:
     Raises:
         RopewayError: when the server cannot be reached any more.
     """
+    from service.client import UnitDone
+
     with progress_bar() as progress:
         task = progress.add_task("waiting", total=max(job.tokens_total, 1))
         try:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from service.cli.terminal import fail, stderr
-from service.evaluation.results import EvaluationResult
+
+if TYPE_CHECKING:
+    from service.evaluation.results import EvaluationResult
 
 
 def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:

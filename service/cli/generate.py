@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
@@ -15,7 +15,9 @@ from rich.text import Text
 from service.cli.client import connected
 from service.cli.options import Encodings, ModelName, Server, encodings
 from service.cli.terminal import printable, stderr, stdout
-from service.client import ResultEnd, Ropeway, TextDelta
+
+if TYPE_CHECKING:
+    from service.client import ResultEnd, Ropeway
 
 PANEL_WIDTH = 38
 
@@ -57,6 +59,8 @@ def generate(  # noqa: PLR0913 - one argument per option
 
 def _one(client: Ropeway, request: dict[str, Any]) -> None:
     """Text to stdout as it comes, how it was made to stderr."""
+    from service.client import ResultEnd, TextDelta
+
     shown = printable if stdout.is_terminal else str
     for event in client.stream(**request):
         if isinstance(event, TextDelta):
@@ -69,6 +73,8 @@ def _one(client: Ropeway, request: dict[str, Any]) -> None:
 
 
 def _side_by_side(client: Ropeway, request: dict[str, Any], titles: list[str]) -> None:
+    from service.client import ResultEnd, TextDelta
+
     texts, ends = [""] * len(titles), [""] * len(titles)
 
     def columns() -> Table:

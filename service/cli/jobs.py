@@ -6,20 +6,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.evaluations import finish, show
 from service.cli.files import save
 from service.cli.options import Server
-from service.cli.terminal import printable, stdout
-from service.client import JobInfo, Ropeway
-from service.client.requests import DEFAULT_URL
+from service.cli.terminal import new_table, printable, stdout
+
+if TYPE_CHECKING:
+    from service.client import JobInfo, Ropeway
 
 jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, results.", no_args_is_help=True)
 
@@ -29,6 +28,8 @@ Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or as much
 @contextmanager
 def _connected(server: str | None) -> Iterator[Ropeway]:
     """A client of the server that has the jobs: the one that is named, ROPEWAY_URL's, or the default address."""
+    from service.client.requests import DEFAULT_URL
+
     with connected(server or os.environ.get("ROPEWAY_URL") or DEFAULT_URL) as client:
         yield client
 
@@ -56,9 +57,7 @@ def list_jobs(
     """The newest jobs, newest first."""
     with _connected(server) as client:
         found = client.jobs(limit=limit)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("job", "evaluation", "state", "units", "created"):
-        table.add_column(column)
+    table = new_table("job", "evaluation", "state", "units", "created")
     for job in found:
         units = f"{job.units_done}/{job.units_total}"
         created = f"{job.created_at:%Y-%m-%d %H:%M}"

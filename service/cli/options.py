@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 Server = Annotated[
     str | None, typer.Option(metavar="URL", help="Ask this server; without it one is started for this command.")
@@ -31,6 +30,8 @@ def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, 
     """
     if not texts:
         return None
+    from pydantic import ValidationError
+
     from patches import parse
     from service.shorthand import from_text
 

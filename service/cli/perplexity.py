@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.text import Text
@@ -12,8 +12,10 @@ from service.cli.client import connected
 from service.cli.files import check_plot, documents, picture, save
 from service.cli.options import Encodings, ModelName, Server, encodings, lengths
 from service.cli.terminal import printable, progress_bar, stdout
-from service.client import PerplexityResult, Ropeway
-from service.client import Progress as Scored
+
+if TYPE_CHECKING:
+    from service.client import PerplexityResult, Ropeway
+    from service.client import Progress as Scored
 
 Files = Annotated[
     list[str] | None,

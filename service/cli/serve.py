@@ -7,14 +7,15 @@ import signal
 import sys
 import threading
 import traceback
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.server import StartFailed, StartWatch, settings_with
 from service.cli.terminal import fail
 from service.engine import THREAD_NAME
-from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 
 def serve(
@@ -28,6 +29,8 @@ def serve(
     ] = None,
 ) -> None:
     """Serve models over HTTP. Flags win over ROPEWAY_* variables, which win over .env."""
+    from service.cli.server import StartFailed, settings_with
+
     flags = {"model": model, "host": host, "port": port, "device": device, "dtype": dtype}
     try:
         settings = settings_with(**{**_assignments(setting or []), **{k: v for k, v in flags.items() if v is not None}})
@@ -48,6 +51,8 @@ def _end() -> None:
 
 
 def _assignments(items: list[str]) -> dict[str, str]:
+    from service.settings import Settings
+
     values = {}
     for item in items:
         name, equals, value = item.partition("=")
@@ -66,6 +71,7 @@ def _run(settings: Settings) -> None:
     from service.api.access import InvalidKeyFile
     from service.api.draining import DrainingServer
     from service.app import create_app
+    from service.cli.server import StartWatch
     from service.jobs.database import StoreUnusable
     from service.models.loading import ModelLoadError
     from service.tracing import TracingUnavailable

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.status import Status
+from rich.table import Table
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -18,6 +20,14 @@ CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) no
 def printable(text: str) -> str:
     """Generated text without control characters, which could drive the reader's terminal."""
     return text.translate(CONTROL)
+
+
+def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
+    """A table without frame; the columns among ``numbers`` are aligned to the right."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
+    return made
 
 
 def status(message: str) -> Status:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from patches import Method
 from service.evaluation import memory
 from service.evaluation.documents import BUILT_IN, Document, built_in, doubling_lengths, from_text, from_token_ids
+from service.evaluation.request import Bos
 from service.evaluation.unit import Plan, Subject
 from service.inputs import as_list
 from service.models.registry import ModelRegistry, ServedModel
@@ -15,8 +15,6 @@ from service.settings import Settings
 
 DEFAULT_REACH = 32
 """Default lengths stop at this many times the trained length."""
-
-Bos = Literal["auto", "always", "never"]
 
 Documents = str | list[int] | list[str | list[int]]
 """A text, token ids, a list of either, or the name of a built-in document."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -10,6 +10,8 @@ from patches import PositionEncoding
 from service.inputs import as_list
 
 Tokens = Annotated[int, Field(ge=2, le=(1 << 24) - 1)]
+
+Bos = Literal["auto", "always", "never"]
 
 MOST_IN_RANGE = 65_536
 """Lengths of a range: few words must not become a list that fills the memory."""

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from patches import PositionEncoding, examples
-from service.evaluation.checks import Bos
-from service.evaluation.request import EvaluationRequest, Tokens
+from service.evaluation.request import Bos, EvaluationRequest, Tokens
 from service.inputs import TextOrTokens
 
 Scoring = Literal["curve", "sliding", "disjoint", "tail"]

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from service.evaluation.checks import (
-    Bos,
     InvalidEvaluation,
     affordable,
     at_most,
@@ -26,6 +25,7 @@ from service.evaluation.perplexity import protocols
 from service.evaluation.perplexity.protocols import Window
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult, Protocol
+from service.evaluation.request import Bos
 from service.evaluation.results import DocumentInfo
 from service.evaluation.scoring import token_nll
 from service.evaluation.statistics import Scored, length_result, position_buckets

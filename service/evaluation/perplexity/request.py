@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from patches import examples
-from service.evaluation.checks import Bos
 from service.evaluation.perplexity.results import Protocol
-from service.evaluation.request import EvaluationRequest
+from service.evaluation.request import Bos, EvaluationRequest
 from service.inputs import TextOrTokens
 
 

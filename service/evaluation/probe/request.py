@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from patches import examples
-from service.evaluation.checks import Bos
 from service.evaluation.probe.results import SegmentOf
-from service.evaluation.request import EvaluationRequest, Tokens
+from service.evaluation.request import Bos, EvaluationRequest, Tokens
 from service.inputs import TextOrTokens
 
 

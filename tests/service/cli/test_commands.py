@@ -273,11 +273,20 @@ class TestListings:
         (yarn,) = [info for info in json.loads(ropeway("methods", "--json").stdout) if info["method"] == "yarn"]
         assert json.loads(ropeway("methods", "yarn", "--json").stdout) == yarn
 
-    def test_help_needs_no_model_library(self) -> None:
-        heavy = {"torch", "transformers", "matplotlib", "plotly"}
-        code = f"import sys, service.cli; print(sorted({heavy} & set(sys.modules)))"
-        printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-        assert printed.stdout.strip() == "[]"
+    @pytest.mark.parametrize(
+        "arguments",
+        ["--help", "serve --help", "perplexity --help", "methods", "methods yarn", "sweep --fields"],
+    )
+    def test_help_and_listings_load_no_heavy_library(self, arguments: str) -> None:
+        code = "import sys; from service.cli import app; app(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
+        command = [sys.executable, "-c", code, *arguments.split()]
+        printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        loaded = set(printed.splitlines()[-1].split())
+        assert "typer" in loaded
+        heavy = {"torch", "transformers", "matplotlib", "plotly", "sqlalchemy", "fastapi", "httpx", "pyarrow"}
+        assert heavy & loaded == set()
+        if "--help" in arguments:
+            assert {"pydantic_settings", "structlog", "numpy", "service.client"} & loaded == set()
 
 
 @pytest.fixture
