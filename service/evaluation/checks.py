@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from patches import Method
 from service.evaluation import memory
-from service.evaluation.documents import BUILT_IN, Document, built_in, doubling_lengths, from_text, from_token_ids
+from service.evaluation.documents import (
+    BUILT_IN,
+    Document,
+    built_in,
+    doubling_lengths,
+    from_text,
+    from_token_ids,
+    mistaken,
+)
 from service.evaluation.request import Bos
 from service.evaluation.unit import Plan, Subject
 from service.inputs import as_list
@@ -52,7 +60,7 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings) -> l
     """The documents of a request's ``input``, tokenized without special tokens.
 
     Raises:
-        InvalidEvaluation: for too many, or token ids that the model does not have.
+        InvalidEvaluation: for too many, a text that is a misspelt name, or token ids that the model does not have.
     """
     several = as_list(given)
     at_most("input", len(several), settings.max_documents)
@@ -63,6 +71,8 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings) -> l
             documents.append(from_token_ids(name, item, served.tokenizer))
         elif item in BUILT_IN:
             documents.append(built_in(item, served.tokenizer))
+        elif (wrong := mistaken(item)) is not None:
+            raise InvalidEvaluation("input", wrong)
         else:
             documents.append(from_text(name, item, served.tokenizer))
     for document in documents:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -106,6 +107,25 @@ def language_reference() -> str:
 
 BUILT_IN = {"python-reference": language_reference}
 """Name -> text of the documents that need no upload."""
+
+
+FILE_NAME = re.compile(r"[^\s]{0,250}\.(txt|md|rst|tex|html?|xml|json|jsonl|csv|py|pdf|epub|gz|zip)", re.IGNORECASE)
+
+
+def close_name(text: str) -> str | None:
+    """The built-in document whose name ``text`` is, but for a few letters."""
+    if len(text) > 255 or SPACES.search(text):
+        return None
+    return next(iter(difflib.get_close_matches(text.lower(), BUILT_IN, n=1, cutoff=0.7)), None)
+
+
+def mistaken(text: str) -> str | None:
+    """What to say of a text that was hardly meant as one: a misspelt built-in name, or the name of a file."""
+    if (close := close_name(text)) is not None:
+        return f"{text!r} is no built-in document: did you mean {close!r}?"
+    if FILE_NAME.fullmatch(text):
+        return f"{text!r} looks like the name of a file: send what is in it, or one of {', '.join(BUILT_IN)}"
+    return None
 
 
 @lru_cache(maxsize=8)
