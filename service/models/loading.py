@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +12,10 @@ from typing import Any
 import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from patches import Patched
-from service.models import architecture
+from service.models import architecture, hub
 from service.settings import Settings
 
 DEMO = Path(__file__).parent / "demo"
@@ -36,19 +40,69 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
     """Load safetensors weights onto the configured device; no remote code.
 
     Raises:
-        ModelLoadError: when the checkpoint is absent or of a kind that cannot be loaded.
+        ModelLoadError: when the device cannot be used, or the checkpoint is absent, damaged or of a kind that cannot
+            be loaded.
     """
-    device = torch.device(device_of(settings))
+    device = usable_device(settings)
     architecture.register()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=settings.revision)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, revision=settings.revision, dtype=dtype_of(settings, device), use_safetensors=True
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelLoadError(f"model {str(source)!r} cannot be loaded: {error}") from error
-    torch.nn.Module.to(model, device)
+    is_folder = Path(source).is_dir()
+    with _blamed(source, "the hub"):
+        copy = None if is_folder else hub.offline_copy(str(source), settings.revision)
+    place, revision = copy or source, settings.revision
+    with _progress_bars(shown=not is_folder and settings.log_format == "console" and sys.stderr.isatty()):
+        with _blamed(source, "its tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+        with _blamed(source, "its weights"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                place,
+                revision=revision,
+                dtype=dtype_of(settings, device),
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+            )
+            model, report = loaded
+            _refuse_weights_that_are_not_there(report)
+            model.to(device)
     return Checkpoint(name, model.eval(), tokenizer)
+
+
+@contextmanager
+def _blamed(source: str | Path, part: str) -> Iterator[None]:
+    """Raises:
+    ModelLoadError: for whatever is raised inside, with the setting, the model and the part at fault, in one line.
+    """
+    try:
+        yield
+    except Exception as error:  # a damaged file fails in as many ways as there are readers
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelLoadError(f"ROPEWAY_MODEL: model {str(source)!r} cannot be loaded: {part}: {reason}") from error
+
+
+def _refuse_weights_that_are_not_there(report: dict[str, Any]) -> None:
+    """Raises:
+    ValueError: when a tensor of the model is not in the files or has another shape there: transformers would go on
+        with random numbers.
+    """
+    wrong = [f"{name} is {list(there)}, not {list(here)}" for name, there, here in report["mismatched_keys"]]
+    wrong = sorted([*wrong, *(f"{name} is missing" for name in report["missing_keys"])])
+    if wrong:
+        raise ValueError(f"{len(wrong)} tensors are not as config.json says, the first: {wrong[0]}")
+
+
+@contextmanager
+def _progress_bars(*, shown: bool) -> Iterator[None]:
+    """transformers' and the hub's bars, on or off inside."""
+    if shown:
+        yield
+        return
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()
 
 
 def sources(settings: Settings) -> dict[str, str | Path]:
@@ -61,6 +115,23 @@ def sources(settings: Settings) -> dict[str, str | Path]:
         if inside:
             return {config.parent.name: config.parent for config in inside}
     return {path.resolve().name: path}
+
+
+def usable_device(settings: Settings) -> torch.device:
+    """The configured device, after a tensor was put there.
+
+    Raises:
+        ModelLoadError: when torch does not know it or this machine does not have it.
+    """
+    try:
+        device = torch.device(device_of(settings))
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ModelLoadError(
+            f"ROPEWAY_DEVICE: {settings.device!r} cannot be used: {reason} (torch {torch.__version__})"
+        ) from error
+    return device
 
 
 def device_of(settings: Settings) -> str:
@@ -96,7 +167,7 @@ def cache_tokens(patch: Patched, settings: Settings) -> int:
     if settings.cache_tokens is not None:
         if settings.cache_tokens * per_token > free:
             raise ModelLoadError(
-                f"cache_tokens={settings.cache_tokens} needs {settings.cache_tokens * per_token >> 20} MiB "
+                f"ROPEWAY_CACHE_TOKENS: {settings.cache_tokens} needs {settings.cache_tokens * per_token >> 20} MiB "
                 f"and {free >> 20} MiB are free: at most {free // per_token} tokens fit"
             )
         return settings.cache_tokens

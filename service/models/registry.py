@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from patches import Method, Patched, patched
+from patches import Method, Patched, UnsupportedModel, patched
 from service.engine.engine import Engine, EngineLimits
 from service.metrics import EngineMetrics, Metrics
-from service.models.loading import Checkpoint, cache_tokens, load, sources
+from service.models.loading import Checkpoint, ModelLoadError, cache_tokens, load, sources
 from service.settings import Settings
 
 
@@ -69,7 +69,10 @@ class ModelRegistry:
         self._grace_s = settings.shutdown_grace_s
         try:
             for name, source in sources(settings).items():
-                self._add(load(name, source, settings), settings)
+                try:
+                    self._add(load(name, source, settings), settings)
+                except UnsupportedModel as error:
+                    raise ModelLoadError(f"ROPEWAY_MODEL: model {str(source)!r} cannot be served: {error}") from error
         except BaseException:
             self.close()
             raise
