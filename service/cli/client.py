@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from service.cli.terminal import fail, status
+from service.cli.terminal import fail, loading
 
 if TYPE_CHECKING:
     from service.client import Ropeway
@@ -31,7 +31,7 @@ def connected(server: str | None, model: str | None = None) -> Iterator[Ropeway]
             url = server
             if url is None:
                 settings = settings_with(model=model).model_copy(update=FOR_ONE_COMMAND)
-                with status(f"loading {settings.model}"):
+                with loading(settings.model):
                     url = stack.enter_context(local_server(settings))
             yield stack.enter_context(client_of(url, trust_env=server is not None))
     except (RopewayError, StartFailed) as error:

@@ -22,7 +22,7 @@ from service.cli.files import picture
 from service.cli.generate import panels, resolved_line
 from service.cli.options import encodings
 from service.cli.perplexity import print_table, sweep
-from service.cli.terminal import fail, printable, status, stdout
+from service.cli.terminal import fail, loading, printable, status, stdout
 
 if TYPE_CHECKING:
     from service.client import Result, Ropeway
@@ -74,7 +74,7 @@ def _server(model: str, port: int, log: Path) -> Iterator[Ropeway]:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
             stdout.print(Text(f"ropeway serve --model {model} --port {port} (process {process.pid}, log {log})"))
-            _wait_until_ready(process, client)
+            _wait_until_ready(process, client, model)
             yield client
             stop(process)
         finally:
@@ -89,11 +89,11 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], client: Ropeway) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], client: Ropeway, model: str) -> None:
     from service.client import RopewayError
 
     began = time.monotonic()
-    with status("loading the models"):
+    with loading(model):
         while time.monotonic() - began < START_S:
             if process.poll() is not None:
                 raise DemoFailed(f"the server ended with exit code {process.returncode} while starting")

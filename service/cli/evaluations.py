@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +14,14 @@ import typer
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.files import check_plot, documents, picture, save
-from service.cli.options import Encodings, ModelName, Server, encodings, lengths
+from service.cli.files import check_outputs, documents, picture, save
+from service.cli.options import Encodings, ModelName, Server, check_body, encodings, lengths
 from service.cli.perplexity import Files, Lengths
 from service.cli.terminal import fail, new_table, progress_bar, stdout
 
 if TYPE_CHECKING:
     from service.client import EvaluationResult, JobInfo, Ropeway
+    from service.evaluation.request import EvaluationRequest
 
 COMMANDS = {
     "long-perplexity": "Perplexity over the tokens that need long context, by context length.",
@@ -72,21 +74,32 @@ def _is_list(schema: Mapping[str, Any]) -> bool:
 
 def own_fields(name: str) -> dict[str, Any]:
     """JSON schemas of the fields of an evaluation's body that no shared option sets, by name."""
+    return {field: schema for field, schema in _schema(name)["properties"].items() if field not in SHARED}
+
+
+def body_of(name: str) -> type[EvaluationRequest]:
+    """The body of the evaluation that the command ``name`` runs."""
     from service.evaluation.bodies import BODIES
 
-    properties = BODIES[name.replace("-", "_")].model_json_schema()["properties"]
-    return {field: schema for field, schema in properties.items() if field not in SHARED}
+    return BODIES[name.replace("-", "_")]
+
+
+@cache
+def _schema(name: str) -> dict[str, Any]:
+    return body_of(name).model_json_schema()
 
 
 def print_fields(name: str) -> None:
     """A table of the options that an evaluation adds."""
-    from service.cli.schema import type_text
+    from service.cli.schema import field_rows
 
     table = new_table("option", "value", "default", "meaning")
+    definitions = _schema(name).get("$defs", {})
     for field, schema in own_fields(name).items():
-        kind = "JSON" if "$ref" in json.dumps(schema) else type_text(schema)
-        default = json.dumps(schema["default"]) if schema.get("default") is not None else ""
-        table.add_row(Text(f"--{field.replace('_', '-')}"), kind, Text(default), Text(schema.get("description", "")))
+        for row in field_rows(f"--{field.replace('_', '-')}", schema, definitions):
+            table.add_row(*map(Text, row))
+    table.caption = "An object is one argument of JSON, with the fields that are indented below it."
+    table.caption_justify = "left"
     stdout.print(table)
 
 
@@ -124,14 +137,9 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
         if fields:
             print_fields(name)
             return
-        if as_json and as_csv:
-            raise typer.BadParameter("--json and --csv exclude each other")
+        check_outputs(plots, report, as_json=as_json, as_csv=as_csv)
         if background and server is None:
             raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
-        for path in plots or []:
-            check_plot(path)
-        if report is not None and not report.absolute().parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {str(report.parent)!r}", param_hint="--report")
         paths, own = separated(files or [], own_fields(name))
         names, texts = documents(paths)
         body = {
@@ -141,6 +149,8 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
             "lengths": lengths(lengths_),
             "model": model if server else None,
         }
+        if server is None:
+            check_body(body_of(name), body)
         with connected(server, model) as client:
             job = client.submit(name.replace("-", "_"), **body)
             if background:

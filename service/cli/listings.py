@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.options import ModelName, Server
+from service.cli.options import ModelName, Server, method_names
 from service.cli.schema import default_text, type_text
 from service.cli.terminal import fail, new_table, stdout
 
@@ -33,7 +33,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method in full, with all its parameters.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One method in full, with all its parameters.", autocompletion=method_names),
+    ] = None,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the README.")] = False,
     docs: Annotated[

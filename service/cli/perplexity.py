@@ -9,8 +9,8 @@ import typer
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.files import check_plot, documents, picture, save
-from service.cli.options import Encodings, ModelName, Server, encodings, lengths
+from service.cli.files import check_outputs, documents, picture, save
+from service.cli.options import Encodings, ModelName, Server, check_body, encodings, lengths
 from service.cli.terminal import printable, progress_bar, stdout
 
 if TYPE_CHECKING:
@@ -25,13 +25,14 @@ Lengths = Annotated[
     str | None,
     typer.Option(
         "--lengths",
-        help="256,512 or start:stop:step; doubling from the trained length.",
+        help="256,512 or start:stop:step.",
         metavar="LIST",
+        show_default="doubling from the trained length",
     ),
 ]
 Protocol = Annotated[
     Literal["curve", "sliding", "disjoint", "tail", "rolling"] | None,
-    typer.Option(help="Which tokens get which context."),
+    typer.Option(help="Which tokens get which context.", show_default="curve"),
 ]
 Plots = Annotated[
     list[Path] | None, typer.Option("--plot", metavar="FILE", help="Save the curve as .png or .html; repeatable.")
@@ -43,10 +44,20 @@ def perplexity(  # noqa: PLR0913 - one argument per option
     pe: Encodings = None,
     lengths_: Lengths = None,
     protocol: Protocol = None,
-    stride: Annotated[int | None, typer.Option(help="sliding, tail: tokens from window to window.")] = None,
-    tail: Annotated[int | None, typer.Option(help="tail: tokens scored at the end of each window.")] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="sliding, tail: tokens from window to window.",
+            show_default="sliding 256, tail the longest length",
+        ),
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=1, help="tail: tokens scored at the end of each window.", show_default="256")
+    ] = None,
     bos: Annotated[
-        Literal["auto", "always", "never"] | None, typer.Option(help="BOS at the start of every window.")
+        Literal["auto", "always", "never"] | None,
+        typer.Option(help="BOS at the start of every window.", show_default="auto"),
     ] = None,
     model: ModelName = None,
     plots: Plots = None,
@@ -55,10 +66,7 @@ def perplexity(  # noqa: PLR0913 - one argument per option
     server: Server = None,
 ) -> None:
     """Perplexity against context length under every --method, on FILEs or the built-in document."""
-    if as_json and as_csv:
-        raise typer.BadParameter("--json and --csv exclude each other")
-    for path in plots or []:
-        check_plot(path)
+    check_outputs(plots, as_json=as_json, as_csv=as_csv)
     names, texts = documents(files or [])
     request = {
         "input": texts,
@@ -70,6 +78,10 @@ def perplexity(  # noqa: PLR0913 - one argument per option
         "bos": bos,
         "model": model if server else None,
     }
+    if server is None:
+        from service.evaluation.bodies import BODIES
+
+        check_body(BODIES["perplexity"], request)
     with connected(server, model) as client:
         result = sweep(client, request)
     for document, name in zip(result.documents, names, strict=False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
@@ -33,6 +35,16 @@ def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
 def status(message: str) -> Status:
     """A spinner on stderr while something takes its time; invisible where stderr is no terminal."""
     return stderr.status(message)
+
+
+@contextmanager
+def loading(model: str) -> Iterator[None]:
+    """The line of every command that waits for ``model``: with a spinner on a terminal, printed once elsewhere."""
+    line = f"loading {printable(model)}"
+    if not stderr.is_terminal:
+        stderr.print(line, markup=False, soft_wrap=True)
+    with status(line):
+        yield
 
 
 def progress_bar() -> Progress:

@@ -44,6 +44,22 @@ def test_every_evaluation_has_a_command_with_its_fields() -> None:
         assert all(option in shown for option in options), shown
 
 
+def test_fields_that_are_objects_are_explained() -> None:
+    shown = " ".join(succeeded("sweep", "--fields").split())
+    for told in (
+        "--target object",
+        "length integer from 2",
+        "tolerance number from 0 up to 10 0.1",
+        "within its trained length",
+    ):
+        assert told in shown, shown
+    assert "--evaluations list of names or objects" in shown
+    assert "One of: long_perplexity, needle, passkey, perplexity, ruler." in shown
+    shown = " ".join(succeeded("long-perplexity", "--fields").split())
+    assert "--evaluator object" in shown
+    assert "model string A served model" in shown
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -105,10 +121,13 @@ def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -
         (["--sample", "1"], "did you mean --samples?"),
         (["--samples"], "--samples needs a value"),
         (["--pe", "nonsense"], "unknown method"),
+        (["--depths", "2"], "depths.0: Input should be less than or equal to 1"),
+        (["--samples", "0"], "samples: Input should be greater than or equal to 1"),
+        (["--digits", "long"], "digits: Input should be a valid integer"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_done(arguments: list[str], message: str) -> None:
-    result = ropeway("passkey", *arguments)
+    result = ropeway("passkey", *arguments, *(() if "--plot" in arguments else ("--model", "/no/such/model")))
     assert result.exit_code == 2
     assert message in result.output.replace("\n", " ")
 
