@@ -10,6 +10,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from service import context
+from service.api import drawing
 from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
 from service.api.jobs import IdempotencyKey, submit
 from service.api.pages import page
@@ -22,7 +23,6 @@ from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult, Progress
 from service.evaluation.tables import csv_of
 from service.evaluation.unit import Measured, Plan, run_units
-from service.figures.results import html_of, png_of
 from service.jobs.records import JobInfo
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -177,13 +177,13 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
     @router.get("/{result_id}/plot.png", response_class=Response, responses=_only("image/png"))
     async def plot_png(result_id: str, request: Request) -> Response:
         """The result as a picture."""
-        png = await run_in_threadpool(png_of, recent(request, result_id))
+        png = await run_in_threadpool(drawing.png, recent(request, result_id))
         return Response(png, media_type="image/png")
 
     @router.get("/{result_id}/plot.html", response_class=Response, responses=_only("text/html"))
     async def plot_html(result_id: str, request: Request) -> Response:
         """The result as an interactive page without outside resources."""
-        return page(await run_in_threadpool(html_of, recent(request, result_id)))
+        return page(await run_in_threadpool(drawing.html, recent(request, result_id)))
 
     return router
 

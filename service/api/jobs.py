@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from service import context
+from service.api import drawing
 from service.api.admission import TokenRate, log_prompts
 from service.api.answers import JobList
 from service.api.pages import page
@@ -24,12 +25,10 @@ from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult
 from service.evaluation.tables import csv_of, parquet_of
-from service.figures.results import png_of
 from service.jobs.records import UNFINISHED, JobInfo, JobState
 from service.jobs.runner import JobRunner
 from service.jobs.signals import within
 from service.jobs.store import JobStore
-from service.reports.html import report_of
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -202,14 +201,14 @@ async def results_parquet(job_id: str, request: Request) -> Response:
 @router.get("/{job_id}/plot.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
 async def plot_png(job_id: str, request: Request) -> Response:
     """The result's first picture."""
-    return Response(await _made(job_id, request, png_of), media_type="image/png")
+    return Response(await _made(job_id, request, drawing.png), media_type="image/png")
 
 
 @router.get("/{job_id}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
 async def report_html(job_id: str, request: Request) -> Response:
     """What was asked, what came out, every picture and every number on one page that needs no network."""
     info = await _job(job_id, request)
-    return page(await _made(job_id, request, lambda result: report_of(result, info)))
+    return page(await _made(job_id, request, lambda result: drawing.report(result, info)))
 
 
 async def _made(job_id: str, request: Request, make: Callable[[EvaluationResult], Any]) -> Any:

@@ -11,9 +11,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
 from patches import METHODS, Recipe, describe_methods, parse
+from service.api import drawing
 from service.api.answers import MethodInfo, MethodList, ModelInfo, ModelList
 from service.errors import ApiError, bad_request, validation_error
-from service.figures.frequencies import frequency_png
 from service.models.registry import ModelRegistry, ServedModel
 from service.shorthand import field_value, unknown_method
 
@@ -68,7 +68,7 @@ async def frequencies_png(name: str, request: Request, model: str | None = None,
     table, recipe = _resolved(name, request, model, length)
     title = f"{name} on {table.model}"
     pairs = [pair.model_dump() for pair in table.pairs]
-    png = await run_in_threadpool(frequency_png, pairs, table.trained_length, title, recipe, table.length)
+    png = await run_in_threadpool(drawing.frequencies, pairs, table.trained_length, title, recipe, table.length)
     return Response(png, media_type="image/png")
 
 
