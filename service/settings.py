@@ -74,7 +74,10 @@ class Settings(BaseSettings):
     max_body_bytes: Count = Field(32 << 20, description="Largest request body.")
 
     cache_tokens: int | None = Field(
-        None, ge=64, description="Tokens the paged cache holds; measured from free memory when unset."
+        None,
+        ge=64,
+        description="Tokens the paged cache holds. When unset: what fits into 70 % of an accelerator's free memory; on "
+        "a CPU 32 times the trained length, at most 32768 and a quarter of the free memory.",
     )
     score_tokens: Count = Field(262144, description="Tokens that perplexity requests may hold at once, per model.")
     page_size: int = Field(32, ge=4, description="Tokens per page of the cache.")

@@ -19,8 +19,11 @@ from service.models import architecture, hub
 from service.settings import Settings
 
 DEMO = Path(__file__).parent / "demo"
+CPU_REACH = 32
+"""Default cache on a CPU in trained lengths: how far an encoding may stretch, and where default lengths end."""
+
 CPU_CACHE_TOKENS = 32768
-"""Default cache on a CPU, where memory is shared with everything else."""
+"""Most tokens of a default cache on a CPU, where memory is shared with everything else."""
 
 
 class ModelLoadError(RuntimeError):
@@ -154,7 +157,8 @@ def cache_bytes_per_token(patch: Patched) -> int:
 
 
 def cache_tokens(patch: Patched, settings: Settings) -> int:
-    """Tokens of paged cache: as configured, else 70 % of the accelerator's free memory or a fixed CPU share.
+    """Tokens of paged cache: as configured; else what fits into 70 % of an accelerator's free memory. On a CPU 32 times
+    the trained length, at most 32768, or ``max_length`` where that is more, in a quarter of the free memory.
 
     Raises:
         ModelLoadError: when what is configured exceeds free memory.
@@ -171,6 +175,9 @@ def cache_tokens(patch: Patched, settings: Settings) -> int:
                 f"and {free >> 20} MiB are free: at most {free // per_token} tokens fit"
             )
         return settings.cache_tokens
-    share = int(free * 0.7 if model.device.type == "cuda" else free * 0.25) // per_token
-    wanted = share if model.device.type == "cuda" else min(CPU_CACHE_TOKENS, share)
+    if model.device.type == "cuda":
+        wanted = int(free * 0.7) // per_token
+    else:
+        reach = min(CPU_REACH * patch.geometry.original_max_position_embeddings, CPU_CACHE_TOKENS)
+        wanted = min(max(reach, settings.max_length or 0), int(free * 0.25) // per_token)
     return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)

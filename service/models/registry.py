@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import structlog
+
 from patches import Method, Patched, UnsupportedModel, patched
 from service.engine.engine import Engine, EngineLimits
 from service.metrics import EngineMetrics, Metrics
-from service.models.loading import Checkpoint, ModelLoadError, cache_tokens, load, sources
+from service.models.loading import Checkpoint, ModelLoadError, cache_bytes_per_token, cache_tokens, load, sources
 from service.settings import Settings
+
+log = structlog.get_logger()
 
 
 class UnknownModel(LookupError):
@@ -69,6 +73,7 @@ class ModelRegistry:
         self._grace_s = settings.shutdown_grace_s
         try:
             for name, source in sources(settings).items():
+                log.info("loading", model=name)
                 try:
                     self._add(load(name, source, settings), settings)
                 except UnsupportedModel as error:
@@ -91,6 +96,9 @@ class ModelRegistry:
             stall_timeout_s=settings.stall_timeout_s,
             prefix_sharing=settings.prefix_sharing,
         )
+        size = limits.cache_tokens * cache_bytes_per_token(patch) >> 20
+        by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
+        log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=size, by=by)
         engine = Engine(patch, limits, _eos_token_ids(model), EngineMetrics(self._metrics, checkpoint.name))
         self._stack.callback(engine.stop, self._grace_s)
         longest = settings.max_length or limits.cache_tokens
