@@ -74,7 +74,8 @@ def _server(model: str, port: int, log: Path) -> Iterator[Ropeway]:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
             stdout.print(Text(f"ropeway serve --model {model} --port {port} (process {process.pid}, log {log})"))
-            _wait_until_ready(process, client, model)
+            with loading(model):
+                _wait_until_ready(process, client)
             yield client
             stop(process)
         finally:
@@ -89,18 +90,17 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], client: Ropeway, model: str) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], client: Ropeway) -> None:
     from service.client import RopewayError
 
     began = time.monotonic()
-    with loading(model):
-        while time.monotonic() - began < START_S:
-            if process.poll() is not None:
-                raise DemoFailed(f"the server ended with exit code {process.returncode} while starting")
-            with suppress(RopewayError):  # not listening yet, or not ready
-                client.health()
-                return
-            time.sleep(0.1)
+    while time.monotonic() - began < START_S:
+        if process.poll() is not None:
+            raise DemoFailed(f"the server ended with exit code {process.returncode} while starting")
+        with suppress(RopewayError):  # not listening yet, or not ready
+            client.health()
+            return
+        time.sleep(0.1)
     raise DemoFailed(f"the server was not ready within {START_S} s")
 
 

@@ -115,13 +115,15 @@ def _refuse(settings: Settings, error: Exception, *, expected: bool = True) -> N
 
 
 def _serve(settings: Settings) -> None:
+    from service.cli.server import StartWatch, load_libraries
+
+    load_libraries()
     import uvicorn
 
     from service import logs
     from service.api.access import InvalidKeyFile
     from service.api.draining import DrainingServer
     from service.app import create_app
-    from service.cli.server import StartWatch
     from service.jobs.database import StoreUnusable
     from service.models.loading import ModelLoadError
     from service.ports import PortUnusable
