@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
 
 import torch
@@ -16,14 +17,17 @@ from service.api import evaluations, generate, health, jobs, methods, metrics, o
 from service.api.access import AccessControl, ApiKeys
 from service.api.admission import TokenRate
 from service.api.answers import failures
-from service.api.limits import BodyLimit
+from service.api.files import RenderedFiles
 from service.api.scope import RequestScope, Traffic
-from service.jobs.database import default_url
-from service.jobs.runner import JobRunner
+from service.jobs.calls import StoreCalls
+from service.jobs.database import StoreOutOfReach, default_url
+from service.jobs.runner import CLOSE_S, JobRunner
 from service.jobs.store import JobStore
 from service.metrics import Metrics
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from service.sharing.admission import Admission
+from service.sharing.workers import Workers
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -37,26 +41,34 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.metrics.watch(models)
         try:
             async with AsyncExitStack() as stack:
-                store = app.state.jobs = await run_in_threadpool(JobStore, settings.database_url or default_url())
-                stack.push_async_callback(run_in_threadpool, store.close)
-                runner = app.state.job_runner = JobRunner(store, models, settings)
+                workers = app.state.workers = Workers(shared=settings.has_keys)
+                stack.callback(workers.close)
+                calls = app.state.store_calls = StoreCalls()
+                stack.callback(calls.close)
+                url = settings.database_url or default_url()
+                store = app.state.jobs = await run_in_threadpool(JobStore, url)
+                stack.push_async_callback(_closed, calls, store)
+                runner = app.state.job_runner = JobRunner(store, models, settings, workers, calls)
                 runner.start()
                 stack.push_async_callback(runner.close)
                 stack.enter_context(metrics.own_port(settings, app.state.metrics))
                 stack.enter_context(tracing.exporting(app))
                 yield
         finally:
-            app.state.traffic.draining = True
-            await run_in_threadpool(models.close)
+            app.state.traffic.drained.set()
+            await asyncio.to_thread(models.close)
 
     app = FastAPI(
         title="Ropeway",
         version=version("ropeway"),
         summary="Inference with a positional encoding per request, and perplexity against context length.",
         lifespan=lifespan,
+        redirect_slashes=False,  # a redirect would lead to whatever Host header was sent
     )
     app.state.settings = settings
-    app.state.results = evaluations.RecentResults()
+    app.state.files = RenderedFiles()
+    app.state.feed = jobs.feed_of(app)
+    app.state.bodies = Admission(settings.max_bodies_bytes, settings.max_queue, shared=settings.has_keys, of="bodies")
     app.state.metrics, app.state.traffic = Metrics(), Traffic()
     app.state.token_rate = TokenRate(settings.key_tokens_per_minute)
     _add_layers(app, settings)
@@ -70,9 +82,14 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
+async def _closed(calls: StoreCalls, store: JobStore) -> None:
+    """Close the store, unless the database hangs."""
+    with suppress(StoreOutOfReach):
+        await calls.within(CLOSE_S, store.close)
+
+
 def _add_layers(app: FastAPI, settings: Settings) -> None:
     """From the inside out: who has no key does not get to send a body, and every answer has an id and is logged."""
-    app.add_middleware(BodyLimit, most_bytes=settings.max_body_bytes)
     keys = ApiKeys(settings.api_keys, settings.api_keys_file)
     app.add_middleware(AccessControl, keys=keys, most_at_a_time=settings.key_concurrency)
     if settings.cors_origins:

@@ -5,9 +5,11 @@ A context variable and not an argument, so that isolation and logs hold on route
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -19,8 +21,8 @@ ANONYMOUS = "anonymous"
 class RequestContext:
     """One request. ``tenant`` stands for its API key and is no secret; ``error_code`` is set when it fails.
 
-    It may take ``timeout_s`` seconds from ``started`` on the monotonic clock. ``cleanup`` runs when the answer is
-    complete or given up, whatever the route did.
+    It may take ``timeout_s`` seconds from ``started`` on the monotonic clock; ``limit`` cancels what runs then.
+    ``cleanup`` runs when the answer is complete or given up, whatever the route did.
     """
 
     request_id: str
@@ -29,6 +31,17 @@ class RequestContext:
     started: float = field(default_factory=time.monotonic)
     cleanup: ExitStack = field(default_factory=ExitStack)
     error_code: str | None = None
+    limit: asyncio.Timeout | None = None
+
+    def seconds_left(self) -> float | None:
+        return None if self.timeout_s is None else self.started + self.timeout_s - time.monotonic()
+
+    def allow(self, timeout_s: float | None) -> None:
+        """Let the request take so many seconds from its start, whatever was said before; None: any time."""
+        self.timeout_s = timeout_s
+        if self.limit is not None:
+            left = self.seconds_left()
+            self.limit.reschedule(None if left is None else asyncio.get_running_loop().time() + left)
 
 
 _current: ContextVar[RequestContext | None] = ContextVar("ropeway_request", default=None)
@@ -42,6 +55,16 @@ def current() -> RequestContext:
 def enter(context: RequestContext) -> None:
     """Make ``context`` the current one for this task and the tasks it starts."""
     _current.set(context)
+
+
+@contextmanager
+def acting_for(tenant: str) -> Iterator[None]:
+    """Inside, work counts as that of ``tenant``, outside of any request."""
+    token = _current.set(RequestContext("", tenant))
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def new_id() -> str:

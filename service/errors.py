@@ -17,15 +17,17 @@ from starlette.exceptions import HTTPException
 
 from patches import METHODS, SlotsExhausted
 from service import context
-from service.engine.admission import QueueFull, TooLarge
 from service.engine.engine import EngineFailed, EngineStopping
 from service.engine.memory import OutOfMemory
 from service.evaluation.answers import RESULTS
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring import NotANumber
 from service.inputs import TAGS
+from service.jobs.database import StoreOutOfReach
 from service.jobs.store import IdempotencyMismatch, JobUnfinished, UnknownJob
 from service.models.registry import UnknownModel
+from service.sharing.admission import QueueFull, TooLarge
+from service.sharing.stopping import Stopped
 
 MAX_PROBLEMS = 10
 MAX_CHARS = 200
@@ -72,6 +74,11 @@ def deadline_exceeded(seconds: float) -> ApiError:
     return ApiError(504, f"not finished within {seconds:g} seconds", param="timeout_s", code="deadline_exceeded")
 
 
+def shutting_down(more: str = "") -> ApiError:
+    message = f"the server is shutting down{more and f'; {more}'}"
+    return ApiError(503, message, code="shutting_down", headers={"Connection": "close"})
+
+
 def as_api_error(error: Exception) -> ApiError:
     """The one table from exceptions to statuses; anything unexpected is an opaque 500."""
     for kind, convert in _CONVERSIONS.items():
@@ -105,10 +112,12 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     IdempotencyMismatch: lambda error: ApiError(422, str(error), code="idempotency_mismatch", param="Idempotency-Key"),
     JobUnfinished: lambda error: ApiError(409, str(error), code="job_unfinished"),
     QueueFull: lambda error: ApiError(429, f"the queue is full: {error}", code="queue_full"),
-    SlotsExhausted: lambda error: ApiError(
-        503, f"too many different encodings at once: {error}", code="slots_exhausted"
+    SlotsExhausted: lambda error: ApiError(503, str(error), code="slots_exhausted"),
+    EngineStopping: lambda error: shutting_down(),
+    Stopped: lambda error: shutting_down(),
+    StoreOutOfReach: lambda error: ApiError(
+        503, f"the database of jobs is out of reach: {error}", code="jobs_out_of_reach", headers={"Retry-After": "5"}
     ),
-    EngineStopping: lambda error: ApiError(503, str(error), code="shutting_down"),
     EngineFailed: lambda error: ApiError(503, f"the engine failed and is restarting: {error}", code="engine_failed"),
     OutOfMemory: _out_of_memory,
     NotANumber: lambda error: ApiError(500, str(error), code="not_a_number"),

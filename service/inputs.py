@@ -8,8 +8,19 @@ from pydantic import Discriminator, Field, StrictInt, Tag
 
 from patches import PositionEncoding
 
+MOST_TOKENS = 1 << 20
+"""Token ids in one list, whatever the server's own limits are."""
+
+MOST_TEXTS = 1024
+"""Texts or lists of token ids in one request."""
+
+MOST_ENCODINGS = 256
+"""Encodings in one request."""
+
 Text = Annotated[str, Field(min_length=1)]
-TokenIds = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1)]
+TokenIds = Annotated[
+    list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1, max_length=MOST_TOKENS, fail_fast=True)
+]
 
 
 def _kind(value: Any) -> str | None:
@@ -37,7 +48,7 @@ _One = Annotated[
 TextOrTokens = Annotated[
     Annotated[Text, Tag("one_text")]
     | Annotated[TokenIds, Tag("token_ids")]
-    | Annotated[list[_One], Field(min_length=1), Tag("several")],
+    | Annotated[list[_One], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True), Tag("several")],
     Discriminator(
         _kind,
         custom_error_type="text_or_token_ids",
@@ -59,7 +70,8 @@ def one_or_several(value: Any) -> str:
 
 
 Encodings = Annotated[
-    Annotated[PositionEncoding, Tag("one")] | Annotated[list[PositionEncoding], Field(min_length=1), Tag("several")],
+    Annotated[PositionEncoding, Tag("one")]
+    | Annotated[list[PositionEncoding], Field(min_length=1, max_length=MOST_ENCODINGS), Tag("several")],
     Discriminator(one_or_several),
 ]
 """One encoding, or several to answer every prompt under each."""

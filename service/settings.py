@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     log_format: Literal["console", "json"] = Field("console", description="Lines for people, or one JSON object each.")
     log_prompts: bool = Field(False, description="Write prompts into the log.")
+    max_connections: Count = Field(1000, description="Most connections; beyond it, the longest idle one is closed.")
     shutdown_grace_s: float = Field(10.0, ge=0, description="Seconds that running requests may take to finish.")
 
     max_length: int | None = Field(
@@ -69,9 +70,17 @@ class Settings(BaseSettings):
     max_lengths: Count = Field(256, description="Most lengths in one perplexity request.")
     max_documents: Count = Field(256, description="Most documents in one perplexity request.")
     max_scored_tokens: Count = Field(
-        50_000_000, description="Most tokens that the forward passes of one perplexity request may read."
+        50_000_000, description="Most tokens that the forward passes of one evaluation may read."
     )
-    max_body_bytes: Count = Field(32 << 20, description="Largest request body.")
+    max_tokens_at_once: Count = Field(
+        5_000_000, description="The same for an evaluation that is no job; the smaller of the two holds."
+    )
+    max_passes: Count = Field(200_000, description="Most forward passes of one evaluation.")
+    max_body_bytes: Count = Field(8 << 20, description="Largest request body with documents to evaluate.")
+    max_prompt_bytes: Count = Field(4 << 20, description="Largest request body with prompts.")
+    max_bodies_bytes: Count = Field(64 << 20, description="Bytes of request bodies that are worked on at once.")
+    max_text_bytes: Count = Field(2 << 20, description="Longest single text, and most text tokenized at once.")
+    max_answer_bytes: Count = Field(32 << 20, description="Largest answer.")
 
     cache_tokens: int | None = Field(
         None,
@@ -95,6 +104,9 @@ class Settings(BaseSettings):
         True, description="Work on unfinished jobs that other processes left in the database, not only on new ones."
     )
     max_jobs: Count = Field(10_000, description="Most unfinished jobs of one API key.")
+    max_job_bytes: Count = Field(64 << 20, description="Most bytes that requests of one API key's jobs take up.")
+    recent_results: Count = Field(128, description="Results kept per API key beside those of jobs.")
+    recent_results_bytes: Count = Field(64 << 20, description="Most bytes that these take up, per API key.")
     outcomes_max_bytes: Count = Field(
         2 << 30, description="Outcomes kept for later jobs; above it the least recently used ones leave."
     )
@@ -120,3 +132,13 @@ class Settings(BaseSettings):
     otel_endpoint: str | None = Field(
         None, description="OTLP/HTTP endpoint for traces, such as http://localhost:4318; needs the extra `otel`."
     )
+
+    def at_once(self) -> Settings:
+        """The settings of evaluations that are answered at once."""
+        tokens = min(self.max_scored_tokens, self.max_tokens_at_once)
+        return self.model_copy(update={"max_scored_tokens": tokens, "max_tokens_at_once": tokens})
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests carry API keys, so that several tenants share the server."""
+        return bool(self.api_keys) or self.api_keys_file is not None

@@ -41,6 +41,9 @@ class SlotTable:
     has zero frequencies and factor 1 there, which makes cos = 1 and sin = 0.
     """
 
+    capacity = MAX_SLOTS - 1
+    """Encodings that can be in use beside the model's own."""
+
     def __init__(self, native: ResolvedRecipe, rotary_dim: int, device: torch.device) -> None:
         self._lock = threading.Lock()
         self._slot_of: dict[ResolvedRecipe, int] = {native: 0}

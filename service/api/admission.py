@@ -13,9 +13,9 @@ from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from service import context
-from service.engine.admission import Admission, Ticket
 from service.errors import ApiError, bad_request
 from service.settings import Settings
+from service.sharing.admission import Admission, Ticket
 
 log = structlog.get_logger()
 
@@ -106,7 +106,7 @@ def set_deadline(timeout_s: float | None, settings: Settings) -> None:
         return
     if timeout_s > settings.max_timeout_s:
         raise bad_request(f"timeout_s: at most {settings.max_timeout_s:g} on this server", "timeout_s")
-    context.current().timeout_s = timeout_s
+    context.current().allow(timeout_s)
 
 
 def log_prompts(request: Request, prompts: Sequence[str | list[int]]) -> None:

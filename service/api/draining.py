@@ -6,6 +6,7 @@ connections, and whoever is being answered at the end of the grace would see the
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import suppress
 from types import FrameType
@@ -13,7 +14,6 @@ from types import FrameType
 import structlog
 import uvicorn
 from fastapi import FastAPI
-from fastapi.concurrency import run_in_threadpool
 
 ANSWER_S = 2.0
 """How long the answers of failed requests may take to be sent."""
@@ -46,10 +46,10 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         traffic = self._app.state.traffic
-        traffic.draining = True
+        traffic.drained.set()
         log.info("draining", in_flight=traffic.in_flight, grace_s=self._grace_s)
         await traffic.ends(self._grace_s)
         if traffic.in_flight:
             log.warning("drain_over", failed=traffic.in_flight)
-        await run_in_threadpool(self._app.state.models.stop)
+        await asyncio.to_thread(self._app.state.models.stop)  # not on a thread that requests use
         await traffic.ends(ANSWER_S)

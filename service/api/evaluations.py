@@ -1,63 +1,34 @@
 """One route per evaluation, and its result again as table and picture."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import structlog
 from fastapi import APIRouter, Body, Request
-from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from service import context
-from service.api import drawing
 from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
-from service.api.jobs import IdempotencyKey, submit
-from service.api.pages import page
-from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
-from service.engine.admission import Ticket
+from service.api.files import result_file, unpacked_response
+from service.api.jobs import STORE_S, IdempotencyKey, submit
+from service.api.routing import DocumentsRoute
+from service.api.streaming import Emit, event_stream
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS, Evaluation
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult, Progress
-from service.evaluation.tables import csv_of
 from service.evaluation.unit import Measured, Plan, run_units
+from service.jobs.database import StoreOutOfReach
 from service.jobs.records import JobInfo
+from service.jobs.results import Packed, written_and_packed
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from service.sharing.admission import Ticket
+from service.sharing.workers import Workers
 
-
-class RecentResults:
-    """The last results, so that a picture is one request away. Each belongs to the API key that made it: to
-    others it does not exist."""
-
-    def __init__(self, most: int = 128) -> None:
-        self._most = most
-        self._results: OrderedDict[tuple[str, str], EvaluationResult] = OrderedDict()
-
-    def add(self, result: EvaluationResult) -> EvaluationResult:
-        """Keep ``result`` for the current tenant and put its id and links into it."""
-        result.id = context.new_id()
-        result.links = {
-            name: f"/{result.evaluation}/{result.id}/{file}"
-            for name, file in (("csv", "table.csv"), ("png", "plot.png"), ("html", "plot.html"))
-        }
-        self._results[context.current().tenant, result.id] = result
-        while len(self._results) > self._most:
-            self._results.popitem(last=False)
-        return result
-
-    def get(self, evaluation: str, result_id: str) -> EvaluationResult:
-        """The current tenant's result.
-
-        Raises:
-            ApiError: 404 when there is none.
-        """
-        result = self._results.get((context.current().tenant, result_id))
-        if result is None or result.evaluation != evaluation:
-            raise ApiError(404, "no such result: the server keeps the most recent ones only", code="not_found")
-        return result
+log = structlog.get_logger()
 
 
 async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Request, key: str | None) -> Any:
@@ -69,24 +40,44 @@ async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Reque
     state = request.app.state
     models: ModelRegistry = state.models
     tickets = await _admit(body, models, request)
-    plan = await run_in_threadpool(evaluation.plan, body, models, state.settings)
+    plan = await state.workers.run(evaluation.plan, body, models, state.settings.at_once())
     await charge(request, plan.tokens)
 
     if body.stream:
 
         async def stream(emit: Emit) -> None:
-            result = await _run(plan, models, tickets, lambda p: emit(p.model_dump_json(), "progress"))
-            emit(state.results.add(result).model_dump_json(), "result")
+            result = await _run(plan, models, tickets, state.workers, lambda p: emit(p.model_dump_json(), "progress"))
+            written, _ = await _kept(result, request)
+            emit(written, "result")
 
         return event_stream(stream)
-    try:
-        work = _run(plan, models, tickets, lambda progress: None)
-        result = state.results.add(await unless_disconnected(request, work))
-    except ClientGone:
-        return JSONResponse(None, status_code=499)
+    result = await _run(plan, models, tickets, state.workers, lambda progress: None)
+    written, packed = await _kept(result, request)
     if "text/csv" in request.headers.get("accept", ""):
-        return Response(csv_of(result), media_type="text/csv")
-    return result
+        return await result_file("csv", result.id, packed, request)
+    return Response(written, media_type="application/json")
+
+
+async def _kept(result: EvaluationResult, request: Request) -> tuple[str, Packed]:
+    """The result as JSON, plain and packed, with links to the same in the store. Where the database is out of reach
+    it goes to the client all the same, without links."""
+    state = request.app.state
+    settings: Settings = state.settings
+    result.id = context.new_id()
+    result.links = {
+        name: f"/{result.evaluation}/{result.id}/{file}"
+        for name, file in (("csv", "table.csv"), ("png", "plot.png"), ("html", "plot.html"))
+    }
+    written, packed = await state.workers.run(written_and_packed, result)
+    limits = {"most": settings.recent_results, "most_bytes": settings.recent_results_bytes}
+    tenant = context.current().tenant
+    try:
+        await state.store_calls.within(STORE_S, state.jobs.keep, tenant, result.id, packed, **limits)
+    except StoreOutOfReach as error:
+        log.warning("result_not_kept", error=str(error))
+        result.links = {}
+        written, packed = await state.workers.run(written_and_packed, result)
+    return written, packed
 
 
 async def _admit(body: EvaluationRequest, models: ModelRegistry, request: Request) -> dict[str, Ticket]:
@@ -98,7 +89,7 @@ async def _admit(body: EvaluationRequest, models: ModelRegistry, request: Reques
     texts, lengths = body.texts(), body.length_values()
     wanted = []
     for target in targets.values():
-        capacity = target.engine.scores.capacity
+        capacity = target.engine.scores.most
         unknown = not texts or any(isinstance(item, str) and item in BUILT_IN for item in texts)
         longest = capacity if unknown else max(upper_bound(item, capacity) for item in texts)
         wanted.append((target.engine.scores, min(longest, lengths[-1]) if lengths else longest))
@@ -108,7 +99,11 @@ async def _admit(body: EvaluationRequest, models: ModelRegistry, request: Reques
 
 
 async def _run(
-    plan: Plan, models: ModelRegistry, tickets: dict[str, Ticket], on_progress: Callable[[Progress], None]
+    plan: Plan,
+    models: ModelRegistry,
+    tickets: dict[str, Ticket],
+    workers: Workers,
+    on_progress: Callable[[Progress], None],
 ) -> EvaluationResult:
     """Run the whole plan, one generation thread after another for the models that it touches."""
     began = time.perf_counter()
@@ -137,23 +132,29 @@ async def _run(
             engine.metrics.scored(unit.subject.method.method, unit.tokens)
         done += sum(unit.tokens for unit in units)
         measured.update(zip(indices, part, strict=True))
-    result = await run_in_threadpool(plan.result, [measured[index].outcome for index in range(len(plan.units))])
+    result = await workers.run(plan.result, [measured[index].outcome for index in range(len(plan.units))])
     result.seconds = time.perf_counter() - began
     return result
 
 
 def _routes_of(evaluation: Evaluation) -> APIRouter:
     """POST to measure; GET the recent result again, as JSON, table and picture."""
-    router = APIRouter(prefix=f"/{evaluation.name}", tags=[evaluation.name])
+    router = APIRouter(prefix=f"/{evaluation.name}", tags=[evaluation.name], route_class=DocumentsRoute)
     example = {"demo": {"value": evaluation.example()}}
     in_other_forms: dict[int | str, dict[str, Any]] = {
         200: {"content": {"text/csv": {}, "text/event-stream": {}}},
         202: {"model": JobInfo, "description": "With `background`: the job that it has become."},
     }
 
-    def recent(request: Request, result_id: str) -> EvaluationResult:
-        results: RecentResults = request.app.state.results
-        return results.get(evaluation.name, result_id)
+    async def recent(request: Request, result_id: str) -> Packed:
+        state = request.app.state
+        found = await state.store_calls.within(STORE_S, state.jobs.kept, context.current().tenant, result_id)
+        if found is None or found.evaluation != evaluation.name:
+            raise ApiError(404, "no such result: the server keeps the most recent ones only", code="not_found")
+        return Packed(*found)
+
+    async def file(form: str, request: Request, result_id: str) -> Response:
+        return await result_file(form, result_id, await recent(request, result_id), request)
 
     @router.post(
         "", response_model=evaluation.result, responses=in_other_forms, summary=evaluation.summary, name=evaluation.name
@@ -166,24 +167,23 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
         return await answer(evaluation, body, request, idempotency_key)
 
     @router.get("/{result_id}", response_model=evaluation.result, summary="A recent result again.")
-    async def again(result_id: str, request: Request) -> EvaluationResult:
-        return recent(request, result_id)
+    async def again(result_id: str, request: Request) -> Response:
+        return unpacked_response((await recent(request, result_id)).data, "application/json", request, {})
 
     @router.get("/{result_id}/table.csv", response_class=Response, responses=_only("text/csv"))
     async def table(result_id: str, request: Request) -> Response:
         """Every number as a long table."""
-        return Response(csv_of(recent(request, result_id)), media_type="text/csv")
+        return await file("csv", request, result_id)
 
     @router.get("/{result_id}/plot.png", response_class=Response, responses=_only("image/png"))
     async def plot_png(result_id: str, request: Request) -> Response:
         """The result as a picture."""
-        png = await run_in_threadpool(drawing.png, recent(request, result_id))
-        return Response(png, media_type="image/png")
+        return await file("png", request, result_id)
 
     @router.get("/{result_id}/plot.html", response_class=Response, responses=_only("text/html"))
     async def plot_html(result_id: str, request: Request) -> Response:
         """The result as an interactive page without outside resources."""
-        return page(await run_in_threadpool(drawing.html, recent(request, result_id)))
+        return await file("html", request, result_id)
 
     return router
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
@@ -25,17 +24,19 @@ from service.api.answers import (
     TokenLogprob,
     Usage,
 )
-from service.api.prompts import check_at_most, check_prompt, read_prompt, together
-from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
+from service.api.files import json_response
+from service.api.prompts import check_at_most, check_logprobs, check_prompt, prompts_of, together
+from service.api.routing import Route
+from service.api.streaming import Emit, event_stream
 from service.api.text import TextStream
-from service.engine.admission import Ticket
 from service.engine.engine import Generation
 from service.engine.request import SamplingParams, TokenLogprobs
 from service.inputs import Encodings, TextOrTokens, as_list
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
+from service.sharing.admission import Ticket
 
-router = APIRouter(tags=["generate"])
+router = APIRouter(tags=["generate"], route_class=Route)
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -95,7 +96,7 @@ class _Job:
 
 
 @router.post("/generate", response_model=GenerateResponse)
-async def generate(body: GenerateRequest, request: Request) -> Response | GenerateResponse:
+async def generate(body: GenerateRequest, request: Request) -> Response:
     """Complete one or several prompts, each under its own positional encoding."""
     models: ModelRegistry = request.app.state.models
     served = models.get(body.model)
@@ -106,15 +107,13 @@ async def generate(body: GenerateRequest, request: Request) -> Response | Genera
             await together(_run(body, job, emit) for job in jobs)
 
         return event_stream(stream)
-    try:
-        results = await unless_disconnected(request, together(_run(body, job, None) for job in jobs))
-    except ClientGone:
-        return JSONResponse(None, status_code=499)
+    results = await together(_run(body, job, None) for job in jobs)
     usage = Usage(
         prompt_tokens=sum(result.usage.prompt_tokens for result in results),
         completion_tokens=sum(result.usage.completion_tokens for result in results),
     )
-    return GenerateResponse(model=served.name, results=results, usage=usage)
+    answer = GenerateResponse(model=served.name, results=results, usage=usage)
+    return await json_response(answer, usage.completion_tokens * (1 + (body.logprobs or 0)), request)
 
 
 async def _run(body: GenerateRequest, job: _Job, emit: Emit | None) -> Result:
@@ -180,6 +179,7 @@ async def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistr
     given = as_list(body.prompt)
     methods = body.pe if isinstance(body.pe, list) else [body.pe]
     check_at_most("prompt", len(given) * len(methods), settings.max_prompts, "prompts times encodings")
+    check_logprobs("logprobs", body.logprobs, len(given) * len(methods) * body.max_new_tokens)
     pairs = [(index, method, models.for_method(served, method)) for index in range(len(given)) for method in methods]
     wanted = [
         (target.engine.generations, upper_bound(given[index], target.max_length) + body.max_new_tokens)
@@ -187,7 +187,7 @@ async def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistr
     ]
     tickets = await admit(request, wanted)
     log_prompts(request, given)
-    prompts = await run_in_threadpool(_prompts, given, served)
+    prompts = [prompt.token_ids for prompt in await prompts_of(request, given, served)]
     for index, method, target in pairs:
         check_prompt(prompts[index], body.max_new_tokens, method, target)
     await charge(request, sum(len(prompts[index]) + body.max_new_tokens for index, _, _ in pairs))
@@ -195,10 +195,6 @@ async def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistr
         _Job(number, index, prompts[index], method, target, ticket)
         for number, ((index, method, target), ticket) in enumerate(zip(pairs, tickets, strict=True))
     ]
-
-
-def _prompts(given: list[str | list[int]], served: ServedModel) -> list[list[int]]:
-    return [read_prompt(item, served.tokenizer).token_ids for item in given]
 
 
 def _progress_of(job: _Job, emit: Emit) -> Callable[[int], None]:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from service.api.answers import Live, Ready
-from service.errors import ApiError, answer
+from service.errors import ApiError, answer, shutting_down
 
 router = APIRouter(tags=["health"])
 
@@ -39,7 +39,7 @@ async def health(request: Request) -> JSONResponse | Live:
 
 def _refusal(request: Request) -> ApiError | None:
     if request.app.state.traffic.draining:
-        return ApiError(503, "the server is shutting down", code="shutting_down")
+        return shutting_down()
     dead = [served for served in request.app.state.models if not served.engine.is_alive]
     for served in dead:
         served.engine.revive()

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import re
+from bisect import bisect_right
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-from fastapi import APIRouter, Body, Header, Query, Request
-from fastapi.concurrency import run_in_threadpool
+from fastapi import APIRouter, Body, FastAPI, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
-from sqlalchemy.exc import InterfaceError, OperationalError
 
 from service import context
-from service.api import drawing
 from service.api.admission import TokenRate, log_prompts
 from service.api.answers import JobList
-from service.api.pages import page
+from service.api.feed import JobFeed
+from service.api.files import result_file, unpacked_response
+from service.api.routing import DocumentsRoute
 from service.api.streaming import Emit, event_stream
-from service.errors import ApiError, bad_request
-from service.evaluation.answers import RESULTS, AnyResult
+from service.errors import ApiError, bad_request, shutting_down
+from service.evaluation.answers import AnyResult
 from service.evaluation.bodies import AnyRequest
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.request import EvaluationRequest
-from service.evaluation.results import EvaluationResult
-from service.evaluation.tables import csv_of, parquet_of
-from service.jobs.records import UNFINISHED, JobInfo, JobState
+from service.jobs.calls import StoreCalls
+from service.jobs.records import UNFINISHED, JobInfo, JobState, UnitDone
+from service.jobs.results import Packed
 from service.jobs.runner import JobRunner
 from service.jobs.signals import within
 from service.jobs.store import JobStore
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=DocumentsRoute)
 
 LOOK_AGAIN_S = 2.0
 """Events of a job that another process runs are looked for this often."""
 
-AT_MOST_EVERY_S = 0.1
-"""Events of a job that this process runs, which gets further with every chunk."""
+STORE_S = 10.0
+"""How long an answer waits for the database."""
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -70,19 +71,23 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
         raise bad_request("a job takes neither stream nor timeout_s: follow its events", param)
     store, runner = _store(request), _runner(request)
     tenant = context.current().tenant
-    if key is not None and (made := await _stored(store.submitted, tenant, body, key)):
+    if key is not None and (made := await _stored(request, store.submitted, tenant, body, key)):
         return _accepted(made, request)
     rate: TokenRate = state.token_rate
     await rate.check()
     most = state.settings.max_jobs
-    if await _stored(store.unfinished, tenant) >= most:
+    if await _stored(request, store.unfinished, tenant) >= most:
         raise ApiError(429, f"{most} unfinished jobs of this API key are the most", code="too_many_jobs")
-    plan = await run_in_threadpool(plan_of, body, state.models, state.settings)
+    most_bytes = state.settings.max_job_bytes
+    if await _stored(request, store.bytes_of, tenant) >= most_bytes:
+        message = f"requests of this API key's jobs take up {most_bytes} bytes, the most: forget some that have ended"
+        raise ApiError(429, message, code="too_many_job_bytes")
+    plan = await state.workers.run(plan_of, body, state.models, state.settings)
     log_prompts(request, body.texts())
     await rate.charge(plan.tokens)
     names = sorted({unit.subject.model for unit in plan.units})
     size = {"units": len(plan.units), "tokens": plan.tokens}
-    job = await _stored(store.add, tenant, body, models=names, idempotency_key=key, **size)
+    job = await _stored(request, store.add, tenant, body, models=names, idempotency_key=key, **size)
     runner.notify()
     return _accepted(job, request)
 
@@ -114,7 +119,9 @@ async def jobs(
     before: Annotated[str | None, Query(description="Only jobs older than this one.")] = None,
 ) -> JobList:
     """The jobs of this API key."""
-    found = await _stored(_store(request).list, context.current().tenant, state=state, limit=limit, before=before)
+    found = await _stored(
+        request, _store(request).list, context.current().tenant, state=state, limit=limit, before=before
+    )
     return JobList(jobs=[_linked(job, request) for job in found])
 
 
@@ -133,9 +140,9 @@ async def delete(
     """Cancel a job; one that has ended stays as it is. With ``forget`` an ended one is removed."""
     store, tenant = _store(request), context.current().tenant
     if forget:
-        await _stored(store.remove, tenant, job_id)
+        await _stored(request, store.remove, tenant, job_id)
         return Response(status_code=204)
-    ended = await _stored(store.cancel, tenant, job_id)
+    ended = await _stored(request, store.cancel, tenant, job_id)
     _runner(request).notify()
     return _linked(ended, request)
 
@@ -148,45 +155,63 @@ async def events(job_id: str, request: Request) -> Any:
     last = request.headers.get("last-event-id", "0")
     if not re.fullmatch(r"[0-9]{1,18}", last):
         raise bad_request("Last-Event-ID: the number of a unit event", "Last-Event-ID")
-    context.current().timeout_s = None  # a job may take days
+    context.current().allow(None)  # a job may take days
 
     async def follow(emit: Emit) -> None:
-        await _follow(job_id, int(last), request, emit)
+        feed: JobFeed = request.app.state.feed
+        with feed.following(context.current().tenant, job_id):
+            await _follow(job_id, int(last), request, emit)
 
     return event_stream(follow)
 
 
 async def _follow(job_id: str, after: int, request: Request, emit: Emit) -> None:
-    store, runner, traffic = _store(request), _runner(request), request.app.state.traffic
+    runner, traffic, tenant = _runner(request), request.app.state.traffic, context.current().tenant
+    feed: JobFeed = request.app.state.feed
     told = -1
     while True:
         further = runner.next_change()
-        info = await _job(job_id, request, with_request=False)
-        for unit in await _stored(store.done_units, job_id, after):
-            emit(unit.model_dump_json(), "unit", unit.number)
-            after = unit.number
-        if info.state not in UNFINISHED:
+        news = await feed.news(tenant, job_id)
+        for number, unit in news.units[bisect_right(news.units, after, key=itemgetter(0)) :]:
+            emit(unit, "unit", number)
+            after = number
+        if news.info.state not in UNFINISHED:
             emit((await _job(job_id, request)).model_dump_json(), "job")
             return
-        if info.tokens_done != told:
-            emit(info.model_dump_json(), "progress")
-            told = info.tokens_done
+        if news.info.tokens_done != told:
+            emit(news.info_json, "progress")
+            told = news.info.tokens_done
         if traffic.draining:
-            raise ApiError(503, "the server is shutting down; the job goes on when it is back", code="shutting_down")
+            raise shutting_down("the job goes on when it is back")
         await within(further, LOOK_AGAIN_S)
-        await asyncio.sleep(AT_MOST_EVERY_S)
+        await asyncio.sleep(feed.pause_s)
+
+
+def feed_of(app: FastAPI) -> JobFeed:
+    """News of the jobs in the application's store."""
+    state = app.state
+
+    async def info(tenant: str, job_id: str) -> JobInfo:
+        found = await state.store_calls.within(STORE_S, state.jobs.get, tenant, job_id, with_request=False)
+        return _with_links(found, app)
+
+    async def units(job_id: str, after: int) -> list[UnitDone]:
+        found: list[UnitDone] = await state.store_calls.within(STORE_S, state.jobs.done_units, job_id, after)
+        return found
+
+    return JobFeed(info, units)
 
 
 @router.get("/{job_id}/results.json", response_model=AnyResult)
-async def results_json(job_id: str, request: Request) -> Any:
+async def results_json(job_id: str, request: Request) -> Response:
     """The result, which depends on its inputs alone: times are with the job."""
-    return JSONResponse(await _result_json(job_id, request))
+    return unpacked_response((await _result(job_id, request)).data, "application/json", request, {})
 
 
 @router.get("/{job_id}/results.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
 async def results_csv(job_id: str, request: Request) -> Response:
     """Every number as a long table."""
-    return Response(await _made(job_id, request, csv_of), media_type="text/csv")
+    return await _file("csv", job_id, request)
 
 
 PARQUET = "application/vnd.apache.parquet"
@@ -195,62 +220,63 @@ PARQUET = "application/vnd.apache.parquet"
 @router.get("/{job_id}/results.parquet", response_class=Response, responses={200: {"content": {PARQUET: {}}}})
 async def results_parquet(job_id: str, request: Request) -> Response:
     """The same table for pandas, Polars and DuckDB."""
-    return Response(await _made(job_id, request, parquet_of), media_type=PARQUET)
+    return await _file("parquet", job_id, request)
 
 
 @router.get("/{job_id}/plot.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
 async def plot_png(job_id: str, request: Request) -> Response:
     """The result's first picture."""
-    return Response(await _made(job_id, request, drawing.png), media_type="image/png")
+    return await _file("png", job_id, request)
 
 
 @router.get("/{job_id}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
 async def report_html(job_id: str, request: Request) -> Response:
     """What was asked, what came out, every picture and every number on one page that needs no network."""
     info = await _job(job_id, request)
-    return page(await _made(job_id, request, lambda result: drawing.report(result, info)))
+    return await _file("report", job_id, request, info)
 
 
-async def _made(job_id: str, request: Request, make: Callable[[EvaluationResult], Any]) -> Any:
-    stored = await _result_json(job_id, request)
-    return await run_in_threadpool(lambda: make(RESULTS[stored["evaluation"]].model_validate(stored)))
+async def _file(form: str, job_id: str, request: Request, info: JobInfo | None = None) -> Response:
+    packed = await _result(job_id, request)
+    return await result_file(form, job_id, packed, request, info)
 
 
-async def _result_json(job_id: str, request: Request) -> dict[str, Any]:
+async def _result(job_id: str, request: Request) -> Packed:
     """Raises:
     ApiError: 409 while the job has no result.
     """
-    stored = await _stored(_store(request).result, context.current().tenant, job_id)
-    if stored is None:
+    found = await _stored(request, _store(request).result, context.current().tenant, job_id)
+    if found is None:
         info = await _job(job_id, request, with_request=False)
         why = f": {info.error.message}" if info.error else ""
         raise ApiError(409, f"the job has no result, it is {info.state}{why}", code=f"job_{info.state}")
-    return stored
+    return found
 
 
 async def _job(job_id: str, request: Request, *, with_request: bool = True) -> JobInfo:
-    found = await _stored(_store(request).get, context.current().tenant, job_id, with_request=with_request)
-    return _linked(found, request)
+    tenant = context.current().tenant
+    return _linked(await _stored(request, _store(request).get, tenant, job_id, with_request=with_request), request)
 
 
 async def _stored(
-    function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
+    request: Request, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
 ) -> Returned:
-    """Call the store on a thread.
+    """Call the store on a thread of its own.
 
     Raises:
-        ApiError: 503 while the database is out of reach or locked; and whatever the store raises.
+        StoreOutOfReach: when the database does not answer; and whatever the store raises.
     """
-    try:
-        return await run_in_threadpool(function, *args, **options)
-    except (OperationalError, InterfaceError) as error:
-        message = "the database of jobs is out of reach: try again"
-        raise ApiError(503, message, code="jobs_out_of_reach") from error
+    calls: StoreCalls = request.app.state.store_calls
+    return await calls.within(STORE_S, function, *args, **options)
 
 
 def _linked(info: JobInfo, request: Request) -> JobInfo:
+    return _with_links(info, request.app)
+
+
+def _with_links(info: JobInfo, app: FastAPI) -> JobInfo:
     if info.state == "queued":
-        served = {model.name for model in request.app.state.models}
+        served = {model.name for model in app.state.models}
         info.not_served = [name for name in info.models if name not in served]
     names = ["events", *(FILES if info.state == "done" else ())]
     info.links = {name: f"/jobs/{info.id}/{name}" for name in names}

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
 from patches import METHODS, Recipe, describe_methods, parse
-from service.api import drawing
 from service.api.answers import MethodInfo, MethodList, ModelInfo, ModelList
+from service.api.files import RenderedFiles, file_response
+from service.api.routing import Route
 from service.errors import ApiError, bad_request, validation_error
 from service.models.registry import ModelRegistry, ServedModel
+from service.reports.render import Rendered, frequencies_of
+from service.sharing.workers import Workers
 from service.shorthand import field_value, unknown_method
 
-router = APIRouter(tags=["methods"])
+router = APIRouter(tags=["methods"], route_class=Route)
 
 
 Length = Annotated[int | None, Query(ge=1, le=(1 << 24) - 1)]
@@ -68,8 +71,14 @@ async def frequencies_png(name: str, request: Request, model: str | None = None,
     table, recipe = _resolved(name, request, model, length)
     title = f"{name} on {table.model}"
     pairs = [pair.model_dump() for pair in table.pairs]
-    png = await run_in_threadpool(drawing.frequencies, pairs, table.trained_length, title, recipe, table.length)
-    return Response(png, media_type="image/png")
+    files: RenderedFiles = request.app.state.files
+    workers: Workers = request.app.state.workers
+
+    async def make() -> Rendered:
+        return await workers.render(frequencies_of, pairs, table.trained_length, title, recipe, table.length)
+
+    key = "frequencies", table.model, table.length, json.dumps(table.pe, sort_keys=True)
+    return file_response(await files.get(key, make), request)
 
 
 @router.get("/models")

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, TypeVar
+
+from fastapi import Request
 
 from patches import Method, ResolvedRecipe
 from service.api.text import TextStream
 from service.errors import bad_request, context_length_exceeded
 from service.models.registry import ServedModel
+from service.models.tokenizing import tokenized, with_ends
+from service.settings import Settings
+from service.sharing.stopping import check_wanted
+from service.sharing.workers import Workers
 
 T = TypeVar("T")
+
+MOST_LOGPROBS = 1 << 18
+"""Log-probabilities in one answer: some ten megabytes of JSON."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +33,54 @@ class Prompt:
     starts: list[int] = field(default_factory=list)
 
 
+async def prompts_of(
+    request: Request,
+    given: Sequence[str | list[int]],
+    served: ServedModel,
+    param: str = "prompt",
+    *,
+    add_special_tokens: bool = True,
+    with_text: bool = False,
+) -> list[Prompt]:
+    """What came in the field ``param``, tokenized on a thread.
+
+    Raises:
+        ApiError: for a text that cannot be tokenized at once; QueueFull from the workers.
+    """
+    for item in given:
+        check_text_size(item, request, param)
+
+    def read() -> list[Prompt]:
+        how = {"add_special_tokens": add_special_tokens, "with_text": with_text}
+        return [read_prompt(item, served.tokenizer, **how) for item in given]
+
+    workers: Workers = request.app.state.workers
+    return await workers.run_sized(sum(map(len, given)), read)
+
+
+def check_text_size(item: str | list[int], request: Request, param: str) -> None:
+    """Raises:
+    ApiError: for a text longer than this server tokenizes.
+    """
+    settings: Settings = request.app.state.settings
+    if isinstance(item, str) and len(item) > settings.max_text_bytes:
+        raise bad_request(f"{param}: a text may have at most {settings.max_text_bytes} characters", param)
+
+
 def read_prompt(
     item: str | list[int], tokenizer: Any, *, add_special_tokens: bool = True, with_text: bool = False
 ) -> Prompt:
-    """A text is tokenized as the tokenizer does of its own accord; token ids are taken as they are, without BOS."""
+    """A text is tokenized as the tokenizer does by itself; token ids are taken as they are, without BOS."""
     if isinstance(item, str) and not with_text:
-        return Prompt(tokenizer(item, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
+        return Prompt(tokenized(tokenizer, item, add_special_tokens=add_special_tokens))
     if isinstance(item, str):
-        encoded = tokenizer(item, add_special_tokens=add_special_tokens, return_offsets_mapping=True, verbose=False)
-        ends = accumulate((end for _, end in encoded["offset_mapping"]), max)
-        return Prompt(encoded["input_ids"], item, [0, *ends][:-1])
+        token_ids, ends = with_ends(tokenizer, item, add_special_tokens=add_special_tokens)
+        return Prompt(token_ids, item, [0, *ends][:-1])
     if not with_text:
         return Prompt(item)
     stream, starts, so_far = TextStream(tokenizer), [], []
     for token_id in item:
+        check_wanted()
         starts.append(len(stream.text))
         so_far.append(token_id)
         stream.push(so_far, final=len(so_far) == len(item))
@@ -51,6 +93,17 @@ def check_at_most(param: str, asked: int, most: int, what: str | None = None) ->
     """
     if asked > most:
         raise bad_request(f"{param}: {what or param} may be at most {most} on this server", param)
+
+
+def check_logprobs(param: str, alternatives: int | None, tokens: int) -> None:
+    """Raises:
+    ApiError: when an answer would hold more log-probabilities, those of alternatives included, than one may.
+    """
+    if alternatives is not None and tokens * (1 + alternatives) > MOST_LOGPROBS:
+        message = (
+            f"{tokens} tokens with {alternatives} alternatives each are more than the {MOST_LOGPROBS} of one answer"
+        )
+        raise bad_request(f"{param}: {message}", param)
 
 
 def check_prompt(

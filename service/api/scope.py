@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service import context
 from service.api.access import OPEN
 from service.context import RequestContext
-from service.errors import ApiError, answer
+from service.errors import answer, shutting_down
 from service.metrics import Metrics
 from service.settings import Settings
 
@@ -38,10 +38,14 @@ log = structlog.get_logger()
 
 @dataclass
 class Traffic:
-    """Requests being answered, and whether new ones are still taken."""
+    """Requests being answered, and whether new ones are still taken: not once ``drained`` is set."""
 
     in_flight: int = 0
-    draining: bool = False
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def draining(self) -> bool:
+        return self.drained.is_set()
 
     async def ends(self, seconds: float) -> None:
         """Wait until nothing is in flight, at most this long."""
@@ -85,10 +89,7 @@ class RequestScope:
     async def _answer(self, scope: Scope, receive: Receive, reply: _Reply) -> None:
         try:
             if self.traffic.draining and not OPEN.fullmatch(scope["path"]):
-                refusal = ApiError(
-                    503, "the server is shutting down", code="shutting_down", headers={"Connection": "close"}
-                )
-                await answer(refusal)(scope, receive, reply.send)
+                await answer(shutting_down())(scope, receive, reply.send)
             else:
                 await self.app(scope, receive, reply.send)
         except ClientTooSlow:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -34,18 +33,16 @@ async def before_deadline() -> AsyncIterator[None]:
         ApiError: 504, when that happened.
     """
     current = context.current()
-    if current.timeout_s is None:
-        yield
-        return
-    left = current.started + current.timeout_s - time.monotonic()
-    limit = asyncio.timeout(left)
+    outer, current.limit = current.limit, asyncio.timeout(current.seconds_left())
     try:
-        async with limit:
+        async with (limit := current.limit):
             yield
     except TimeoutError:
         if limit.expired():
-            raise deadline_exceeded(current.timeout_s) from None
+            raise deadline_exceeded(current.timeout_s or 0.0) from None
         raise
+    finally:
+        current.limit = outer
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

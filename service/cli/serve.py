@@ -122,6 +122,7 @@ def _serve(settings: Settings) -> None:
 
     from service import logs
     from service.api.access import InvalidKeyFile
+    from service.api.connections import allow_descriptors, connection_options
     from service.api.draining import DrainingServer
     from service.app import create_app
     from service.jobs.database import StoreUnusable
@@ -130,8 +131,9 @@ def _serve(settings: Settings) -> None:
     from service.tracing import TracingUnavailable
 
     try:
+        allow_descriptors(settings.max_connections)
         app = create_app(settings)
-    except (InvalidKeyFile, TracingUnavailable) as error:
+    except (InvalidKeyFile, TracingUnavailable, OSError) as error:
         _refuse(settings, error)
     logs.configure(settings.log_level, settings.log_format, libraries=True)
     watch = StartWatch(app)
@@ -143,6 +145,7 @@ def _serve(settings: Settings) -> None:
         log_level=settings.log_level,
         access_log=False,  # the service logs every request itself, with its id
         lifespan="on",
+        **connection_options(settings),
         timeout_graceful_shutdown=1,  # after the drain nothing is left to wait for but clients that do not read
     )
     try:

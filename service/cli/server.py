@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import socket
 import sys
 import threading
@@ -81,18 +80,20 @@ def local_server(settings: Settings) -> Iterator[str]:
     Raises:
         StartFailed: when it cannot start.
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read at import
     load_libraries()
     import uvicorn
 
+    from service.api.connections import connection_options
     from service.app import create_app
 
     logs.configure("error")
-    # transformers' manager warns when it is stopped before its first request: no news in a shell command.
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+    # Among the warnings: the manager was stopped before its first request, which is no news in a shell command.
+    for name in ("transformers", "ContinuousBatchingLogger"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     app = StartWatch(create_app(settings))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_config=None, log_level="critical", access_log=False, lifespan="on")
+        quiet: dict[str, Any] = {"log_config": None, "log_level": "critical", "access_log": False}
+        config = uvicorn.Config(app, lifespan="on", **quiet, **connection_options(settings))
         server = uvicorn.Server(config)
 
         def run() -> None:

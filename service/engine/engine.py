@@ -19,10 +19,11 @@ import structlog
 from patches import Method, Patched, ResolvedRecipe
 from service import context
 from service.engine.adapter import EncodingManager
-from service.engine.admission import Admission, Ticket
+from service.engine.encodings import EncodingsInUse
 from service.engine.interleave import Work
 from service.engine.request import EngineRequest, SamplingParams, TokenLogprobs
 from service.metrics import EngineMetrics, Metrics
+from service.sharing.admission import Admission, Ticket
 
 log = structlog.get_logger()
 
@@ -57,6 +58,8 @@ class EngineLimits:
     max_queue_tokens: int | None = None
     stall_timeout_s: float = 120.0
     prefix_sharing: bool = True
+    shared: bool = False
+    """Whether several tenants use the engine, so that none may hold all of it."""
 
 
 @dataclass
@@ -87,9 +90,10 @@ class Engine:
     ) -> None:
         self.patch, self.limits, self.eos_token_ids = patch, limits, eos_token_ids
         self.metrics = metrics or EngineMetrics(Metrics(), "")
-        queue = {"max_waiting": limits.max_queue, "max_waiting_tokens": limits.max_queue_tokens}
-        self.generations = Admission(limits.cache_tokens, unit=limits.page_size, **queue)  # type: ignore[arg-type]
-        self.scores = Admission(limits.score_tokens, **queue)  # type: ignore[arg-type]
+        waiting, waiting_tokens, shared = limits.max_queue, limits.max_queue_tokens, limits.shared
+        self.generations = Admission(limits.cache_tokens, waiting, limits.page_size, waiting_tokens, shared=shared)
+        self.scores = Admission(limits.score_tokens, waiting, 1, waiting_tokens, shared=shared)
+        self.encodings = EncodingsInUse(patch.slots, shared=shared)
         self.restarts = 0
         self._manager = self._started()
         self._stopping = False
@@ -155,7 +159,7 @@ class Engine:
 
         Raises:
             ValueError: when the method does not fit the model; TooLarge when the request never fits.
-            QueueFull, SlotsExhausted: when there is no room now.
+            QueueFull: when there is no room now.
             OutOfMemory: when a step of this request needs more memory than there is.
             EngineFailed: when the generation thread dies or stalls.
         """
@@ -174,6 +178,7 @@ class Engine:
                     sampling,
                     eos_token_ids=self.eos_token_ids,
                     on_prefill=None if on_prefill is None else _threadsafe(on_prefill),
+                    tenant=context.current().tenant,
                     kept=self.patch.kept(resolved),
                 )
                 async with aclosing(self._outputs(manager, request)) as outputs:
@@ -202,12 +207,8 @@ class Engine:
         with ticket:
             ticket.resize(tokens)
             await ticket.granted.wait()
-            manager = self._alive_manager()
-            slot = self.patch.slots.acquire(resolved)
-            try:
-                yield slot, manager
-            finally:
-                self.patch.slots.release(slot)
+            async with self.encodings.slot(resolved) as slot:
+                yield slot, self._alive_manager()
 
     async def _outputs(self, manager: EncodingManager, request: EngineRequest) -> AsyncGenerator[Any]:
         """The manager's outputs for one request; whatever ends the iteration, nothing stays behind."""
@@ -282,15 +283,19 @@ class Engine:
         with ticket:
             ticket.resize(tokens)
             await ticket.granted.wait()
-            manager = self._alive_manager()
-            self._jobs += 1
-            self._watch()
-            try:
-                future = manager.interleaved.submit(work, _threadsafe(on_progress))
-                manager.wake()
-                return await asyncio.wrap_future(future)
-            finally:
-                self._jobs -= 1
+            async with self.encodings.one():
+                return await self._interleaved(work, on_progress)
+
+    async def _interleaved(self, work: Work, on_progress: Callable[[Any], None]) -> Any:
+        manager = self._alive_manager()
+        self._jobs += 1
+        self._watch()
+        try:
+            future = manager.interleaved.submit(work, _threadsafe(on_progress), context.current().tenant)
+            manager.wake()
+            return await asyncio.wrap_future(future)
+        finally:
+            self._jobs -= 1
 
     def revive(self) -> None:
         """Replace a generation thread that is dead or stalls, and fail what waits for it."""

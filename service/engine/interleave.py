@@ -6,16 +6,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.engine.memory import OutOfMemory, give_back, is_out_of_memory
 
 Work = Generator[Any, None, Any]
-_Job = tuple[Work, "Future[Any]", Callable[[Any], object]]
+
+
+class _Job(NamedTuple):
+    work: Work
+    future: Future[Any]
+    on_progress: Callable[[Any], object]
+    tenant: str
 
 
 class Interleaved:
-    """Round-robin over generators. Each ``next`` must be short: it delays every running request.
+    """Generators by tenant, round-robin within one. Each ``next`` must be short: it delays every running request.
 
     ``others_hold_memory`` tells whether anything beside this work does: who runs out of memory is told.
     """
@@ -28,24 +34,36 @@ class Interleaved:
         self._current: _Job | None = None
         self._closed: Exception | None = None
 
-    def submit(self, work: Work, on_progress: Callable[[Any], object]) -> Future[Any]:
-        """Queue ``work``. What it yields goes to ``on_progress`` on the generation thread, what it returns
-        into the future. Cancelling the future closes the generator before its next step."""
+    def submit(self, work: Work, on_progress: Callable[[Any], object], tenant: str = "") -> Future[Any]:
+        """Queue ``work`` of ``tenant``. What it yields goes to ``on_progress`` on the generation thread, what it
+        returns into the future. Cancelling the future closes the generator before its next step."""
         future: Future[Any] = Future()
         with self._lock:
             if self._closed is not None:
                 future.set_exception(self._closed)
             else:
-                self._queue.append((work, future, on_progress))
+                self._queue.append(_Job(work, future, on_progress, tenant))
         return future
 
-    def advance(self) -> bool:
-        """Run one step of the work at the front; false when there is none."""
+    def tenants(self) -> set[str]:
+        """Those with work that is still wanted. Cancelled work is closed here and gives back what it holds."""
         with self._lock:
-            if not self._queue:
+            cancelled = [job for job in self._queue if job.future.cancelled()]
+            self._queue = deque(job for job in self._queue if job not in cancelled)
+            found = {job.tenant for job in self._queue}
+        for job in cancelled:
+            job.work.close()
+        return found
+
+    def advance(self, tenant: str = "") -> bool:
+        """Run one step of the tenant's work that has waited longest; false when it has none."""
+        with self._lock:
+            job = next((job for job in self._queue if job.tenant == tenant), None)
+            if job is None:
                 return False
-            self._current = job = self._queue.popleft()
-        work, future, on_progress = job
+            self._queue.remove(job)
+            self._current = job
+        work, future, on_progress, _ = job
         if future.cancelled():
             work.close()
             return True
@@ -72,8 +90,8 @@ class Interleaved:
             if self._closed is None:
                 self._queue.append(job)
                 return
-        job[0].close()
-        self._settle(job[1], error=self._closed)
+        job.work.close()
+        self._settle(job.future, error=self._closed)
 
     def close(self, error: Exception) -> None:
         """Fail everything queued, now and later: the thread that would run it is gone, or stalls inside a step."""
@@ -81,11 +99,11 @@ class Interleaved:
             self._closed = error
             queue, self._queue = self._queue, deque()
             current = self._current
-        for work, future, _ in queue:
-            work.close()
-            self._settle(future, error=error)
+        for job in queue:
+            job.work.close()
+            self._settle(job.future, error=error)
         if current is not None:
-            self._settle(current[1], error=error)  # its generator may be running: the thread that runs it closes it
+            self._settle(current.future, error=error)  # its generator may be running: the thread that runs it closes it
 
     def _settle(self, future: Future[Any], value: Any = None, error: Exception | None = None) -> None:
         """Once: the event loop may fail what a stalled thread finishes after all."""

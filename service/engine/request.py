@@ -37,8 +37,8 @@ class EngineRequest:
     ``slot`` is held from admission to the end. ``cache_key`` separates the prefix cache: requests
     share blocks only where it is equal. ``on_prefill`` is called on the generation thread with the prompt
     tokens done, after every chunk but the last. ``cached_tokens`` of the prompt were found in the prefix cache;
-    ``failure`` is why this request failed alone. ``kept`` are the (first, last) keys that its queries reach, None
-    all: pages of the others are given back.
+    ``failure`` is why this request failed alone; ``tenant`` sent it. ``kept`` are the (first, last) keys that its
+    queries reach, None all: pages of the others are given back.
     """
 
     prompt_ids: list[int]
@@ -53,6 +53,7 @@ class EngineRequest:
     on_prefill: Callable[[int], object] | None = None
     cached_tokens: int = 0
     failure: Exception | None = None
+    tenant: str = ""
     kept: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from patches import Method
 from service.evaluation import memory
+from service.evaluation.cost import Cost
 from service.evaluation.documents import (
     BUILT_IN,
     Document,
@@ -67,6 +68,8 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings) -> l
     documents = []
     for index, item in enumerate(several):
         name = f"input[{index}]" if len(several) > 1 else "input"
+        if isinstance(item, str) and len(item) > settings.max_text_bytes:
+            raise InvalidEvaluation("input", f"a text may have at most {settings.max_text_bytes} characters")
         if not isinstance(item, str):
             documents.append(from_token_ids(name, item, served.tokenizer))
         elif item in BUILT_IN:
@@ -107,7 +110,7 @@ def lengths_of(
         InvalidEvaluation: for lengths beyond a document or beyond the server.
     """
     shortest = min(len(document.token_ids) for document in documents) + special
-    longest = min(shortest, served.engine.limits.score_tokens)
+    longest = min(shortest, served.engine.scores.most)
     if wanted is None:
         if longest < 2:
             raise InvalidEvaluation("input", "needs at least 2 tokens to score one")
@@ -125,7 +128,7 @@ def server_takes(length: int, served: ServedModel) -> None:
     """Raises:
     InvalidEvaluation: when a pass of ``length`` tokens never fits.
     """
-    most = served.engine.limits.score_tokens
+    most = served.engine.scores.most
     if length > most:
         raise InvalidEvaluation("lengths", f"{length} is beyond what this server scores: at most {most}")
 
@@ -139,19 +142,31 @@ def at_most(param: str, count: int, most: int) -> None:
 
 
 def affordable(plan: Plan, settings: Settings) -> Plan:
-    """``plan`` itself.
+    """``plan`` itself. Its units are made only after its cost has been found bearable.
 
     Raises:
         InvalidEvaluation: when its passes read more tokens than the server allows, counting a unit as often as it is in
-            the plan, or when a pass needs more memory than its model's device has left.
+            the plan, when they are too many, or when one needs more memory than its model's device has left.
     """
-    if plan.tokens > settings.max_scored_tokens:
-        most = settings.max_scored_tokens
-        raise InvalidEvaluation(
-            "lengths", f"the passes would read {plan.tokens} tokens; this server allows {most} a request"
-        )
+    check_cost(plan.cost, settings)
     _fits_memory(plan, settings)
     return plan
+
+
+def check_cost(cost: Cost, settings: Settings) -> None:
+    """Raises:
+    InvalidEvaluation: when an evaluation reads more tokens, or makes more passes, than the server allows.
+    """
+    for count, most, what in (
+        (cost.tokens, settings.max_scored_tokens, "tokens"),
+        (cost.passes, settings.max_passes, "passes"),
+    ):
+        if count > most:
+            at_once = settings.max_scored_tokens == settings.max_tokens_at_once
+            jobs = "; a job may read more (POST /jobs)" if at_once and what == "tokens" else ""
+            raise InvalidEvaluation(
+                "lengths", f"this takes {count} {what}, and this server allows {most} a request{jobs}"
+            )
 
 
 def _fits_memory(plan: Plan, settings: Settings) -> None:

@@ -11,6 +11,8 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
+from service.models.tokenizing import with_ends
+
 SPACES = re.compile(r"\s+")
 CONTEXT = 4
 """Tokens decoded before a range together with it: a character has at most four bytes, hence four tokens."""
@@ -82,15 +84,13 @@ def _runs_of_space(text: str) -> int:
 
 def from_text(name: str, text: str, tokenizer: Any) -> Document:
     """Tokenize without special tokens: whether windows get a BOS is the protocol's choice."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    token_ids, char_ends = with_ends(tokenizer, text, add_special_tokens=False)
     at_char = [0, *accumulate(len(char.encode()) for char in text)] if not text.isascii() else range(len(text) + 1)
     # Several tokens may stand for parts of one character: they all end after it, the last one counts.
-    ends = list(accumulate((at_char[end] for _, end in encoded["offset_mapping"]), max))
+    ends = [at_char[end] for end in char_ends]
     if ends:
         ends[-1] = at_char[-1]
-    return Document(
-        name, encoded["input_ids"], tokenizer, ends, [at_char[run.start()] for run in SPACES.finditer(text)]
-    )
+    return Document(name, token_ids, tokenizer, ends, [at_char[run.start()] for run in SPACES.finditer(text)])
 
 
 def from_token_ids(name: str, token_ids: Sequence[int], tokenizer: Any) -> Document:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from patches import PositionEncoding
-from service.inputs import as_list
+from service.inputs import MOST_ENCODINGS, as_list
 
 Tokens = Annotated[int, Field(ge=2, le=(1 << 24) - 1)]
 
@@ -44,7 +44,8 @@ def _list_or_range(value: object) -> str:
 
 
 Lengths = Annotated[
-    Annotated[list[Tokens], Field(min_length=1), Tag("list")] | Annotated[LengthRange, Tag("range")],
+    Annotated[list[Tokens], Field(min_length=1, max_length=MOST_IN_RANGE, fail_fast=True), Tag("list")]
+    | Annotated[LengthRange, Tag("range")],
     Discriminator(_list_or_range),
 ]
 
@@ -56,7 +57,7 @@ class EvaluationRequest(BaseModel):
 
     evaluation: str
     model: str | None = Field(None, description="A served model; the first one when absent.")
-    methods: Annotated[list[PositionEncoding], Field(min_length=1)] = Field(
+    methods: Annotated[list[PositionEncoding], Field(min_length=1, max_length=MOST_ENCODINGS)] = Field(
         default_factory=lambda: [{"method": "default"}],
         validate_default=True,
         description="Encodings to compare, each an object with `method` and its parameters.",

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from patches import Method, Patched, ResolvedRecipe
+from service.evaluation.cost import Cost
 from service.evaluation.results import EvaluationResult, Progress
 from service.shorthand import label_of
 
@@ -94,6 +95,11 @@ class Plan(ABC):
 
     @property
     @abstractmethod
+    def cost(self) -> Cost:
+        """What the units cost, without making them."""
+
+    @property
+    @abstractmethod
     def units(self) -> Sequence[Unit]:
         """What has to be run, in any order."""
 
@@ -104,7 +110,7 @@ class Plan(ABC):
     @property
     def tokens(self) -> int:
         """Tokens that all passes read."""
-        return sum(unit.tokens for unit in self.units)
+        return self.cost.tokens
 
 
 class Measured(NamedTuple):

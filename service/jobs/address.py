@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from functools import lru_cache
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from service.evaluation.unit import Subject, Unit
 from service.models.registry import ModelRegistry
@@ -20,19 +17,12 @@ from service.models.registry import ModelRegistry
 CODE = ("patches", "service.evaluation")
 """Packages that decide what an outcome is."""
 
-UNRELATED = {"_name_or_path", "transformers_version"}
-"""Keys of a configuration that say where a model came from and not what it is."""
-
-BLOCK = 1 << 20
-"""Numbers of a tensor that are summed at a time."""
-
 
 class Addresses:
-    """Addresses of units on served models, whose fingerprints are taken once."""
+    """Addresses of units on served models."""
 
     def __init__(self, models: ModelRegistry) -> None:
         self._models = models
-        self._fingerprints: dict[str, str] = {}
 
     def key(self, unit: Unit, tenant: str, job_id: str | None = None) -> str:
         """SHA-256 in hex. The tenant is part of it: nobody learns from a quick answer what another has measured. With
@@ -42,18 +32,12 @@ class Addresses:
                 "kind": unit.kind,
                 "inputs": unit.inputs(),
                 "encoding": encoding(unit.subject, unit.length),
-                "model": self._fingerprint(unit.subject.model),
+                "model": self._models.get(unit.subject.model).fingerprint,
                 "code": code_version(),
                 "tenant": tenant,
                 "job": job_id,
             }
         )
-
-    def _fingerprint(self, name: str) -> str:
-        if name not in self._fingerprints:
-            model = self._models.get(name).patch.model
-            self._fingerprints[name] = _digest([fingerprint(model), numerics(model)])
-        return self._fingerprints[name]
 
 
 def _digest(value: object) -> str:
@@ -75,40 +59,6 @@ def encoding(subject: Subject, length: int) -> dict[str, Any]:
     return {name: value for name, value in described.items() if name != "requested"} | {
         "inv_freq": hashlib.sha256(inv_freq).hexdigest()
     }
-
-
-def fingerprint(model: Any) -> str:
-    """A hash that differs for models that differ: configuration, and sums over every parameter and buffer, weighted
-    by place so that swapped rows show."""
-    config = {
-        name: value for name, value in model.config.to_dict().items() if name not in UNRELATED and not callable(value)
-    }
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    text = json.dumps(config, sort_keys=True, default=str)
-    return _digest([text, [[name, list(t.shape), str(t.dtype), _sums(t)] for name, t in tensors]])
-
-
-def _sums(tensor: torch.Tensor) -> list[list[float]]:
-    """Sum, sum of magnitudes and sum weighted by place of every block, then the first 64 values; all in float64."""
-    tensor = tensor.detach()
-    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
-    places = torch.arange(1, BLOCK + 1, dtype=torch.float64, device=flat.device) / BLOCK
-    sums = []
-    for block in flat.split(BLOCK):
-        values = block.double()
-        sums.append(torch.stack((values.sum(), values.abs().sum(), (values * places[: len(values)]).sum())).tolist())
-    return [*sums, flat[:64].double().tolist()]
-
-
-def numerics(model: Any) -> list[Any]:
-    """What rounding depends on beside the code: versions, hardware, number format, threads."""
-    device, dtype = model.device, str(model.dtype)
-    if device.type == "cuda":
-        hardware = torch.cuda.get_device_name(device)
-    else:
-        hardware = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    versions = [torch.__version__, metadata.version("transformers")]
-    return [versions, device.type, hardware, dtype, torch.get_num_threads()]
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import platformdirs
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, false, inspect, make_url, text
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from service.jobs.tables import VERSION, Base
@@ -21,10 +29,12 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 VERSION_TABLE = "ropeway_version"
-BUSY_S = 30.0
+BUSY_S = 5.0
 """How long a transaction waits for another process's."""
 
-CONNECT_S = 10
+POOL: dict[str, Any] = {"pool_size": 8, "max_overflow": 4, "pool_timeout": BUSY_S}
+
+CONNECT_S = 5
 LOCK = 0x726F7065776179
 """PostgreSQL's advisory lock of whoever migrates: "ropeway"."""
 
@@ -39,6 +49,10 @@ class StoreUnusable(RuntimeError):
             f"the database of jobs {url} cannot be used: {why}. It was left as it is: repair it, move it away, or "
             "name another with ROPEWAY_DATABASE_URL"
         )
+
+
+class StoreOutOfReach(RuntimeError):
+    """The database does not answer now: locked, frozen, damaged or gone. The same call may work later."""
 
 
 class Database:
@@ -62,8 +76,9 @@ class Database:
                 self._reads.dispose()
                 raise
         except (SQLAlchemyError, sqlite3.Error, OSError, ImportError, _NotOursError) as error:
-            reason = str(getattr(error, "orig", None) or error).strip().rstrip(".")
-            raise StoreUnusable(self.url, reason) from error
+            raise StoreUnusable(self.url, _reason(error)) from error
+        self._file = Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
+        self._inode = None if self._file is None else self._file.stat().st_ino
 
     @property
     def engine(self) -> Engine:
@@ -71,18 +86,52 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A transaction that sees one state of everything."""
-        with Session(self._reads) as session, session.begin():
+        """A transaction that sees one state of everything.
+
+        Raises:
+            StoreOutOfReach: when the database does not answer.
+        """
+        with self._reached(), Session(self._reads) as session, session.begin():
             yield session
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """A transaction that is on disk when the block is left."""
-        with Session(self._writes) as session, session.begin():
+        """A transaction that is on disk when the block is left.
+
+        Raises:
+            StoreOutOfReach: when the database does not answer.
+        """
+        with self._reached(), Session(self._writes) as session, session.begin():
             yield session
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """One exception for all that can befall a database; what our own statements violate is passed on."""
+        if self._file is not None and not _is_file(self._file, self._inode):
+            raise StoreOutOfReach(f"the file {self._file} was removed or replaced while it was open")
+        try:
+            yield
+        except (OperationalError, InterfaceError, InternalError, PoolTimeoutError) as error:
+            raise StoreOutOfReach(_reason(error)) from error
+        except DatabaseError as error:
+            if type(error) is not DatabaseError:
+                raise
+            raise StoreOutOfReach(_reason(error)) from error
 
     def close(self) -> None:
         self._reads.dispose()
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).strip().rstrip(".")
+
+
+def _is_file(path: Path, inode: int | None) -> bool:
+    """Whether the file is the one that was opened: SQLite goes on writing into a deleted one."""
+    try:
+        return path.stat().st_ino == inode
+    except OSError:
+        return False
 
 
 class _NotOursError(Exception):
@@ -145,8 +194,8 @@ def _refuse_strangers(url: URL) -> None:
 
 def _engine(url: URL) -> Engine:
     if url.get_backend_name() == "postgresql":
-        return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_S})
-    engine = create_engine(url, connect_args={"timeout": BUSY_S})
+        return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_S}, **POOL)
+    engine = create_engine(url, connect_args={"timeout": BUSY_S}, **POOL)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:

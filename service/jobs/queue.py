@@ -17,11 +17,12 @@ from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, upd
 from sqlalchemy.orm import Session, undefer
 
 from service.evaluation.unit import Outcome
-from service.jobs import outcomes
+from service.jobs import outcomes, results
 from service.jobs.database import Database
 from service.jobs.outcomes import changed
 from service.jobs.owner import Owner
 from service.jobs.records import UNFINISHED, JobState
+from service.jobs.results import Packed
 from service.jobs.tables import FinishedUnit, Job
 
 LEASE_S = 30.0
@@ -212,18 +213,23 @@ class JobQueue:
         job.tokens_reused = sum(tokens for reused, tokens, _ in rows if reused)
         job.seconds = sum(seconds for _, _, seconds in rows)
 
-    def finish(self, number: int, result: dict[str, Any]) -> bool:
-        """The job is done; false when it is another's by now."""
-        return self._end(number, "done", {"result": result})
+    def finish(self, number: int, packed: Packed) -> bool:
+        """The job is done and this is its result; false when it is another's by now."""
+        with self._database.writing() as session:
+            ended = self._end(session, number, "done")
+            if ended:
+                job = session.get_one(Job, number)
+                results.put(session, job.id, job.tenant, packed, number)
+            return ended
 
     def fail(self, number: int, code: str, message: str) -> bool:
         """The job cannot be done; false when it is another's by now."""
-        return self._end(number, "failed", {"error": {"code": code, "message": message}})
-
-    def _end(self, number: int, state: JobState, values: dict[str, Any]) -> bool:
-        ended = {"state": state, "finished_at": datetime.now(UTC), "owner": None, "lease_until": None}
         with self._database.writing() as session:
-            return changed(session.execute(update(Job).where(self._mine(number)).values(ended | values))) > 0
+            return self._end(session, number, "failed", error={"code": code, "message": message})
+
+    def _end(self, session: Session, number: int, state: JobState, **values: Any) -> bool:
+        ended = {"state": state, "finished_at": datetime.now(UTC), "owner": None, "lease_until": None}
+        return changed(session.execute(update(Job).where(self._mine(number)).values(ended | values))) > 0
 
     def beat(self, held: Collection[int]) -> set[int]:
         """Renew the leases; returns the jobs that are still this process's."""

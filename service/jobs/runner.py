@@ -13,11 +13,10 @@ from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
-from fastapi.concurrency import run_in_threadpool
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from patches import SlotsExhausted
-from service.engine.admission import QueueFull
+from service import context
 from service.engine.engine import EngineFailed, EngineStopping
 from service.engine.memory import OutOfMemory
 from service.errors import as_api_error
@@ -25,11 +24,16 @@ from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob
 from service.jobs.address import Addresses
+from service.jobs.calls import StoreCalls
+from service.jobs.database import StoreOutOfReach
 from service.jobs.queue import Claimed, Finished, JobQueue, LeaseLost
+from service.jobs.results import Packed, pack
 from service.jobs.signals import Signal, within
 from service.jobs.store import JobStore
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
+from service.sharing.admission import QueueFull
+from service.sharing.workers import Workers
 
 BEAT_S = 5.0
 """Between two signs of life, and how soon work that other processes leave behind is seen."""
@@ -39,6 +43,12 @@ PRUNE_S = 60.0
 
 RETRY_S = 0.5
 """Until a full queue, a restarting engine or a database out of reach is tried again."""
+
+RUNNER = "jobs"
+"""The tenant that plans and results of jobs count for among the workers."""
+
+CLOSE_S = 2.0
+"""How long the end of the server waits for the database."""
 
 AT_ONCE = 256
 """Units whose stored outcomes are taken in one transaction."""
@@ -55,9 +65,12 @@ log = structlog.get_logger()
 class JobRunner:
     """Runs the jobs of ``store`` on ``models``. Start, use and close it on one event loop."""
 
-    def __init__(self, store: JobStore, models: ModelRegistry, settings: Settings) -> None:
+    def __init__(
+        self, store: JobStore, models: ModelRegistry, settings: Settings, workers: Workers, calls: StoreCalls
+    ) -> None:
         served = {model.name for model in models}
         self._store, self._models, self._settings = store, models, settings
+        self._workers, self._store_threads = workers, calls
         self._queue = JobQueue(store.database, store.owner, served, only_own=not settings.resume_jobs)
         self._addresses = Addresses(models)
         self._active: dict[int, ActiveJob] = {}
@@ -83,12 +96,13 @@ class JobRunner:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=CLOSE_S)
         self._active.clear()
         self._store.in_flight.clear()
         try:
-            await run_in_threadpool(self._queue.release)
-        except SQLAlchemyError as error:
+            await self._store_threads.within(CLOSE_S, self._queue.release)
+        except StoreOutOfReach as error:
             log.warning("jobs_not_released", error=str(error))  # their leases run out
 
     def notify(self) -> None:
@@ -170,7 +184,7 @@ class JobRunner:
             return None
         self._held.add(number)
         try:
-            job = await run_in_threadpool(self._planned, claimed)
+            job = await self._beside(self._planned, claimed)
             finished = await self._store_call(self._queue.begin, number, job.keys, job.plan.tokens)
             job.leave(set(range(len(job.keys))) - finished)
             self._active[number] = job
@@ -253,7 +267,8 @@ class JobRunner:
                 self._note_in_flight(job)
                 self._changed.fire()
 
-        task: asyncio.Task[Outcome] = asyncio.create_task(served.engine.run(unit.run(), unit.length, report))
+        with context.acting_for(job.tenant):
+            task: asyncio.Task[Outcome] = asyncio.create_task(served.engine.run(unit.run(), unit.length, report))
         job.running.add(task)
         try:
             outcome = await task
@@ -261,7 +276,7 @@ class JobRunner:
             job.running.discard(task)
         seconds = time.perf_counter() - began
         served.engine.metrics.scored(unit.subject.method.method, unit.tokens)
-        return await run_in_threadpool(job.finished, position, outcome, seconds)
+        return await self._beside(job.finished, position, outcome, seconds)
 
     def _note_in_flight(self, job: ActiveJob) -> None:
         tokens = 0 if job.dropped else sum(job.in_flight.values())
@@ -288,12 +303,12 @@ class JobRunner:
             self._added.fire()
             return
 
-        def result() -> dict[str, Any]:
+        def result() -> Packed:
             result = job.plan.result([outcomes[position] for position in positions])
             result.id, result.seconds = job.id, None
-            return result.model_dump(mode="json")
+            return pack(result)
 
-        if not await self._store_call(self._queue.finish, job.number, await run_in_threadpool(result)):
+        if not await self._store_call(self._queue.finish, job.number, await self._beside(result)):
             raise LeaseLost
         self._forget(job.number)
         log.info("job_done", job=job.id)
@@ -325,17 +340,24 @@ class JobRunner:
         self._held.discard(number)
         self._changed.fire()
 
+    async def _beside(
+        self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
+    ) -> Returned:
+        """Call ``function`` on a thread beside the model. Jobs have their own place there: no tenant fills it."""
+        with context.acting_for(RUNNER):
+            return await self._workers.run(function, *args, **options)
+
     async def _store_call(
         self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
     ) -> Returned:
         """Call the store on a thread. A call that has begun is never abandoned; a database out of reach is waited
         for."""
         while True:
-            call = asyncio.ensure_future(run_in_threadpool(function, *args, **options))
+            call = self._store_threads.begun(function, *args, **options)
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
             try:
                 return await asyncio.shield(call)
-            except (OperationalError, InterfaceError) as error:
-                log.warning("jobs_out_of_reach", error=str(error.orig))
+            except StoreOutOfReach as error:
+                log.warning("jobs_out_of_reach", error=str(error))
                 await asyncio.sleep(RETRY_S)

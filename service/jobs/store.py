@@ -14,10 +14,12 @@ from sqlalchemy.orm import Session
 
 from service import context
 from service.evaluation.request import EvaluationRequest
+from service.jobs import results
 from service.jobs.database import Database
 from service.jobs.owner import Owner
 from service.jobs.records import UNFINISHED, JobError, JobInfo, JobState, UnitDone
-from service.jobs.tables import FinishedUnit, Job
+from service.jobs.results import Packed
+from service.jobs.tables import FinishedUnit, Job, written
 
 ID = re.compile(r"[0-9a-f]{32}")
 
@@ -95,7 +97,8 @@ class JobStore:
             last_unit=0,
             added_by=str(self.owner),
             idempotency_key=idempotency_key,
-            request=_body(request),
+            request=(body := _body(request)),
+            request_bytes=len(written(body).encode()),
         )
         try:
             with self.database.writing() as session:
@@ -181,6 +184,12 @@ class JobStore:
                 raise JobUnfinished(job_id)
             session.execute(delete(Job).where(Job.number == job.number))
 
+    def bytes_of(self, tenant: str) -> int:
+        """What the requests of all jobs of ``tenant`` take up."""
+        query = select(func.sum(Job.request_bytes)).where(Job.tenant == tenant)
+        with self.database.reading() as session:
+            return session.scalar(query) or 0
+
     def done_units(self, job_id: str, after: int = 0) -> list[UnitDone]:  # type: ignore[valid-type]
         """Finished units with numbers above ``after``."""
         query = (
@@ -203,14 +212,29 @@ class JobStore:
                 for unit in session.scalars(query)
             ]
 
-    def result(self, tenant: str, job_id: str) -> dict[str, Any] | None:
-        """JSON of the result; None until the job is done.
+    def result(self, tenant: str, job_id: str) -> Packed | None:
+        """The job's result; None until it is done.
 
         Raises:
             UnknownJob: when ``tenant`` has no such job.
         """
         with self.database.reading() as session:
-            return _job(session, tenant, job_id).result
+            job = _job(session, tenant, job_id)
+            return results.get(session, tenant, job.id)
+
+    def keep(self, tenant: str, result_id: str, packed: Packed, *, most: int, most_bytes: int) -> None:
+        """Keep the result of a request that was answered at once, among the tenant's most recent ones."""
+        with self.database.writing() as session:
+            results.put(session, result_id, tenant, packed)
+            session.flush()
+            results.prune(session, tenant, most, most_bytes)
+
+    def kept(self, tenant: str, result_id: str) -> Packed | None:
+        """A result that was kept, or that of a job; None where the tenant has no such result."""
+        if not ID.fullmatch(result_id):
+            return None
+        with self.database.reading() as session:
+            return results.get(session, tenant, result_id)
 
     def close(self) -> None:
         self.database.close()

@@ -23,7 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.jobs.records import JobState
 
-VERSION = "0002"
+VERSION = "0003"
 """The newest migration. A database of this version is opened without Alembic, whose import takes a while."""
 
 BigId = BigInteger().with_variant(Integer, "sqlite")
@@ -45,6 +45,11 @@ class Moment(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+def written(value: Any) -> str:
+    """JSON as it is stored: short, and readable in any alphabet."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 class Json(TypeDecorator[Any]):
     """JSON as text: numbers come back to the bit, and PostgreSQL's own type takes no NUL characters."""
 
@@ -52,7 +57,7 @@ class Json(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else json.dumps(value)
+        return None if value is None else written(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return None if value is None else json.loads(value)
@@ -68,7 +73,8 @@ class Job(Base):
     ``models`` is the JSON list of the served models that it needs, sorted. A running job belongs to ``owner`` until
     ``lease_until``; ``added_by`` is the process that took the request. ``claims`` counts how often it was begun since
     a unit of it was last finished; ``last_unit`` is the highest number that a finished unit of it ever had.
-    ``idempotency_key`` is what its tenant called the submission, if anything.
+    ``idempotency_key`` is what its tenant called the submission, if anything. ``request_bytes`` is what the request
+    takes up.
     """
 
     __tablename__ = "jobs"
@@ -103,7 +109,7 @@ class Job(Base):
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     error: Mapped[dict[str, str] | None] = mapped_column(Json)
     request: Mapped[dict[str, Any]] = mapped_column(Json, deferred=True)
-    result: Mapped[dict[str, Any] | None] = mapped_column(Json, deferred=True)
+    request_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class FinishedUnit(Base):
@@ -136,4 +142,19 @@ class StoredOutcome(Base):
     checksum: Mapped[str] = mapped_column(String(64))
     size: Mapped[int] = mapped_column(BigInteger)
     used_at: Mapped[datetime] = mapped_column(Moment)
+    data: Mapped[bytes] = mapped_column(LargeBinary, deferred=True)
+
+
+class StoredResult(Base):
+    """The result of a ``job``, or of a request that was answered at once: JSON, packed with gzip."""
+
+    __tablename__ = "results"
+    __table_args__ = (Index("results_of_tenant", "tenant", "job", "created_at"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(Text)
+    evaluation: Mapped[str] = mapped_column(Text)
+    job: Mapped[int | None] = mapped_column(BigId, ForeignKey("jobs.number", ondelete="CASCADE"), unique=True)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    size: Mapped[int] = mapped_column(BigInteger)
     data: Mapped[bytes] = mapped_column(LargeBinary, deferred=True)

@@ -13,6 +13,7 @@ import structlog
 from patches import Method, Patched, UnsupportedModel, patched
 from service.engine.engine import Engine, EngineLimits
 from service.metrics import EngineMetrics, Metrics
+from service.models.fingerprint import fingerprint
 from service.models.loading import Checkpoint, ModelLoadError, cache_bytes_per_token, cache_tokens, load, sources
 from service.settings import Settings
 
@@ -29,9 +30,10 @@ class UnknownModel(LookupError):
 
 @dataclass
 class ServedModel:
-    """One model in memory with its engine, tokenizer and limits."""
+    """One model in memory with its engine, tokenizer and limits. ``fingerprint`` tells it from every other model."""
 
     name: str
+    fingerprint: str
     patch: Patched
     engine: Engine
     tokenizer: Any
@@ -84,6 +86,7 @@ class ModelRegistry:
 
     def _add(self, checkpoint: Checkpoint, settings: Settings) -> None:
         model = checkpoint.model
+        identity = fingerprint(model)
         patch = self._stack.enter_context(patched(model))
         limits = EngineLimits(
             cache_tokens=cache_tokens(patch, settings),
@@ -95,15 +98,16 @@ class ModelRegistry:
             max_queue_tokens=settings.max_queue_tokens,
             stall_timeout_s=settings.stall_timeout_s,
             prefix_sharing=settings.prefix_sharing,
+            shared=settings.has_keys,
         )
         size = limits.cache_tokens * cache_bytes_per_token(patch) >> 20
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=size, by=by)
         engine = Engine(patch, limits, _eos_token_ids(model), EngineMetrics(self._metrics, checkpoint.name))
         self._stack.callback(engine.stop, self._grace_s)
-        longest = settings.max_length or limits.cache_tokens
+        longest = settings.max_length or engine.generations.most
         self._models[checkpoint.name] = ServedModel(
-            checkpoint.name, patch, engine, checkpoint.tokenizer, min(longest, limits.cache_tokens)
+            checkpoint.name, identity, patch, engine, checkpoint.tokenizer, min(longest, engine.generations.most)
         )
 
     def __iter__(self) -> Iterator[ServedModel]:

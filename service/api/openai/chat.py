@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from jinja2 import TemplateError
 
 from service.api.admission import set_deadline
@@ -20,12 +20,13 @@ from service.api.openai.jobs import Job, Wanted, admitted
 from service.api.openai.names import named
 from service.api.openai.schemas import Chat, ChatChoice, ChatLogprobs, ChatMessage, ChatRequest, Usage
 from service.api.prompts import check_at_most, together
-from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
+from service.api.routing import Route
+from service.api.streaming import Emit, event_stream
 from service.errors import bad_request
 from service.models.registry import ServedModel
 from service.settings import Settings
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 
 @router.post("/v1/chat/completions", response_model=Chat, responses={200: {"content": {"text/event-stream": {}}}})
@@ -45,6 +46,7 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
         body.n,
         body.stops(),
         param="messages",
+        alternatives=(body.top_logprobs or 0) if body.logprobs else None,
         add_special_tokens=False,  # the template writes them
         cache_salt=body.cache_salt,
     )
@@ -53,10 +55,7 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
     answer = _Answer(body, job)
     if body.stream:
         return event_stream(answer.stream)
-    try:
-        return await unless_disconnected(request, answer.whole())
-    except ClientGone:
-        return JSONResponse(None, status_code=499)
+    return await answer.whole()
 
 
 def _templated(body: ChatRequest, served: ServedModel) -> str:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from service.api.admission import set_deadline
 from service.api.openai import logprobs
@@ -18,12 +18,13 @@ from service.api.openai.jobs import Job, Wanted, admitted
 from service.api.openai.names import named
 from service.api.openai.schemas import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs, Usage
 from service.api.prompts import check_at_most, together
-from service.api.streaming import ClientGone, Emit, event_stream, unless_disconnected
+from service.api.routing import Route
+from service.api.streaming import Emit, event_stream
 from service.evaluation.scoring import TokenScores, prompt_scores
 from service.inputs import as_list
 from service.settings import Settings
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 
 @router.post("/v1/completions", response_model=Completion, responses={200: {"content": {"text/event-stream": {}}}})
@@ -43,18 +44,17 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         answers,
         body.stops(),
         scored=body.scores_prompt,
+        alternatives=body.alternatives,
+        copies=body.n if body.scores_prompt else 0,
         echoed=body.echo,
         cache_salt=body.cache_salt,
     )
     answer = _Answer(body, await admitted(request, name, given, wanted), settings.score_chunk)
     if body.stream:
         return event_stream(answer.stream)
-    try:
-        whole = await unless_disconnected(request, answer.whole())
-        # Scores of a long prompt are megabytes of JSON: not on the event loop.
-        return Response(await run_in_threadpool(whole.model_dump_json), media_type="application/json")
-    except ClientGone:
-        return JSONResponse(None, status_code=499)
+    whole = await answer.whole()
+    # Scores of a long prompt are megabytes of JSON: not on the event loop.
+    return Response(await run_in_threadpool(whole.model_dump_json), media_type="application/json")
 
 
 class _Answer:

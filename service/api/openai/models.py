@@ -9,9 +9,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from service.api.openai.names import Named, named, presets
+from service.api.routing import Route
 from service.models.registry import ModelRegistry
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 
 class Model(BaseModel):

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from patches import PositionEncoding
@@ -18,11 +17,11 @@ from service.api.openai.jobs import Job, Wanted, admitted
 from service.api.openai.names import named
 from service.api.openai.schemas import Body, Drawing, ModelName
 from service.api.prompts import check_at_most
-from service.api.streaming import ClientGone, unless_disconnected
+from service.api.routing import Route
 from service.inputs import Text
 from service.settings import Settings
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 NewTokens = Annotated[int, Field(ge=1)]
 
@@ -63,7 +62,7 @@ class RulerAnswer(BaseModel):
 
 
 @router.put("/generate", response_model=RulerAnswer)
-async def ruler_generate(body: RulerRequest, request: Request) -> Response | RulerAnswer:
+async def ruler_generate(body: RulerRequest, request: Request) -> RulerAnswer:
     """Continue one prompt; the answer holds the new text only."""
     settings: Settings = request.app.state.settings
     name = named(request.app.state.models, body.model, body.pe)
@@ -76,10 +75,7 @@ async def ruler_generate(body: RulerRequest, request: Request) -> Response | Rul
     check_at_most(limit, max_tokens, settings.max_new_tokens)
     check_at_most("top_k", drawing.top_k, name.target.vocab_size)
     (job,) = await admitted(request, name, [given], Wanted(max_tokens, 1, drawing.stops(), param=param))
-    try:
-        text = await unless_disconnected(request, _text(job, drawing))
-    except ClientGone:
-        return JSONResponse(None, status_code=499)
+    text = await _text(job, drawing)
     return RulerAnswer(text=[text] if isinstance(body, VllmRequest) else text)
 
 

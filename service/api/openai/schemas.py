@@ -127,6 +127,12 @@ class CompletionRequest(GenerationBody):
         return self.prompt_logprobs is not None or (self.echo and self.logprobs is not None)
 
     @property
+    def alternatives(self) -> int | None:
+        """The most alternatives that are reported of any token; None where no log-probabilities are."""
+        asked = [count for count in (self.logprobs, self.prompt_logprobs) if count is not None]
+        return max(asked, default=None)
+
+    @property
     def scores_answer(self) -> bool:
         """Whether scoring the prompt gives the answer as well: the one greedy token that harnesses ask for."""
         return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0

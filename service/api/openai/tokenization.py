@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, StrictInt
 
+from service.api.admission import admit
+from service.api.files import json_response
 from service.api.openai.names import named
 from service.api.openai.schemas import Body, ModelName
+from service.api.prompts import prompts_of
+from service.api.routing import Route
 from service.errors import bad_request
+from service.inputs import MOST_TOKENS
+from service.sharing.workers import Workers
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 
 class TokenizeRequest(Body):
@@ -28,7 +33,7 @@ class Tokens(BaseModel):
 
 
 class DetokenizeRequest(Body):
-    tokens: list[Annotated[StrictInt, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(max_length=MOST_TOKENS, fail_fast=True)]
     model: ModelName | None = None
 
 
@@ -48,24 +53,26 @@ class TokenizerInfo(BaseModel):
     chat_template: str | None
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
+@router.post("/tokenize", response_model=Tokens)
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Token ids of a text."""
     name = named(request.app.state.models, body.model)
-    encoded = await run_in_threadpool(
-        name.served.tokenizer, body.prompt, add_special_tokens=body.add_special_tokens, verbose=False
-    )
-    ids = encoded["input_ids"]
-    return Tokens(tokens=ids, count=len(ids), max_model_len=name.target.max_length)
+    await admit(request, [])
+    (prompt,) = await prompts_of(request, [body.prompt], name.served, add_special_tokens=body.add_special_tokens)
+    ids = prompt.token_ids
+    answer = Tokens(tokens=ids, count=len(ids), max_model_len=name.target.max_length)
+    return await json_response(answer, len(ids), request)
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
     """Text of token ids, special tokens included."""
     served = named(request.app.state.models, body.model).served
+    await admit(request, [])
     if body.tokens and max(body.tokens) >= served.vocab_size:
         raise bad_request(f"tokens: token ids of this model are 0..{served.vocab_size - 1}", "tokens")
-    return Text(prompt=await run_in_threadpool(served.tokenizer.decode, body.tokens))
+    workers: Workers = request.app.state.workers
+    return Text(prompt=await workers.run_sized(len(body.tokens), lambda: str(served.tokenizer.decode(body.tokens))))
 
 
 @router.get("/tokenizer_info")

@@ -13,6 +13,7 @@ from transformers.generation.continuous_batching.continuous_api import (
     ContinuousBatchingManager,
     ContinuousBatchProcessor,
 )
+from transformers.generation.continuous_batching.requests import RequestState
 
 from patches import Patched
 from service.engine import THREAD_NAME
@@ -20,12 +21,13 @@ from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.configuration import configured_as_cached
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.adapter.runner import RequestRunner
-from service.engine.adapter.scheduler import WindowedScheduler
+from service.engine.adapter.scheduler import PREFILL_BESIDE_OTHERS, FairScheduler
 from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.interleave import Interleaved
 from service.engine.memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.request import EngineRequest
 from service.engine.window import Window
+from service.sharing.turns import Turns
 
 
 class EncodingManager(ContinuousBatchingManager):
@@ -48,6 +50,7 @@ class EncodingManager(ContinuousBatchingManager):
         self.patch = patch
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
+        self.turns = Turns()
         self.heartbeat = time.monotonic()
         self._abandoned = False
         self._step_tokens = max_batch_tokens
@@ -81,7 +84,14 @@ class EncodingManager(ContinuousBatchingManager):
         vocab_size = int(self.model.config.get_text_config().vocab_size)
         token_bits = (vocab_size - 1).bit_length()
         _adopt(processor.cache, EncodingCache, requests=self.requests, numbers={}, holders={}, token_bits=token_bits)
-        _adopt(processor.scheduler, WindowedScheduler)
+        _adopt(
+            processor.scheduler,
+            FairScheduler,
+            requests=self.requests,
+            turns=self.turns,
+            others=set(),
+            prefill_beside_others=PREFILL_BESIDE_OTHERS if self.model.device.type == "cpu" else None,
+        )
         whole = processor.cache.cache_allocators.get(FULL_ATTENTION)
         if whole is not None:
             _adopt(whole, WindowedAllocator, requests=self.requests, windows={}, dropped={}, turns=iter(()))
@@ -105,16 +115,36 @@ class EncodingManager(ContinuousBatchingManager):
 
     def _generation_loop_body(self, batch_processor: ContinuousBatchProcessor, bootstrapping: bool) -> bool:
         self.heartbeat = time.monotonic()
-        if self.interleaved.advance():
-            self._wake_up_loop.set()  # with work left, an idle manager must not sleep
-            self.heartbeat = time.monotonic()
+        scheduler: FairScheduler = batch_processor.scheduler  # type: ignore[assignment]
+        scheduler.others = self._advance_interleaved(scheduler)
         return not self._abandoned and super()._generation_loop_body(batch_processor, bootstrapping)
+
+    def _advance_interleaved(self, scheduler: FairScheduler) -> set[str]:
+        """One step of long work, if the tenant whose turn it is has some; returns the tenants with such work."""
+        tenants = self.interleaved.tenants()
+        if tenants:
+            generating = {scheduler.tenant_of(state) for state in self._states(scheduler)}
+            self.turns.enter(tenants | generating)
+            turn = self.turns.least(tenants | generating)
+            began = time.perf_counter()
+            if turn in tenants and self.interleaved.advance(turn):
+                self.turns.charge(time.perf_counter() - began, [(turn, 1)])
+                self.heartbeat = time.monotonic()
+            self._wake_up_loop.set()  # with work left, an idle manager must not sleep
+        return tenants
+
+    def _states(self, scheduler: FairScheduler) -> list[RequestState]:
+        """Every request of the scheduler, and those that it takes over before its next step."""
+        coming = list(self.input_queue.queue)
+        return [*scheduler.active_requests.values(), *scheduler.waiting_requests.values(), *coming]
 
     def _generation_step(self) -> None:
         """One step. Running out of memory in it fails the largest request of the batch; the others repeat it."""
         processor = self.batch_processor
         assert processor is not None
+        scheduler: FairScheduler = processor.scheduler  # type: ignore[assignment]
         inputs: SlottedInputs = processor.inputs_and_outputs  # type: ignore[assignment]
+        began = time.perf_counter()
         while inputs.requests_in_batch and self._runs_out_of_memory():
             give_back()
             blamed = inputs.undo_step()
@@ -127,6 +157,8 @@ class EncodingManager(ContinuousBatchingManager):
             processor.scheduler.finish_request(blamed.state.request_id)
             inputs.prepare_again(without=blamed)
             self.heartbeat = time.monotonic()
+        read = [(scheduler.tenant_of(future.state), future.query_length) for future in inputs.requests_in_batch]
+        self.turns.charge(time.perf_counter() - began, read)
         for future in inputs.requests_in_batch:
             request = self.requests.get(future.state.request_id)
             if request is not None and request.on_prefill is not None and not future.has_new_token:

@@ -1,22 +1,72 @@
-"""Scheduling by what a step reads."""
+"""Scheduling: tenants in turn, and by what a step reads."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from transformers.generation.continuous_batching.requests import RequestState
+from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from service.engine.adapter.cache import EncodingCache
+from service.engine.request import EngineRequest
+from service.sharing.turns import Turns
+
+PREFILL_BESIDE_OTHERS = 256
+"""Most prompt tokens of one step on a CPU while another tenant has work: the others wait for all of it."""
 
 
-class WindowedScheduler(FIFOScheduler):
-    """Counts what a step reads of a request's cache, and not all that the request has ever seen: that may be
-    more than the cache holds, and the request would never be scheduled again."""
+class FairScheduler(FIFOScheduler):
+    """Decodes every request in each step, and reads prompts of the tenant that has used the least time.
+
+    A tenant that only decodes takes its turn by a step without prompts, so a long prompt of another costs it no more
+    than an equal share of the time. Requests of one tenant keep the order of arrival.
+    """
 
     cache: EncodingCache
+    requests: dict[str, EngineRequest]
+    turns: Turns
+    others: set[str]
+    """Tenants with work beside generation, as the manager saw them before this step."""
+    prefill_beside_others: int | None
+
+    def tenant_of(self, state: RequestState) -> str:
+        request = self.requests.get(state.request_id)
+        return "" if request is None else request.tenant
+
+    def schedule_batch(
+        self, token_budget: int, cache_budget: int
+    ) -> tuple[list[FutureRequestState] | None, bool, int, int]:
+        """As the base class, from the candidates of this turn."""
+        decoding, reading = self._by_work()
+        tenants = {self.tenant_of(state) for state in (*decoding, *reading)}
+        self.turns.enter(tenants | self.others)
+        turn = self.turns.least(tenants)
+        mine = [state for state in reading if self.tenant_of(state) == turn]
+        if not mine and not any(self.tenant_of(state) == turn for state in decoding):
+            mine = reading
+        if self.prefill_beside_others is not None and len(tenants | self.others) > 1:
+            token_budget = min(token_budget, len(decoding) + self.prefill_beside_others)
+        decoding.sort(key=lambda state: self.tenant_of(state) != turn)
+        rows = self.max_requests_per_batch - (1 if mine else 0)  # a full batch must not keep a prompt out for ever
+        taken: set[str] = set()
+        scheduled, failed, fast, tokens, read = self._process_candidates(
+            [*decoding[:rows], *mine], token_budget, cache_budget, taken
+        )
+        self._cleanup_waiting_queue(taken)
+        if not scheduled and failed:
+            return None, fast, 0, 0
+        return scheduled, fast, tokens, read
+
+    def _by_work(self) -> tuple[list[RequestState], list[RequestState]]:
+        """(requests that decode, requests with prompt left to read), oldest first."""
+        active = self.active_requests.values()
+        decoding = [state for state in active if state.status == RequestStatus.DECODING]
+        reading = [state for state in active if state.status == RequestStatus.PREFILLING]
+        return decoding, reading + ([] if self.block_new_requests else self._get_waiting_candidates())
 
     def _infer_request_tokens(self, state: RequestState, *args: Any) -> list[int]:
+        """Counts what a step reads of a request's cache, and not all that the request has ever seen: that may be
+        more than the cache holds, and the request would never be scheduled again."""
         tokens = super()._infer_request_tokens(state, *args)
         self.cache.read_cache_limit = self.cache.most_read(state)  # read right after this, for this request
         return tokens

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from service.evaluation.checks import InvalidEvaluation
-from service.evaluation.perplexity.protocols import Window, sliding
+from service.evaluation.perplexity.protocols import Windows, sliding
 
 MOST_SHORT_CONTEXT = 4096
 """Published as ``trunc_len``; a quarter of it, 1024, as ``sliding_window``."""
@@ -36,10 +36,10 @@ class Contexts(NamedTuple):
     short: int
     stride: int
 
-    def long_windows(self, tokens: int, special: int) -> list[Window]:
+    def long_windows(self, tokens: int, special: int) -> Windows:
         return sliding(tokens, self.long - special, self.stride)
 
-    def short_windows(self, tokens: int, special: int) -> list[Window]:
+    def short_windows(self, tokens: int, special: int) -> Windows:
         return sliding(tokens, self.short + self.stride - special, self.stride)
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from service.evaluation.checks import InvalidEvaluation, affordable, documents_of
+from service.evaluation.cost import Cost
 from service.evaluation.long_perplexity.keys import Contexts, contexts_of, is_key
 from service.evaluation.long_perplexity.request import LongPerplexityRequest
 from service.evaluation.long_perplexity.results import (
@@ -19,7 +20,7 @@ from service.evaluation.long_perplexity.results import (
 )
 from service.evaluation.perplexity.plan import PerplexityPlan, WindowsUnit
 from service.evaluation.perplexity.plan import plan_of as perplexity_plan_of
-from service.evaluation.perplexity.protocols import Window
+from service.evaluation.perplexity.protocols import Windows
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import LengthResult
 from service.evaluation.statistics import Scored, finite_exp, groups_of, interval_of, joined
@@ -40,6 +41,12 @@ class LongPerplexityPlan(Plan):
     beta: float
 
     @cached_property
+    def cost(self) -> Cost:
+        evaluations = [unit for pair in self._evaluations for unit in pair]
+        passes = sum(len(unit.windows) for unit in evaluations)
+        return self.measured.cost + Cost(sum(unit.tokens for unit in evaluations), passes, len(evaluations))
+
+    @cached_property
     def units(self) -> Sequence[Unit]:
         """Per document a long and a short pass of the evaluator, then the methods' own."""
         return [*(unit for pair in self._evaluations for unit in pair), *self.measured.units]
@@ -52,9 +59,10 @@ class LongPerplexityPlan(Plan):
         """Long and short pass over as much of a document as any length scores."""
         measured, contexts = self.measured, self.contexts
         document, special = measured.documents[index], 0 if measured.bos is None else 1
-        scored = max(window.stop for length in measured.lengths for window in measured.windows(document, length))
+        last = [windows[-1] for length in measured.lengths if (windows := measured.windows(document, length))]
+        scored = max(window.stop for window in last)
 
-        def unit(length: int, windows: list[Window]) -> WindowsUnit:
+        def unit(length: int, windows: Windows) -> WindowsUnit:
             return WindowsUnit(self.evaluator, length, document.name, document, windows, measured.bos, measured.chunk)
 
         return (
@@ -150,7 +158,7 @@ def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Set
     evaluator = models.for_method(named, asked.pe)
     shared = {name: getattr(request, name) for name in ("model", "methods", "lengths", "input", "protocol", "bos")}
     measured = perplexity_plan_of(PerplexityRequest(**shared), models, settings)
-    most = evaluator.engine.limits.score_tokens
+    most = evaluator.engine.scores.most
     long = request.long_context or min(evaluator.trained_length, most)
     if long > most:
         raise InvalidEvaluation("long_context", f"{long} is beyond what this server scores: at most {most}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -20,9 +20,10 @@ from service.evaluation.checks import (
     server_takes,
     subjects_of,
 )
+from service.evaluation.cost import Cost
 from service.evaluation.documents import Document
 from service.evaluation.perplexity import protocols
-from service.evaluation.perplexity.protocols import Window
+from service.evaluation.perplexity.protocols import Window, Windows
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult, Protocol
 from service.evaluation.request import Bos
@@ -43,18 +44,18 @@ class WindowsUnit(Unit):
 
     kind: ClassVar[str] = "windows"
     document: Document
-    windows: Sequence[Window]
+    windows: Windows
     bos: int | None
     chunk: int
 
     @property
     def tokens(self) -> int:
-        return sum(window.stop - window.start for window in self.windows)
+        return self.windows.tokens
 
     def inputs(self) -> dict[str, Any]:
         return {
             "tokens": hashlib.sha256(np.asarray(self.document.token_ids, np.int64).tobytes()).hexdigest(),
-            "windows": [tuple(window) for window in self.windows],
+            "windows": asdict(self.windows),
             "bos": self.bos,
             "chunk": self.chunk,
         }
@@ -111,6 +112,22 @@ class PerplexityPlan(Plan):
     chunk: int
 
     @cached_property
+    def cost(self) -> Cost:
+        by_length: dict[int, Cost] = {}
+        total = Cost()
+        for subject in self.subjects:
+            for length, _ in self._lengths_of_passes(subject):
+                if length not in by_length:
+                    by_length[length] = self._cost_at(length)
+                total += by_length[length]
+        return total
+
+    def _cost_at(self, length: int) -> Cost:
+        """Of one method."""
+        windows = [self.windows(document, length) for document in self._texts]
+        return Cost(sum(of.tokens for of in windows), sum(map(len, windows)), len(windows))
+
+    @cached_property
     def units(self) -> Sequence[Unit]:
         return [unit for parts in self.passes for _, units in parts for unit in units]
 
@@ -151,7 +168,7 @@ class PerplexityPlan(Plan):
             chunk=self.chunk,
         )
 
-    def windows(self, document: Document, length: int) -> list[Window]:
+    def windows(self, document: Document, length: int) -> Windows:
         """Windows at ``length`` tokens, the BOS counted in."""
         special = 0 if self.bos is None else 1
         tokens, room = len(document.token_ids), length - special

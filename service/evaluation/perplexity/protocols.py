@@ -1,4 +1,4 @@
-"""Which tokens are scored with which context: five protocols as lists of windows.
+"""Which tokens are scored with which context: five protocols as windows, counted without being listed.
 
 ``curve``: one window from the document's start; the score at length L is that of the first L tokens.
 ``sliding``: windows of L every S tokens, each scoring the tokens no earlier window has seen; this is
@@ -10,6 +10,8 @@ A BOS token, where windows start with one, counts towards L.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -21,42 +23,74 @@ class Window(NamedTuple):
     first_scored: int
 
 
-def curve(tokens: int, length: int) -> list[Window]:
+@dataclass(frozen=True)
+class Windows:
+    """``count`` windows of a document of ``length`` tokens. Window k ends ``stride`` tokens after the one before, at
+    the document's end at the latest, and has at most ``size`` tokens.
+
+    ``scored`` is how many of its last tokens a window scores; None: those that no earlier window has.
+    """
+
+    count: int
+    length: int
+    size: int
+    first_stop: int
+    stride: int
+    scored: int | None = None
+    begins: int = 0
+    """The first token that the first window scores."""
+    aligned: bool = True
+    """Whether a window that the document's end cuts keeps its start; else it keeps its size and reaches back."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Window:
+        index += self.count if index < 0 else 0
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        full = self.first_stop + index * self.stride
+        stop = min(full, self.length)
+        start = max(0, (full if self.aligned else stop) - self.size)
+        if self.scored is not None:
+            return Window(start, stop, stop - self.scored)
+        return Window(start, stop, self.begins if index == 0 else full - self.stride)
+
+    def __iter__(self) -> Iterator[Window]:
+        return (self[index] for index in range(self.count))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all windows read. Only the first and the last can be shorter than ``size``."""
+        ends = {0, self.count - 1} if self.count else set()
+        return sum(self[index].stop - self[index].start for index in ends) + (self.count - len(ends)) * self.size
+
+
+def curve(tokens: int, length: int) -> Windows:
     """One window over the first ``length`` of ``tokens``."""
-    return [Window(0, min(length, tokens), 0)]
+    return Windows(1, tokens, length, length, length)
 
 
-def sliding(tokens: int, length: int, stride: int) -> list[Window]:
+def sliding(tokens: int, length: int, stride: int) -> Windows:
     """Windows begin at 0, stride, 2 stride, ... until one reaches the document's end."""
-    windows, scored = [], 0
-    for start in range(0, tokens, stride):
-        stop = min(start + length, tokens)
-        windows.append(Window(start, stop, scored))
-        scored = stop
-        if stop == tokens:
-            break
-    return windows
+    return Windows(1 + max(0, -(-(tokens - length) // stride)), tokens, length, length, stride)
 
 
-def disjoint(tokens: int, length: int) -> list[Window]:
+def disjoint(tokens: int, length: int) -> Windows:
     """Whole windows only: a shorter last one would score tokens with less context than asked for."""
-    return [Window(start, start + length, start) for start in range(0, tokens - length + 1, length)]
+    return Windows(tokens // length, tokens, length, length, length)
 
 
-def tail(tokens: int, length: int, scored: int, longest: int, stride: int) -> list[Window]:
+def tail(tokens: int, length: int, scored: int, longest: int, stride: int) -> Windows:
     """Windows that end at longest, longest + stride, ...; ``scored`` last tokens of each count."""
-    return [Window(stop - length, stop, stop - scored) for stop in range(longest, tokens + 1, stride)]
+    return Windows(max(0, (tokens - longest) // stride + 1), tokens, length, longest, stride, scored)
 
 
-def rolling(tokens: int, length: int) -> list[Window]:
+def rolling(tokens: int, length: int) -> Windows:
     """Windows that read ``length`` tokens, the harness' ``max_length``, and so predict up to one more.
 
     ``tokens`` counts the prefix token, which only the first window has: a later one starts with the last token of the
     window before, and the last one reaches back as far as a whole window does.
     """
-    windows, scored = [], 1
-    while scored < tokens:
-        stop = min(scored + length, tokens)
-        windows.append(Window(max(0, stop - length - 1), stop, scored))
-        scored = stop
-    return windows
+    count = max(0, -(-(tokens - 1) // length))
+    return Windows(count, tokens, length + 1, length + 1, length, begins=1, aligned=False)

@@ -22,6 +22,7 @@ from service.evaluation.checks import (
     lengths_of,
     subjects_of,
 )
+from service.evaluation.cost import Cost
 from service.evaluation.documents import Document
 from service.evaluation.perplexity import protocols
 from service.evaluation.perplexity.plan import WindowsUnit
@@ -88,12 +89,13 @@ class ProbePlan(Plan):
         return [self._parts_of(subject) for subject in self.subjects]
 
     @property
-    def tokens(self) -> int:
-        """By arithmetic: whether a request is affordable is asked before its units exist."""
-        attention = sum(self.lengths) * len(self.documents)
+    def cost(self) -> Cost:
+        documents, copies = len(self.documents), len(self.distances) * self.samples
+        attention = sum(self.lengths) * documents
         copying = sum(map(self._copy_length, self.distances)) * self.samples
-        loss = (self.lengths[-1] - self._special) * len(self.documents)
-        return len(self.subjects) * (attention + copying + loss)
+        loss = (self.lengths[-1] - self._special) * documents
+        passes = len(self.lengths) * documents + copies + documents
+        return Cost(attention + copying + loss, passes, passes).times(len(self.subjects))
 
     @property
     def _special(self) -> int:
@@ -200,7 +202,7 @@ def plan_of(request: ProbeRequest, models: ModelRegistry, settings: Settings) ->
     if request.segment_of == "document" and request.segment > shortest:
         raise InvalidEvaluation("segment", f"must be at most the shortest document's {shortest} tokens")
     around = special + request.segment
-    room = min(served.engine.limits.score_tokens - around, shortest + request.segment)
+    room = min(served.engine.scores.most - around, shortest + request.segment)
     distances = _distances(request, room, lengths[-1] - around)
     at_most("distances", len(distances), settings.max_lengths)
     longest = max(lengths[-1], around + distances[-1])

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from patches import examples
 from service.evaluation.probe.results import SegmentOf
-from service.evaluation.request import Bos, EvaluationRequest, Tokens
+from service.evaluation.request import MOST_IN_RANGE, Bos, EvaluationRequest, Tokens
 from service.inputs import TextOrTokens
 
 
@@ -24,7 +24,7 @@ class ProbeRequest(EvaluationRequest):
         "python-reference",
         description="A text, token ids, a list of either (documents), or the name of a built-in document.",
     )
-    distances: Annotated[list[Tokens], Field(min_length=1)] | None = Field(
+    distances: Annotated[list[Tokens], Field(min_length=1, max_length=MOST_IN_RANGE, fail_fast=True)] | None = Field(
         None,
         description="Tokens from a segment's first occurrence to its second; 16, 32, ... as far as the longest "
         "length goes when absent.",

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from service.evaluation.checks import InvalidEvaluation, at_most, server_takes
+from service.evaluation.checks import InvalidEvaluation, at_most, check_cost, server_takes
+from service.evaluation.cost import Cost
 from service.evaluation.documents import BUILT_IN, Document, doubling_lengths
 from service.evaluation.results import DocumentInfo
 from service.evaluation.retrieval.haystack import Haystack
@@ -37,6 +38,12 @@ class PromptsPlan(Plan):
     tokenizer: PromptTokenizer = field(repr=False)
     eos_token_ids: dict[str, tuple[int, ...]]
     chunk: int
+
+    @property
+    def cost(self) -> Cost:
+        samples = [sample for length in self.lengths for sample in self.samples[length]]
+        one = Cost(sum(sample.tokens for sample in samples), len(samples), len(samples))
+        return one.times(len(self.subjects))
 
     @cached_property
     def units(self) -> Sequence[Unit]:
@@ -95,7 +102,7 @@ def grid_lengths(wanted: Sequence[int] | None, served: ServedModel, settings: Se
         InvalidEvaluation: for too many, or one that the server does not take.
     """
     if wanted is None:
-        longest = min(DEFAULT_REACH * served.trained_length, served.engine.limits.score_tokens)
+        longest = min(DEFAULT_REACH * served.trained_length, served.engine.scores.most)
         return doubling_lengths(served.trained_length, longest)
     lengths = sorted(set(wanted))
     server_takes(lengths[-1], served)
@@ -109,13 +116,8 @@ def check_grid(lengths: Sequence[int], prompts: int, subjects: Sequence[Subject]
     Raises:
         InvalidEvaluation: when ``prompts`` at every length have more tokens than the server allows.
     """
-    tokens = sum(lengths) * prompts * len(subjects)
-    if tokens > settings.max_scored_tokens:
-        raise InvalidEvaluation(
-            "lengths",
-            f"{prompts} prompts at each length for each method have up to {tokens} tokens; "
-            f"this server allows {settings.max_scored_tokens} a request",
-        )
+    passes = len(lengths) * prompts
+    check_cost(Cost(sum(lengths) * prompts, passes, passes).times(len(subjects)), settings)
 
 
 def check_fits(drafts: dict[str, list[Draft]], length: int, tokenizer: PromptTokenizer) -> None:

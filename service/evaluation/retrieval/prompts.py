@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from service.models.tokenizing import tokenized
+
 
 @dataclass(frozen=True, eq=False)
 class Draft:
@@ -34,6 +36,11 @@ class Sample:
     expected: tuple[str, ...]
     new_tokens: int
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that are read; the last one of the answer and of the continuation never is."""
+        return len(self.prompt_ids) + len(self.answer_ids) - 1 + self.new_tokens - 1
+
 
 @dataclass(frozen=True, eq=False)
 class PromptTokenizer:
@@ -44,7 +51,7 @@ class PromptTokenizer:
     bos: int | None
 
     def ids(self, text: str) -> list[int]:
-        found: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        found = tokenized(self.tokenizer, text, add_special_tokens=False)
         return found if self.bos is None else [self.bos, *found]
 
     def answer_ids(self, prompt: str, answer: str) -> list[int]:
@@ -52,8 +59,7 @@ class PromptTokenizer:
         before, whole = self.ids(prompt), self.ids(prompt + answer)
         if whole[: len(before)] == before and len(whole) > len(before):
             return whole[len(before) :]
-        own: list[int] = self.tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"]
-        return own
+        return tokenized(self.tokenizer, answer, add_special_tokens=False)
 
     def smallest(self, draft: Draft) -> int:
         """The shortest length at which ``draft`` fits."""

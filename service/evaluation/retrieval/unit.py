@@ -27,8 +27,7 @@ class RetrievalUnit(Unit):
 
     @property
     def tokens(self) -> int:
-        """The last token of the answer and of the continuation are never read."""
-        return len(self.sample.prompt_ids) + len(self.sample.answer_ids) - 1 + self.sample.new_tokens - 1
+        return self.sample.tokens
 
     def inputs(self) -> dict[str, Any]:
         return {

@@ -23,7 +23,7 @@ class RulerRequest(EvaluationRequest):
     """
 
     evaluation: Literal["ruler"] = "ruler"
-    tasks: Annotated[list[TaskName], Field(min_length=1)] = Field(
+    tasks: Annotated[list[TaskName], Field(min_length=1, max_length=64)] = Field(
         default_factory=lambda: list(get_args(TaskName)),
         description="Retrieval (niah_*), variable tracking (vt), common and frequent words (cwe, fwe); all if absent.",
     )

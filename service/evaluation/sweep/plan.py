@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from patches import Method, parse
-from service.evaluation.checks import InvalidEvaluation, affordable, subjects_of
+from service.evaluation.checks import InvalidEvaluation, affordable, at_most, subjects_of
+from service.evaluation.cost import Cost
 from service.evaluation.long_perplexity.plan import plan_of as long_perplexity_plan
 from service.evaluation.perplexity.plan import plan_of as perplexity_plan
 from service.evaluation.retrieval.depths import needle_plan, passkey_plan
@@ -45,6 +46,10 @@ class SweepPlan(Plan):
     tolerance: float
     parts: list[Plan]
 
+    @property
+    def cost(self) -> Cost:
+        return sum((part.cost for part in self.parts), Cost())
+
     @cached_property
     def units(self) -> Sequence[Unit]:
         return [unit for part in self.parts for unit in part.units]
@@ -75,6 +80,7 @@ def plan_of(request: SweepRequest, models: ModelRegistry, settings: Settings) ->
     """
     served = models.get(request.model)
     lengths = _lengths(request, served, settings)
+    at_most("methods", request.count(), settings.max_methods)
     methods: list[Method] = request.expanded()
     own = parse({"method": "default"})
     if own not in methods:

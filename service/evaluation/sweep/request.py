@@ -11,6 +11,7 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.request import EvaluationRequest, Tokens
 from service.evaluation.retrieval.request import NeedleRequest, PasskeyRequest
 from service.evaluation.ruler.request import RulerRequest
+from service.inputs import MOST_ENCODINGS
 
 
 def _named(part: object) -> object:
@@ -65,6 +66,10 @@ class SweepRequest(EvaluationRequest):
                 raise ValueError(f"evaluations.{index}: {', '.join(own)} stand in the sweep itself")
         if self.factors is not None and not any(_takes_factor(method) for method in self.methods):
             raise ValueError("factors: none of the methods takes a factor")
+        if self.count() > MOST_ENCODINGS:
+            raise ValueError(
+                f"factors: methods times factors are {self.count()}, and at most {MOST_ENCODINGS} are taken"
+            )
         try:
             self.expanded()
         except ValidationError as error:
@@ -73,6 +78,11 @@ class SweepRequest(EvaluationRequest):
 
     def texts(self) -> list[str | list[int]]:
         return [text for part in self.evaluations for text in part.texts()]
+
+    def count(self) -> int:
+        """Methods times factors, those that are equal counted too."""
+        factors = 1 if self.factors is None else len(self.factors)
+        return sum(factors if _takes_factor(method) else 1 for method in self.methods)
 
     def expanded(self) -> list[Any]:
         """The methods under every factor, each encoding once, in the order of the request."""

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api.admission import upper_bound
-from service.engine.admission import Admission, QueueFull, Ticket, TooLarge
+from service.sharing.admission import Admission, QueueFull, Ticket, TooLarge
 from tests.service.conftest import tiny_tokenizer
 from tests.service.serving import engine_of, serving
 

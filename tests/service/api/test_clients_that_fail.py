@@ -126,7 +126,7 @@ def test_malformed_bodies_get_a_small_400(served: tuple[str, FastAPI], content: 
 
 
 def test_oversized_bodies_never_get_inside(checkpoints: Path) -> None:
-    with serving(checkpoints, max_body_bytes=1000) as (url, _):
+    with serving(checkpoints, max_prompt_bytes=1000) as (url, _):
         large = json.dumps(SHORT | {"prompt": TEXT[:2000]}).encode()
         for content in (large, (large[n : n + 100] for n in range(0, len(large), 100))):
             answer = httpx.post(f"{url}/generate", content=content, headers={"Content-Type": "application/json"})

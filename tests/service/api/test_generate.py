@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.service.conftest import TEXT
+from tests.service.serving import LONG
 
 ENCODINGS = [
     {"method": "default"},
@@ -205,14 +206,12 @@ def test_a_flood_of_problems_gets_a_bounded_answer(client: httpx.Client) -> None
 
 
 def test_a_client_that_leaves_frees_its_slot_and_cache(client: httpx.Client) -> None:
-    with client.stream(
-        "POST", "/generate", json={"prompt": PROMPTS[0], "max_new_tokens": 1000, "stream": True}
-    ) as answer:
+    with client.stream("POST", "/generate", json={"prompt": LONG, "max_new_tokens": 1000, "stream": True}) as answer:
         next(answer.iter_lines())
         assert _load(client)["running"] == 1
     assert _settled(client)["running"] == 0
     with pytest.raises(httpx.ReadTimeout):
-        client.post("/generate", json={"prompt": PROMPTS[0], "max_new_tokens": 1000}, timeout=0.2)
+        client.post("/generate", json={"prompt": LONG, "max_new_tokens": 1000}, timeout=0.2)
     load = _settled(client)
     assert load["running"] == 0
     assert load["slots_in_use"] == 0

@@ -16,11 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from patches import Method, parse, patched
-from service.engine.admission import QueueFull, TooLarge
 from service.engine.engine import Engine, EngineFailed, EngineLimits, Generation
 from service.engine.interleave import Interleaved
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.sampling import sample
+from service.sharing.admission import QueueFull, TooLarge
 
 LIMITS = EngineLimits(cache_tokens=2048, score_tokens=1024, max_batch_tokens=64, max_queue=4)
 DEFAULT = parse({"method": "default"})

@@ -68,7 +68,7 @@ def test_probes_tell_of_a_thread_that_stalls_and_replace_it(
     url, app = stalling
     engine, release = engine_of(app), threading.Event()
     lost, restarts = engine._manager, engine.restarts
-    monkeypatch.setattr(lost.interleaved, "advance", lambda: release.wait(30) and False)
+    monkeypatch.setattr(lost.interleaved, "tenants", lambda: release.wait(30) and set())
     refused: list[httpx.Response] = []
 
     def refuses() -> bool:

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from patches import Method, Patched, encode, parse, patched
-from service.engine.admission import TooLarge
 from service.engine.engine import Engine, EngineLimits, Generation
 from service.engine.memory import OutOfMemory
 from service.engine.request import SamplingParams
 from service.engine.sampling import sample
 from service.engine.window import Window
+from service.sharing.admission import TooLarge
 from tests.methods import Fields
 from tests.models import VOCAB_SIZE, WINDOW, tiny_model
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,15 @@ import pytest
 from psycopg import sql
 from sqlalchemy import make_url
 
+from service.evaluation.catalogue import EVALUATIONS
+from service.evaluation.results import EvaluationResult
 from service.evaluation.unit import Plan, evaluate
+from service.jobs.calls import StoreCalls
+from service.jobs.runner import JobRunner
 from service.jobs.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from service.sharing.workers import Workers
 from tests.service.jobs.postgres import postgres_server
 from tests.service.serving import SMALL
 
@@ -75,6 +82,27 @@ def body(**fields: Any) -> dict[str, Any]:
     methods = [{"method": "default"}, {"method": "linear", "factor": 2.0}, {"method": "dynamic", "factor": 2.0}]
     documents = [[n % 380 + 2 for n in range(start, start + 80)] for start in (0, 7)]
     return {"evaluation": "perplexity", "input": documents, "methods": methods, "lengths": [64]} | fields
+
+
+@asynccontextmanager
+async def running(store: JobStore, models: ModelRegistry, settings: Settings) -> AsyncIterator[JobRunner]:
+    """A runner at work."""
+    workers, calls = Workers(shared=False), StoreCalls()
+    runner = JobRunner(store, models, settings, workers, calls)
+    runner.start()
+    try:
+        yield runner
+    finally:
+        await runner.close()
+        workers.close()
+        calls.close()
+
+
+def result_of(store: JobStore, tenant: str, job_id: str) -> EvaluationResult:
+    """The stored result of a job that is done."""
+    packed = store.result(tenant, job_id)
+    assert packed is not None
+    return EVALUATIONS[packed.evaluation].result.model_validate_json(gzip.decompress(packed.data))
 
 
 def in_one_run(plan: Plan) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
@@ -74,3 +75,18 @@ def _wait(running: subprocess.Popen[bytes], folder: Path) -> None:
             assert running.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < until, (folder / "log").read_text()
             time.sleep(0.05)
+
+
+@contextmanager
+def frozen(url: str) -> Iterator[None]:
+    """Inside, no process of the server at ``url`` runs."""
+    folder = Path(url.partition("host=")[2])
+    server = psutil.Process(int((folder / "data" / "postmaster.pid").read_text().splitlines()[0]))
+    processes = [server, *server.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()

@@ -6,10 +6,12 @@ import asyncio
 from pathlib import Path
 
 from service.jobs import queue
+from service.jobs.calls import StoreCalls
 from service.jobs.runner import JobRunner
 from service.jobs.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from service.sharing.workers import Workers
 
 
 def serve(url: str, settings: Settings, ready: Path) -> None:
@@ -18,7 +20,8 @@ def serve(url: str, settings: Settings, ready: Path) -> None:
     queue.MOST_CLAIMS = 1000  # killed at random moments, a job may well be begun often before a unit is finished
 
     async def work() -> None:
-        JobRunner(JobStore(url), ModelRegistry(settings), settings).start()
+        workers = Workers(shared=False)
+        JobRunner(JobStore(url), ModelRegistry(settings), settings, workers, StoreCalls()).start()
         ready.touch()
         await asyncio.Event().wait()
 

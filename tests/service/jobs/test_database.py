@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import sqlite3
 import stat
@@ -62,10 +63,18 @@ def test_jobs_of_the_first_version_are_kept(url: str) -> None:
     with store.database.engine.begin() as connection:
         connection.execute(text("DROP INDEX jobs_by_idempotency_key"))
         connection.execute(text("ALTER TABLE jobs DROP COLUMN idempotency_key"))
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN request_bytes"))
+        connection.execute(text("ALTER TABLE jobs ADD COLUMN result TEXT"))
+        connection.execute(text("UPDATE jobs SET state = 'done', result = :result"), {"result": '{"x": [0.1]}'})
+        connection.execute(text("DROP TABLE results"))
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
     store.close()
     migrated = JobStore(url)
-    assert migrated.get("anna", kept.id) == kept
+    assert migrated.get("anna", kept.id).request == kept.request
+    found = migrated.result("anna", kept.id)
+    assert found is not None
+    assert gzip.decompress(found.data) == b'{"x": [0.1]}'
+    assert migrated.bytes_of("anna") > 100
     again = migrated.add("anna", request, models=["tiny"], units=6, tokens=384, idempotency_key="a")
     assert [job.id for job in migrated.list("anna")] == [again.id, kept.id]
     migrated.close()
@@ -77,7 +86,7 @@ def test_sqlite_is_durable_and_keeps_references(sqlite_url: str) -> None:
         pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         found = [session.scalar(text(f"PRAGMA {name}")) for name in pragmas]
     database.close()
-    assert found == ["wal", 2, 1, 30_000]
+    assert found == ["wal", 2, 1, 5000]
 
 
 def test_several_processes_open_a_new_database_at_once(url: str) -> None:

@@ -13,14 +13,14 @@ import pytest
 import torch
 from sqlalchemy import select
 
-from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.catalogue import plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.store import JobStore
 from service.jobs.tables import FinishedUnit
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.jobs import server
-from tests.service.jobs.conftest import in_one_run
+from tests.service.jobs.conftest import in_one_run, result_of
 from tests.service.serving import SMALL, wait_for
 
 Rows = dict[tuple[int, int], tuple[Any, ...]]
@@ -91,7 +91,6 @@ def test_killed_servers_lose_nothing(url: str, kills: int, checkpoints: Path, tm
         assert Counter((unit.label, unit.name) for unit in done) == Counter(
             (unit.subject.label, unit.name) for unit in plan.units
         )
-        stored = EVALUATIONS[request.evaluation].result.model_validate(store.result(f"tenant{n % 2}", job_id))
-        assert stored.numbers() == in_one_run(plan)
+        assert result_of(store, f"tenant{n % 2}", job_id).numbers() == in_one_run(plan)
     store.close()
     registry.close()

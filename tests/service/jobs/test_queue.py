@@ -17,6 +17,7 @@ from service.jobs import outcomes
 from service.jobs.outcomes import pack, unpack
 from service.jobs.owner import Owner
 from service.jobs.queue import LEASE_S, MOST_CLAIMS, LeaseLost
+from service.jobs.results import Packed
 from service.jobs.store import JobStore
 from service.jobs.tables import Job, StoredOutcome
 from tests.service.jobs.adding import DATA, add, claimed, queue_of, unit
@@ -66,9 +67,10 @@ class TestWork:
         queue = queue_of(store)
         job, number = claimed(store, queue)
         assert store.result("anna", job.id) is None
-        result = {"x": [0.1 + 0.2, 1e-308, 1 / 3], "text": "a\0\ud800"}
-        assert queue.finish(number, result)
-        assert store.result("anna", job.id) == result
+        packed = Packed("perplexity", bytes(range(256)))
+        assert queue.finish(number, packed)
+        assert store.result("anna", job.id) == packed == store.kept("anna", job.id)
+        assert store.kept("berta", job.id) is None
         found = store.get("anna", job.id)
         assert (found.state, found.seconds_left) == ("done", None)
         assert found.finished_at is not None
@@ -99,7 +101,7 @@ class TestWork:
         queue = queue_of(store)
         job, number = claimed(store, queue)
         queue.record(number, [unit(0)])
-        queue.finish(number, {})
+        queue.finish(number, Packed("perplexity", b""))
         store.remove("anna", job.id)
         assert store.done_units(job.id) == []
         with store.database.reading() as session:
@@ -155,7 +157,7 @@ class TestLeases:
         assert here.claim(number) is not None
         assert elsewhere.beat([number]) == set()
         assert not elsewhere.record(number, [unit(0)])
-        assert not elsewhere.finish(number, {})
+        assert not elsewhere.finish(number, Packed("perplexity", b""))
 
     def test_a_process_that_has_ended_leaves_its_job_at_once(self, store: JobStore) -> None:
         said = subprocess.run([sys.executable, "-c", DEAD], capture_output=True, text=True, check=True, env=os.environ)
@@ -270,7 +272,7 @@ class TestOutcomes:
                     update(StoredOutcome).where(StoredOutcome.key == unit(position).key).values(used_at=used)
                 )
         assert queue.prune(2 * len(DATA), None) == (0, 0)  # all are needed by an unfinished job
-        queue.finish(number, {})
+        queue.finish(number, Packed("perplexity", b""))
         _, later = claimed(store, queue)
         queue.record(later, [unit(0, data=None)])
         assert queue.prune(2 * len(DATA), None) == (2, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import httpx
 import pytest
 from PIL import Image
 from pyarrow import parquet
-from sqlalchemy.exc import OperationalError
 
 from service.context import ANONYMOUS
 from service.evaluation.catalogue import EVALUATIONS
@@ -229,20 +227,6 @@ def test_what_only_a_job_can_do_is_refused_where_the_answer_is_waited_for(client
         answer = client.post("/perplexity", json=body | {"reuse": reuse})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reuse")
         assert client.post("/perplexity", json=body | {"reuse": reuse, "background": True}).status_code == 202
-
-
-def test_a_database_out_of_reach_is_no_defect(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def locked(*_: Any, **__: Any) -> None:
-        raise OperationalError("SELECT", {}, sqlite3.OperationalError("database is locked"))
-
-    job = ended(client, submitted(client)["id"])
-    with monkeypatch.context() as patch:
-        for name in ("get", "list", "unfinished"):
-            patch.setattr(JobStore, name, locked)
-        answers = [client.get("/jobs"), client.get(f"/jobs/{job['id']}"), client.post("/jobs", json=BODY)]
-    for answer in answers:
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "jobs_out_of_reach")
-        assert "SELECT" not in answer.text
 
 
 def test_another_key_sees_nothing_of_a_job(checkpoints: Path, tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from sqlalchemy import case, select, update
 from structlog.testing import CapturingLogger
 
 from patches import SlotsExhausted, parse
-from service.engine.admission import QueueFull
 from service.engine.engine import EngineFailed
 from service.engine.request import SamplingParams
-from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.catalogue import plan_of
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.unit import Outcome, Plan
@@ -31,7 +30,8 @@ from service.jobs.store import JobStore
 from service.jobs.tables import Job, StoredOutcome
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.service.jobs.conftest import body, in_one_run
+from service.sharing.admission import QueueFull
+from tests.service.jobs.conftest import body, in_one_run, result_of, running
 
 LONG: dict[str, Any] = {"input": [[n % 380 + 2 for n in range(2000)]], "lengths": [2000]}
 """Units of some 150 chunks."""
@@ -55,12 +55,8 @@ class Bench:
     @asynccontextmanager
     async def running(self, store: JobStore | None = None, **settings: Any) -> AsyncIterator[JobRunner]:
         chosen = self.settings.model_copy(update=settings)
-        runner = JobRunner(store or self.store, self.models, chosen)
-        runner.start()
-        try:
+        async with running(store or self.store, self.models, chosen) as runner:
             yield runner
-        finally:
-            await runner.close()
 
     async def until(self, condition: Callable[[], object], seconds: float = 30) -> None:
         async with asyncio.timeout(seconds):
@@ -72,9 +68,7 @@ class Bench:
         return [self.store.get(tenant, i) for i in ids]
 
     def numbers(self, job_id: str, tenant: str = "anna") -> dict[str, Any]:
-        stored = self.store.result(tenant, job_id)
-        assert stored is not None
-        result = EVALUATIONS["perplexity"].result.model_validate(stored)
+        result = result_of(self.store, tenant, job_id)
         assert (result.id, result.seconds) == (job_id, None)
         return result.numbers()
 

@@ -12,13 +12,11 @@ import pytest
 from service.evaluation.catalogue import plan_of
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.sweep.request import SweepRequest
-from service.evaluation.sweep.results import SweepResult
 from service.evaluation.unit import Outcome
-from service.jobs.runner import JobRunner
 from service.jobs.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.service.jobs.conftest import in_one_run
+from tests.service.jobs.conftest import in_one_run, result_of, running
 
 DOCUMENTS = [[n % 380 + 2 for n in range(start, start + 140)] for start in (0, 7)]
 BODY: dict[str, Any] = {
@@ -51,18 +49,11 @@ async def test_a_sweep_measures_the_passes_of_both_perplexities_once(
 
     monkeypatch.setattr(WindowsUnit, "run", counted)
     job = store.add("anna", request, models=["tiny"], units=len(plan.units), tokens=plan.tokens).id
-    runner = JobRunner(store, models, job_settings)
-    runner.start()
-    try:
-        async with asyncio.timeout(60):
-            while store.get("anna", job).state in ("queued", "running"):
-                await asyncio.sleep(0.01)
-    finally:
-        await runner.close()
+    async with running(store, models, job_settings), asyncio.timeout(60):
+        while store.get("anna", job).state in ("queued", "running"):
+            await asyncio.sleep(0.01)
     done = store.get("anna", job)
     assert (done.state, done.units_done, done.units_reused) == ("done", 2 * plain + 4, plain)
     assert set(runs.values()) == {1}
     assert runs.total() == plain + 4
-    stored = store.result("anna", job)
-    assert stored is not None
-    assert SweepResult.model_validate(stored).numbers() == expected
+    assert result_of(store, "anna", job).numbers() == expected

@@ -1,0 +1,115 @@
+"""Files of results as answers: made once, in processes of their own, and kept for those who ask again."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel
+
+from service import context
+from service.errors import ApiError
+from service.jobs.records import JobInfo
+from service.jobs.results import Packed
+from service.reports.render import Rendered, file_of
+from service.settings import Settings
+from service.sharing.workers import Workers
+
+KEPT_BYTES = 32 << 20
+"""Most bytes of files that are kept for later requests."""
+
+PIECE = 256 << 10
+
+Make = Callable[[], Coroutine[Any, Any, Rendered]]
+
+
+class RenderedFiles:
+    """Files by what they show. A file that is being made is made once, for as long as one caller waits for it."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, Rendered] = OrderedDict()
+        self._making: dict[Hashable, tuple[asyncio.Task[Rendered], list[None]]] = {}
+
+    async def get(self, key: Hashable, make: Make) -> Rendered:
+        """The file under ``key``, made by ``make`` where there is none."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        if key not in self._making:
+            self._making[key] = asyncio.create_task(make()), []
+        task, waiting = self._making[key]
+        waiting.append(None)
+        try:
+            rendered = await asyncio.shield(task)
+        finally:
+            waiting.pop()
+            if not waiting:
+                task.cancel()
+                self._making.pop(key, None)
+        self._keep(key, rendered)
+        return rendered
+
+    def _keep(self, key: Hashable, rendered: Rendered) -> None:
+        self._kept[key] = rendered
+        while sum(len(file.data) for file in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+
+
+async def result_file(
+    form: str, result_id: str, packed: Packed, request: Request, job: JobInfo | None = None
+) -> Response:
+    """The current tenant's result as one of the forms of ``service.reports.forms``.
+
+    Raises:
+        ApiError: 400 when the file is larger than an answer may be; QueueFull from the workers.
+    """
+    files: RenderedFiles = request.app.state.files
+    workers: Workers = request.app.state.workers
+    told = None if job is None else job.model_dump_json()
+
+    async def make() -> Rendered:
+        return await workers.render(file_of, form, packed.evaluation, packed.data, told)
+
+    key = context.current().tenant, result_id, form, told
+    return file_response(await files.get(key, make), request)
+
+
+def file_response(rendered: Rendered, request: Request) -> Response:
+    """Raises:
+    ApiError: 400 when the file is larger than an answer may be.
+    """
+    settings: Settings = request.app.state.settings
+    if len(rendered.data) > settings.max_answer_bytes:
+        message = f"this file has {len(rendered.data)} bytes and an answer at most {settings.max_answer_bytes}"
+        raise ApiError(400, f"{message}: ask for fewer methods or lengths", code="answer_too_large")
+    headers = {} if rendered.policy is None else {"Content-Security-Policy": rendered.policy}
+    if rendered.packed:
+        return unpacked_response(rendered.data, rendered.media_type, request, headers)
+    return Response(rendered.data, media_type=rendered.media_type, headers=headers)
+
+
+async def json_response(answer: BaseModel, size: int, request: Request) -> Response:
+    """``answer``, which holds ``size`` numbers or texts: many are written on a thread."""
+    workers: Workers = request.app.state.workers
+    return Response(await workers.run_sized(size, answer.model_dump_json), media_type="application/json")
+
+
+def unpacked_response(data: bytes, media_type: str, request: Request, headers: dict[str, str]) -> Response:
+    """An answer from gzip: as it is to clients that take gzip, unpacked piece by piece to others."""
+    headers = {**headers, "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(data, media_type=media_type, headers={**headers, "Content-Encoding": "gzip"})
+    return StreamingResponse(_pieces(data), media_type=media_type, headers=headers)
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    unpacking = zlib.decompressobj(wbits=31)
+    while data:
+        yield unpacking.decompress(data, PIECE)
+        data = unpacking.unconsumed_tail
+    yield unpacking.flush()

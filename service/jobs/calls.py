@@ -1,0 +1,53 @@
+"""Threads that talk to the database, and nobody else's: one that hangs delays neither generation nor probes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from service.jobs.database import StoreOutOfReach
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+THREADS = 8
+"""As many connections are used at most, which the pool of the database has."""
+
+
+class StoreCalls:
+    """Calls of the store from one event loop."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, "ropeway-store")
+
+    def begun(
+        self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
+    ) -> asyncio.Future[Returned]:
+        """The call, on its way: once it has begun, it goes on whatever becomes of the caller."""
+        work = contextvars.copy_context().run
+        return asyncio.wrap_future(self._threads.submit(work, lambda: function(*args, **options)))
+
+    async def within(
+        self,
+        seconds: float,
+        function: Callable[Parameters, Returned],
+        *args: Parameters.args,
+        **options: Parameters.kwargs,
+    ) -> Returned:
+        """The call's value.
+
+        Raises:
+            StoreOutOfReach: when there is none after so many seconds; and whatever the store raises.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.begun(function, *args, **options)
+        except TimeoutError:
+            raise StoreOutOfReach(f"no answer within {seconds:g} seconds") from None
+
+    def close(self) -> None:
+        """Leave behind what hangs."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,81 @@
+"""Texts to token ids, with a bound on the memory that this takes.
+
+A tokenizer needs some 300 bytes per character while it works, and a failed allocation in it aborts the process. So
+texts share a budget, and their lengths are limited before they come here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+from service.sharing.stopping import check_wanted
+
+AT_ONCE = 2 << 20
+"""Characters that are tokenized at once, on all threads; a longer text is tokenized alone."""
+
+SMALL = 16 << 10
+"""Characters up to which a text waits for no other."""
+
+LOOK_S = 0.05
+"""How often a text that waits for its turn asks whether it is still wanted."""
+
+
+class _Budget:
+    def __init__(self) -> None:
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taking(self, size: int) -> Iterator[None]:
+        if size <= SMALL:
+            yield
+            return
+        with self._changed:
+            while self._taken and self._taken + size > AT_ONCE:
+                check_wanted()
+                self._changed.wait(LOOK_S)
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
+
+
+_budget = _Budget()
+
+
+def tokenized(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of ``text``.
+
+    Raises:
+        Stopped: when nobody wants them any more.
+    """
+    check_wanted()
+    with _budget.taking(len(text)):
+        ids: list[int] = tokenizer(
+            text,
+            add_special_tokens=add_special_tokens,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+    return ids
+
+
+def with_ends(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
+    """(token ids, the character after each token's last one, never descending).
+
+    Raises:
+        Stopped: when nobody wants them any more.
+    """
+    check_wanted()
+    with _budget.taking(len(text)):
+        encoded = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True, verbose=False)
+        ends = list(accumulate((end for _, end in encoded["offset_mapping"]), max))
+    return encoded["input_ids"], ends

@@ -1,0 +1,41 @@
+"""Files made of results, in a process of its own: parsing and drawing would hold the server's interpreter for seconds.
+
+A server imports this and nothing that draws: its processes do, in ``service.reports.forms``.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from patches import Recipe
+from service.evaluation.answers import RESULTS
+from service.jobs.records import JobInfo
+
+
+class Rendered(NamedTuple):
+    """A file: ``data`` is packed with gzip where that makes it smaller, ``policy`` is a page's."""
+
+    data: bytes
+    media_type: str
+    packed: bool
+    policy: str | None = None
+
+
+def file_of(form: str, evaluation: str, packed: bytes, job: str | None = None) -> Rendered:
+    """The result in ``packed``, JSON under gzip, in one of the forms of ``service.reports.forms``;
+    ``job`` is its job's description as JSON."""
+    from service.reports.forms import FORMS
+
+    result = RESULTS[evaluation].model_validate_json(gzip.decompress(packed))
+    return FORMS[form](result, None if job is None else JobInfo.model_validate_json(job))
+
+
+def frequencies_of(
+    pairs: Sequence[dict[str, Any]], trained_length: int, title: str, recipe: Recipe, length: int
+) -> Rendered:
+    """The picture of an encoding's frequencies."""
+    from service.figures.frequencies import frequency_png
+
+    return Rendered(frequency_png(pairs, trained_length, title, recipe, length), "image/png", False)

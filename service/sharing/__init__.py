@@ -1,0 +1,1 @@
+"""How tenants share one server: memory, the generation thread's time, and workers beside the model."""

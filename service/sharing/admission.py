@@ -1,0 +1,206 @@
+"""Memory is promised before work is accepted: reserve what a request may grow to, or wait, or refuse.
+
+A request is checked and counted in one step, before it is tokenized: otherwise a burst would pass the check
+together, pay for tokenization, and be refused after it (vllm#58192). Its length is not known then, so it enters with
+an upper bound, the bytes of its text (a token covers at least one byte), and ``Ticket.resize`` puts the true
+number in its place.
+
+Between tenants the budget is shared by dynamic thresholds (Choudhury and Hahne, IEEE/ACM Transactions on Networking
+6(2), 1998): nobody holds more than ``ALPHA`` times what is free, so one tenant alone leaves a quarter to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from types import TracebackType
+
+from service import context
+
+ALPHA = 3
+"""A tenant of a shared budget holds at most this many times what is free."""
+
+RESERVE = 16
+"""This part of a shared budget is left to tenants that hold nothing: one in so many."""
+
+
+class TooLarge(ValueError):
+    """The request can never fit. ``needed`` and ``capacity`` are in the units of the budget, tokens for memory."""
+
+    def __init__(self, needed: int, capacity: int) -> None:
+        super().__init__(f"{needed} tokens are needed and {capacity} is the most that fits")
+        self.needed, self.capacity = needed, capacity
+
+
+class QueueFull(RuntimeError):
+    """Too much waits already: try again later."""
+
+
+class Ticket:
+    """A part of the budget: waited for, then held until ``leave``. A context manager that leaves."""
+
+    def __init__(self, admission: Admission, party: object, tenant: str, needed: int) -> None:
+        self._admission, self.party, self.tenant, self.needed = admission, party, tenant, needed
+        self.granted = asyncio.Event()
+        self.overtaken = 0
+        """What later tickets were granted while this one waited for room."""
+        self._left = False
+
+    def resize(self, tokens: int) -> None:
+        """Need ``tokens`` instead. Memory already granted shrinks at once; what it cannot grow by is waited for
+        at the head of the queue.
+
+        Raises:
+            TooLarge: when it can never fit.
+        """
+        self._admission.resize(self, tokens)
+
+    def leave(self) -> None:
+        """Give back the memory or the place in the queue. Safe to repeat."""
+        if not self._left:
+            self._left = True
+            self._admission.leave(self)
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.leave()
+
+
+class Admission:
+    """A budget of ``capacity`` in units of ``unit``, first come first served, or shared between tenants.
+
+    At most ``max_waiting`` requests and ``max_waiting_tokens`` tokens wait, per tenant where the budget is ``shared``;
+    the sequences of one request count as one. A tenant that finds none of its requests in the queue may always wait,
+    so that none is refused for its size for ever. ``of`` names the budget in messages. Used from one event loop only.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        max_waiting: int,
+        unit: int = 1,
+        max_waiting_tokens: int | None = None,
+        *,
+        shared: bool = False,
+        of: str = "memory",
+    ) -> None:
+        self.capacity, self.max_waiting, self.unit = capacity, max_waiting, unit
+        self.shared, self._of = shared, of
+        self.max_waiting_tokens = max_waiting_tokens
+        self.reserved = 0
+        self._held: Counter[str] = Counter()
+        self._queue: deque[Ticket] = deque()
+
+    @property
+    def most(self) -> int:
+        """The largest size that one request can have; a shared budget always leaves room for another tenant."""
+        if not self.shared:
+            return self.capacity
+        return max(self.capacity * ALPHA // (1 + ALPHA) // self.unit * self.unit, min(self.unit, self.capacity))
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return sum(ticket.needed for ticket in self._queue)
+
+    def rounded(self, tokens: int) -> int:
+        return -(-tokens // self.unit) * self.unit
+
+    def check(self, tokens: int) -> None:
+        """Raises:
+        TooLarge: when ``tokens`` can never fit.
+        """
+        if self.rounded(tokens) > self.most:
+            raise TooLarge(tokens, self.most)
+
+    def check_room(self, sizes: Sequence[int]) -> None:
+        """Raises:
+        QueueFull: when a request with sequences of these ``sizes`` would neither run now nor find a place.
+        """
+        tenant = context.current().tenant
+        queue = [ticket for ticket in self._queue if not self.shared or ticket.tenant == tenant]
+        if not queue:
+            return
+        parties = len({ticket.party for ticket in queue})
+        if parties >= self.max_waiting:
+            raise QueueFull(f"{parties} requests are waiting for {self._of}")
+        tokens = sum(ticket.needed for ticket in queue)
+        if self.max_waiting_tokens is not None and tokens + self._bounded(sizes) > self.max_waiting_tokens:
+            raise QueueFull(f"{tokens} tokens are waiting for {self._of}")
+
+    def _bounded(self, sizes: Sequence[int]) -> int:
+        return sum(min(self.rounded(size), self.most) for size in sizes)
+
+    def enter(self, sizes: Sequence[int]) -> list[Ticket]:
+        """Tickets for the sequences of one request of the current tenant, all or none. A size is an upper bound:
+        beyond the most that fits it counts as that.
+
+        Raises:
+            QueueFull: when there is no room and no place to wait.
+        """
+        self.check_room(sizes)
+        party, tenant = object(), context.current().tenant
+        tickets = [Ticket(self, party, tenant, self._bounded([size])) for size in sizes]
+        self._queue.extend(tickets)
+        self._grant()
+        return tickets
+
+    def resize(self, ticket: Ticket, tokens: int) -> None:
+        self.check(tokens)
+        needed = self.rounded(tokens)
+        if ticket.granted.is_set():
+            self._reserve(ticket, -ticket.needed)
+            if self.reserved + needed <= self.capacity:
+                self._reserve(ticket, needed)
+            else:
+                ticket.granted.clear()
+                self._queue.appendleft(ticket)
+        ticket.needed = needed
+        self._grant()
+
+    def leave(self, ticket: Ticket) -> None:
+        if ticket.granted.is_set():
+            self._reserve(ticket, -ticket.needed)
+        else:
+            self._queue.remove(ticket)
+        self._grant()
+
+    def _reserve(self, ticket: Ticket, tokens: int) -> None:
+        self.reserved += tokens
+        self._held[ticket.tenant] += tokens
+        if not self._held[ticket.tenant]:
+            del self._held[ticket.tenant]
+
+    def _grant(self) -> None:
+        """Grant in the order of arrival. A ticket beyond its tenant's share waits for that tenant's own work, and its
+        later ones behind it. One that is next but does not fit is overtaken by others' tickets, up to its own size."""
+        blocked: Ticket | None = None
+        behind: set[str] = set()
+        waiting: deque[Ticket] = deque()
+        for ticket in self._queue:
+            if ticket.tenant not in behind and self._in_share(ticket):
+                fits = self.reserved + ticket.needed <= self.capacity
+                if fits and (blocked is None or blocked.overtaken + ticket.needed <= blocked.needed):
+                    if blocked is not None:
+                        blocked.overtaken += ticket.needed
+                    self._reserve(ticket, ticket.needed)
+                    ticket.granted.set()
+                    continue
+                blocked = blocked or ticket
+            behind.add(ticket.tenant)
+            waiting.append(ticket)
+        self._queue = waiting
+
+    def _in_share(self, ticket: Ticket) -> bool:
+        """Whether its tenant would hold at most ``ALPHA`` times what is free then; a first ticket always."""
+        held = self._held[ticket.tenant]
+        if not self.shared or not held:
+            return True
+        free = self.capacity - self.reserved - ticket.needed - self.capacity // RESERVE
+        return held + ticket.needed <= ALPHA * free

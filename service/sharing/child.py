@@ -1,0 +1,106 @@
+"""A function in a process of its own: it can be killed, its memory is bounded and returned, and it holds no lock here.
+
+A fork server that has imported ``PRELOAD`` forks one process per call, within milliseconds after its own start.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import structlog
+
+PRELOAD = ["service.reports.forms"]
+"""What the fork server imports once, for all of its children."""
+
+MEMORY_BYTES = 2 << 30
+"""Most bytes that one child may allocate, where the system can limit it."""
+
+log = structlog.get_logger()
+
+
+class ChildFailed(RuntimeError):
+    """The function raised, or its process died; the message says which."""
+
+
+class Child:
+    """One call of ``function(*args)`` in a process. The function is importable, its arguments and value pickle."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._call = function, args
+        self._lock = threading.Lock()
+        self._process: Any = None
+        self._killed = False
+
+    def run(self) -> Any:
+        """The function's value. Blocks.
+
+        Raises:
+            ChildFailed: when it raised an exception, was killed, or ran out of memory.
+        """
+        context = _context()
+        mine, theirs = context.Pipe(duplex=False)
+        with mine:
+            with theirs, self._lock:
+                if self._killed:
+                    raise ChildFailed("killed before it began")
+                self._process = context.Process(target=_serve, args=(theirs, *self._call), daemon=True)
+                self._process.start()
+            try:
+                kind, value = pickle.loads(mine.recv_bytes())
+            except EOFError:
+                kind, value = "died", "its process was killed, or ran out of memory"
+            self._process.join()
+            self._process.close()
+        if kind != "value":
+            raise ChildFailed(value)
+        return value
+
+    def kill(self) -> None:
+        """End it now. From any thread; safe to repeat."""
+        with self._lock:
+            self._killed = True
+            with suppress(ValueError):  # closed: it has ended
+                if self._process is not None:
+                    self._process.kill()
+
+
+def _context() -> Any:
+    name = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(name)
+    if name == "forkserver":
+        context.set_forkserver_preload(PRELOAD)
+    return context
+
+
+def _serve(answers: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """In the child: one answer, (kind, value)."""
+    _stay_small()
+    try:
+        answer = "value", function(*args)
+        data = pickle.dumps(answer)
+    except MemoryError:
+        data = pickle.dumps(("failed", f"it needs more than {MEMORY_BYTES >> 20} MB of memory"))
+    except Exception:
+        data = pickle.dumps(("failed", traceback.format_exc()))
+    with suppress(BrokenPipeError):
+        answers.send_bytes(data)
+
+
+def _stay_small() -> None:
+    """Yield to the server's own threads, and stop short of the machine's memory."""
+    with suppress(OSError, AttributeError):
+        os.nice(10)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))

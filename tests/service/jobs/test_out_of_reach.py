@@ -1,0 +1,130 @@
+"""A database that is locked, damaged, deleted or frozen: job routes say so, and nothing else notices."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service.api import jobs as job_routes
+from service.jobs import database
+from tests.service.jobs.postgres import frozen
+from tests.service.jobs.test_routes import BODY, ended, submitted
+from tests.service.serving import generate, serving
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_S", 0.2)
+    monkeypatch.setattr(job_routes, "STORE_S", 1.0)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+@contextmanager
+def deleted(path: Path) -> Iterator[None]:
+    away = path.with_suffix(".away")
+    path.rename(away)
+    yield
+    away.rename(path)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[None]:
+    away = path.with_suffix(".away")
+    path.rename(away)
+    path.write_bytes(away.read_bytes())
+    yield
+    away.rename(path)
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + os.urandom(len(whole) - 4096))
+    yield
+    path.write_bytes(whole)
+
+
+@pytest.fixture
+def served(checkpoints: Path, tmp_path: Path) -> Iterator[tuple[str, FastAPI, Path]]:
+    path = tmp_path / "jobs.db"
+    with serving(checkpoints, database_url=f"sqlite:///{path}", resume_jobs=False) as (url, app):
+        yield url, app, path
+
+
+def refused(url: str, job_id: str) -> None:
+    """What is written is refused, and says why in our shape."""
+    answer = httpx.post(f"{url}/jobs", json=BODY, timeout=30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "jobs_out_of_reach"), answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "SELECT" not in answer.text
+    assert httpx.delete(f"{url}/jobs/{job_id}", timeout=30).status_code == 503
+
+
+@pytest.mark.parametrize("harm", [locked, deleted, replaced])
+def test_jobs_are_refused_and_generation_goes_on(
+    served: tuple[str, FastAPI, Path], harm: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    url, _, path = served
+    with httpx.Client(base_url=url, timeout=60) as client:
+        job = ended(client, submitted(client)["id"])
+        alone = generate(url).json()["results"][0]["token_ids"]
+        with harm(path):
+            refused(url, job["id"])
+            began = time.monotonic()
+            assert generate(url).json()["results"][0]["token_ids"] == alone
+            assert httpx.get(f"{url}/health/ready").status_code == 200
+            assert time.monotonic() - began < 5
+        assert client.get(f"/jobs/{job['id']}").json()["state"] == "done"
+        assert ended(client, submitted(client, reuse=False)["id"])["state"] == "done"
+
+
+def test_a_result_is_delivered_where_it_cannot_be_kept(served: tuple[str, FastAPI, Path]) -> None:
+    url, _, path = served
+    body = {name: value for name, value in BODY.items() if name != "evaluation"}
+    with deleted(path):
+        answer = httpx.post(f"{url}/perplexity", json=body, timeout=60)
+    assert answer.status_code == 200
+    assert answer.json()["links"] == {}
+    assert len(answer.json()["methods"]) == 2
+    kept = httpx.post(f"{url}/perplexity", json=body, timeout=60).json()
+    assert httpx.get(f"{url}{kept['links']['csv']}").status_code == 200
+
+
+def test_damage_is_no_defect_of_ours(served: tuple[str, FastAPI, Path]) -> None:
+    url, _, path = served
+    with httpx.Client(base_url=url, timeout=60) as client:
+        job = ended(client, submitted(client)["id"])
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with damaged(path):
+            answers = [client.get("/jobs"), client.get(f"/jobs/{job['id']}"), client.post("/jobs", json=BODY)]
+    for answer in answers:
+        assert answer.status_code in (200, 503), answer.text
+    assert 503 in {answer.status_code for answer in answers}
+
+
+def test_a_frozen_server_of_postgresql_stops_nothing_else(checkpoints: Path, postgres_url: str) -> None:
+    with (
+        serving(checkpoints, database_url=postgres_url, resume_jobs=False) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        job = ended(client, submitted(client)["id"])
+        with frozen(postgres_url):
+            refused(url, job["id"])
+            assert generate(url).status_code == 200
+            assert httpx.get(f"{url}/health/live").status_code == 200
+        assert client.get(f"/jobs/{job['id']}").json()["state"] == "done"

@@ -1,0 +1,162 @@
+"""Work beside the model: bounded, shared, stopped when nobody waits for it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service import context
+from service.context import RequestContext
+from service.sharing import child, workers
+from service.sharing.admission import QueueFull
+from service.sharing.child import ChildFailed
+from service.sharing.stopping import Stopped, check_wanted
+from service.sharing.workers import Workers
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Workers]:
+    made = Workers(shared=True, threads=2, processes=1)
+    yield made
+    made.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def acting(tenant: str) -> None:
+    context.enter(RequestContext("", tenant=tenant))
+
+
+async def test_cancelled_work_on_a_thread_stops_and_gives_back_its_place(pool: Workers) -> None:
+    acting("anna")
+    began, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        try:
+            while True:
+                check_wanted()
+                time.sleep(0.001)
+        except Stopped:
+            ended.set()
+            raise
+
+    task = asyncio.create_task(pool.run(work))
+    await until(began.is_set)
+    task.cancel()
+    await until(ended.is_set)
+    assert await pool.run(lambda: 7) == 7
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_place_is_taken_until_the_thread_is_really_free(pool: Workers) -> None:
+    """Work that does not look whether it is wanted holds its place: the bound holds whatever callers do."""
+    acting("anna")
+    release, running = threading.Event(), []
+
+    def work() -> None:
+        running.append(1)
+        release.wait(20)
+
+    tasks = [asyncio.create_task(pool.run(work)) for _ in range(5)]
+    await until(lambda: running)
+    for task in tasks:
+        task.cancel()
+    more = asyncio.create_task(pool.run(work))
+    await asyncio.sleep(0.1)
+    assert len(running) == 1  # of two threads, one tenant has one
+    release.set()
+    await more
+    assert len(running) == 2
+
+
+async def test_one_tenant_leaves_a_thread_to_the_next_and_its_queue_ends(
+    pool: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    acting("anna")
+    waiting = [asyncio.create_task(pool.run(release.wait, 20)) for _ in range(workers.MAX_WAITING + 1)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(QueueFull, match="waiting for a thread"):
+        await pool.run(int)
+    acting("berta")
+    assert await pool.run(lambda: "berta") == "berta"
+    release.set()
+    assert all(await asyncio.gather(*waiting))
+
+
+def _pid_and_niceness() -> tuple[int, int]:
+    return os.getpid(), os.nice(0)
+
+
+def _fails() -> None:
+    raise ValueError("a reason")
+
+
+def _sleeps(path: Path) -> None:
+    path.write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def _fills_memory() -> int:
+    return len(bytearray(child.MEMORY_BYTES + (1 << 20)))
+
+
+async def test_a_child_is_a_process_of_its_own_that_yields(pool: Workers) -> None:
+    pid, niceness = await pool.render(_pid_and_niceness)
+    assert pid != os.getpid()
+    assert niceness > os.nice(0)
+    assert not psutil.pid_exists(pid)
+
+
+async def test_what_a_child_raises_is_told(pool: Workers) -> None:
+    with pytest.raises(ChildFailed, match="ValueError: a reason"):
+        await pool.render(_fails)
+
+
+async def test_a_child_that_is_not_wanted_is_killed(pool: Workers, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    task = asyncio.create_task(pool.render(_sleeps, path))
+    await until(lambda: path.exists() and path.stat().st_size)
+    pid = int(path.read_text())
+    task.cancel()
+    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert (await pool.render(_pid_and_niceness))[0] != pid
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="memory of a process is limited on POSIX only")
+async def test_a_child_has_a_limit_of_memory(pool: Workers) -> None:
+    with pytest.raises(ChildFailed, match="memory"):
+        await pool.render(_fills_memory)
+
+
+async def test_closing_stops_what_runs() -> None:
+    pool = Workers(shared=False, threads=1, processes=1)
+    stopped = threading.Event()
+
+    def work() -> None:
+        try:
+            while True:
+                check_wanted()
+                time.sleep(0.001)
+        finally:
+            stopped.set()
+
+    task = asyncio.create_task(pool.run(work))
+    await asyncio.sleep(0.05)
+    pool.close()
+    await until(stopped.is_set)
+    with pytest.raises(Stopped):
+        await task
