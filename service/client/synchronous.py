@@ -11,7 +11,7 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api.answers import GenerateResponse, JobList, MethodInfo, MethodList, ModelInfo, ModelList, Ready
+from service.api.answers import GenerateResponse, JobList, MethodInfo, MethodList, ModelInfo, ModelList, Ready, UnitList
 from service.client.errors import RopewayError, incomplete, refusal, translated
 from service.client.events import (
     StreamEvent,
@@ -135,17 +135,27 @@ class Ropeway:
         """End a job; one that has ended stays as it is."""
         self._answer("DELETE", f"/jobs/{job_id}")
 
+    def resume(self, job_id: str) -> JobInfo:
+        """Go on with a job that was cancelled or failed: finished units are kept, the rest is queued again."""
+        return self._ask(JobInfo, "POST", f"/jobs/{job_id}/resume")
+
+    def units(self, job_id: str) -> list[UnitDone]:
+        """The finished units of a job in any state, in the order of finishing."""
+        return (self._ask(UnitList, "GET", f"/jobs/{job_id}/units.json")).units
+
     def forget(self, job_id: str) -> None:
         """Remove a job that has ended, and its result."""
         self._answer("DELETE", f"/jobs/{job_id}?forget=true")
 
     def result(self, job_id: str) -> EvaluationResult:
-        """The result of a job that is done."""
+        """The result of a job that is done; of one that ended early, that of the methods that are complete: its
+        ``partial`` says what is missing."""
         response = self._answer("GET", f"/jobs/{job_id}/results.json")
         return typed_result(json_of(response), response)
 
     def download(self, job_id: str, file: str) -> bytes:
-        """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that is done."""
+        """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that has a result, or
+        ``units.csv`` of any."""
         return self._answer("GET", f"/jobs/{job_id}/{file}").content
 
     def methods(self) -> list[MethodInfo]:

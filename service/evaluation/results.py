@@ -39,6 +39,19 @@ class MethodInResult(BaseModel):
     model: str = Field(description="The served model that answered: a method may name a variant of the requested one.")
 
 
+class Partial(BaseModel):
+    """That a job ended before it was done, and what its result lacks."""
+
+    units_done: int
+    units_total: int
+    missing: dict[str, int] = Field(description="Units that are not finished, by the label of their method.")
+
+    def words(self) -> str:
+        """The same in one line."""
+        missing = ", ".join(f"{label} ({units})" for label, units in self.missing.items())
+        return f"{self.units_done} of {self.units_total} units are finished; missing: {missing}"
+
+
 class EvaluationResult(BaseModel, ABC):
     """An evaluation's numbers: equal to the bit for equal inputs, but for ``id``, ``seconds`` and ``links``.
 
@@ -51,6 +64,9 @@ class EvaluationResult(BaseModel, ABC):
     id: str = ""
     model: str
     trained_length: int
+    partial: Partial | None = Field(
+        None, description="Of a job that ended early: the result has the methods that are complete, and lacks others."
+    )
     seconds: float | None = Field(None, description="Wall time; absent in a job's result, see the job.")
     links: dict[str, str] = Field(default_factory=dict, description="The same result in other forms.")
 
