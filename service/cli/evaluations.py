@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import signal
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.text import Text
@@ -17,7 +18,8 @@ from service.cli.client import connected
 from service.cli.files import check_outputs, documents, picture, save
 from service.cli.options import Encodings, ModelName, Server, check_body, encodings, lengths
 from service.cli.perplexity import Files, Lengths
-from service.cli.terminal import fail, new_table, progress_bar, stdout
+from service.cli.progress import progress
+from service.cli.terminal import fail, new_table, stderr, stdout
 
 if TYPE_CHECKING:
     from service.client import EvaluationResult, JobInfo, Ropeway
@@ -128,6 +130,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
         report: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a report as one HTML file.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
         as_csv: Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")] = False,
+        cancel: Annotated[bool, typer.Option("--cancel", help="With --server: Ctrl-C cancels the job.")] = False,
         background: Annotated[
             bool, typer.Option("--background", help="With --server: print the job's id and leave.")
         ] = False,
@@ -156,7 +159,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
             if background:
                 stdout.print(job.id)
                 return
-            finish(client, job)
+            finish(client, job, server, cancel=cancel)
             result = client.result(job.id)
             if report is not None:
                 save(report, client.download(job.id, "report.html"))
@@ -177,29 +180,52 @@ def _placed(name: str, texts: str | list[str] | None, own: dict[str, Any]) -> di
     return {"evaluations": [{"input": texts, **part} for part in parts]}
 
 
-def finish(client: Ropeway, job: JobInfo) -> JobInfo:
-    """Follow a job to its end with a progress bar. Ctrl-C cancels it; what is finished stays in the server's store.
+def finish(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> JobInfo:
+    """Follow a job of ``server`` to its end and show how far it is. Ctrl-C leaves it alone and says how to come back;
+    with ``cancel``, and without a server that goes on, it cancels the job.
 
     Raises:
         RopewayError: when the server cannot be reached any more.
+        typer.Exit: 130 after Ctrl-C.
     """
     from service.client import UnitDone
 
-    with progress_bar() as progress:
-        task = progress.add_task("waiting", total=max(job.tokens_total, 1))
-        try:
+    label = job.evaluation
+    try:
+        with progress() as show:
             for item in client.follow(job.id):
                 if isinstance(item, UnitDone):
-                    progress.update(task, description=f"{item.label} {item.length:,} {item.name}")
+                    label = f"{item.label} {item.length:,} {item.name}"
                 else:
                     job = item
-                    progress.update(task, completed=item.tokens_done)
-        except KeyboardInterrupt:
-            client.cancel(job.id)
-            raise
+                    show(job.tokens_done, job.tokens_total, label)
+    except KeyboardInterrupt:
+        _leave(client, job, server, cancel=cancel)
     if job.state != "done":
-        fail(f"the job has {job.state}{f': {job.error.message}' if job.error else ''}")
+        why = f": {job.error.message}" if job.error else ""
+        fail(f"the job has {job.state}{why}{_how_to_go_on(job, server)}")
     return job
+
+
+def _leave(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> NoReturn:
+    if server is None or cancel:
+        client.cancel(job.id)
+        told = f"cancelled{_how_to_go_on(client.job(job.id), server)}"
+    else:
+        told = f"the job goes on; come back to it: ropeway jobs follow {job.id[:12]} --server {server}"
+    stderr.print(told, markup=False, soft_wrap=True)
+    raise typer.Exit(128 + signal.SIGINT)
+
+
+def _how_to_go_on(job: JobInfo, server: str | None) -> str:
+    """What can be done with a job that ended early; a server of this command alone keeps its units for the next."""
+    if not job.units_done:
+        return ""
+    finished = f"; {job.units_done} of {job.units_total} units are finished"
+    if server is None:
+        return f"{finished}: the same command takes them over"
+    where = f"{job.id[:12]} --server {server}"
+    return f"{finished}: ropeway jobs results {where} shows them, ropeway jobs resume {where} goes on"
 
 
 def named(result: EvaluationResult, names: Sequence[str]) -> None:
@@ -213,6 +239,8 @@ def show(result: EvaluationResult, *, as_json: bool, as_csv: bool) -> None:
     from service.evaluation.tables import csv_of
     from service.reports.terminal import table_of
 
+    if result.partial is not None:
+        stderr.print(f"partial: {result.partial.words()}", markup=False, soft_wrap=True, style="yellow")
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     elif as_csv:

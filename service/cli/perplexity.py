@@ -11,7 +11,8 @@ from rich.text import Text
 from service.cli.client import connected
 from service.cli.files import check_outputs, documents, picture, save
 from service.cli.options import Encodings, ModelName, Server, check_body, encodings, lengths
-from service.cli.terminal import printable, progress_bar, stdout
+from service.cli.progress import progress
+from service.cli.terminal import printable, stdout
 
 if TYPE_CHECKING:
     from service.client import PerplexityResult, Ropeway
@@ -92,19 +93,17 @@ def perplexity(  # noqa: PLR0913 - one argument per option
 
 
 def sweep(client: Ropeway, request: dict[str, Any]) -> PerplexityResult:
-    """Run one ``POST /perplexity`` with a progress bar.
+    """Run one ``POST /perplexity`` and show how far it is.
 
     Raises:
         RopewayError: when the server answers with an error.
     """
-    with progress_bar() as progress:
-        task = progress.add_task("waiting", total=None)
+    with progress() as show:
 
-        def show(scored: Scored) -> None:
-            done, total = scored.tokens_done, scored.tokens_total
-            progress.update(task, completed=done, total=total, description=scored.label)
+        def told(scored: Scored) -> None:
+            show(scored.tokens_done, scored.tokens_total, scored.label)
 
-        return client.perplexity(**request, on_progress=show)
+        return client.perplexity(**request, on_progress=told)
 
 
 def print_table(result: PerplexityResult) -> None:

@@ -9,7 +9,6 @@ from typing import NoReturn
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.status import Status
 from rich.table import Table
 
@@ -45,21 +44,6 @@ def loading(model: str) -> Iterator[None]:
         stderr.print(line, markup=False, soft_wrap=True)
     with status(line):
         yield
-
-
-def progress_bar() -> Progress:
-    """A bar on stderr with what is being done, how much of it is, and how long it takes; gone at the end."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=stderr,
-        transient=True,
-    )
 
 
 def fail(message: str) -> NoReturn:
