@@ -17,7 +17,7 @@ from rich.text import Text
 from service.cli.client import connected
 from service.cli.files import check_outputs, documents, picture, save
 from service.cli.options import Encodings, ModelName, Server, check_body, encodings, lengths
-from service.cli.perplexity import Files, Lengths
+from service.cli.perplexity import Files, Lengths, MaxTokens
 from service.cli.progress import progress
 from service.cli.terminal import fail, new_table, stderr, stdout
 
@@ -34,7 +34,7 @@ COMMANDS = {
     "sweep": "Methods x factors x lengths x evaluations: the best, and the cheapest that is good enough.",
 }
 
-SHARED = {"evaluation", "model", "methods", "lengths", "input", "stream", "background", "timeout_s"}
+SHARED = {"evaluation", "model", "methods", "lengths", "input", "max_tokens", "stream", "background", "timeout_s"}
 """Fields that have options of their own, or none."""
 
 
@@ -123,6 +123,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
         files: Files = None,
         pe: Encodings = None,
         lengths_: Lengths = None,
+        max_tokens: MaxTokens = None,
         model: ModelName = None,
         plots: Annotated[
             list[Path] | None, typer.Option("--plot", metavar="FILE", help="Save the first picture as .png or .html.")
@@ -147,7 +148,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
         names, texts = documents(paths)
         body = {
             **own,
-            **_placed(name, texts, own),
+            **_placed(name, {"input": texts, "max_tokens": max_tokens}, own),
             "methods": encodings(pe, check=server is None),
             "lengths": lengths(lengths_),
             "model": model if server else None,
@@ -169,15 +170,14 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
             save(path, picture(result, path))
 
 
-def _placed(name: str, texts: str | list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
-    """Where the documents stand in the body: a sweep has them in its parts."""
-    if texts is None:
-        return {}
-    if name != "sweep":
-        return {"input": texts}
+def _placed(name: str, documents: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Where the documents, and how much of them counts, stand in the body: a sweep has them in its parts."""
+    given = {field: value for field, value in documents.items() if value is not None}
+    if name != "sweep" or not given:
+        return given
     parts = own.get("evaluations") or [{"evaluation": "perplexity"}]
     parts = [{"evaluation": part} if isinstance(part, str) else part for part in parts]
-    return {"evaluations": [{"input": texts, **part} for part in parts]}
+    return {"evaluations": [given | part for part in parts]}
 
 
 def finish(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> JobInfo:

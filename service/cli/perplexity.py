@@ -31,6 +31,16 @@ Lengths = Annotated[
         show_default="doubling from the trained length",
     ),
 ]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        min=2,
+        max=(1 << 24) - 1,
+        help="Tokens of each document that are used; longer ones are cut.",
+        show_default="all",
+    ),
+]
 Protocol = Annotated[
     Literal["curve", "sliding", "disjoint", "tail", "rolling"] | None,
     typer.Option(help="Which tokens get which context.", show_default="curve"),
@@ -44,6 +54,7 @@ def perplexity(  # noqa: PLR0913 - one argument per option
     files: Files = None,
     pe: Encodings = None,
     lengths_: Lengths = None,
+    max_tokens: MaxTokens = None,
     protocol: Protocol = None,
     stride: Annotated[
         int | None,
@@ -73,6 +84,7 @@ def perplexity(  # noqa: PLR0913 - one argument per option
         "input": texts,
         "methods": encodings(pe, check=server is None),
         "lengths": lengths(lengths_),
+        "max_tokens": max_tokens,
         "protocol": protocol,
         "stride": stride,
         "tail": tail,

@@ -57,8 +57,8 @@ def subjects_of(
     return subjects
 
 
-def documents_of(given: Documents, served: ServedModel, settings: Settings) -> list[Document]:
-    """The documents of a request's ``input``, tokenized without special tokens.
+def documents_of(given: Documents, served: ServedModel, settings: Settings, most: int | None = None) -> list[Document]:
+    """The documents of a request's ``input``, tokenized without special tokens and cut to ``most`` tokens.
 
     Raises:
         InvalidEvaluation: for too many, a text that is a misspelt name, or token ids that the model does not have.
@@ -82,7 +82,7 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings) -> l
         outside = next((t for t in document.token_ids if t >= served.vocab_size), None)
         if outside is not None:
             raise InvalidEvaluation("input", f"token id {outside} is outside 0..{served.vocab_size - 1}")
-    return documents
+    return [document.cut(most) for document in documents]
 
 
 def bos_of(wanted: Bos, served: ServedModel) -> int | None:

@@ -89,3 +89,11 @@ class EvaluationRequest(BaseModel):
         """The documents as they were sent."""
         given = getattr(self, "input", None)
         return [] if given is None else as_list(given)
+
+
+class DocumentsRequest(EvaluationRequest):
+    """An evaluation of documents, its ``input``."""
+
+    max_tokens: Tokens | None = Field(
+        None, description="Tokens of each document that are used: longer ones are cut, and the result says so."
+    )

@@ -26,9 +26,12 @@ class Interval(BaseModel):
 
 
 class DocumentInfo(BaseModel):
+    """A document as it was used; ``cut_from`` are the tokens that it had before ``max_tokens`` cut it."""
+
     name: str
     tokens: int
     bytes: int
+    cut_from: int | None = None
 
 
 class MethodInResult(BaseModel):
@@ -107,4 +110,6 @@ def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
     """The names of the documents, the first few of many, and how long they are."""
     names = [document.name for document in documents]
     shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-    return f"{shown} ({sum(document.tokens for document in documents):,} tokens)"
+    cut = [document for document in documents if document.cut_from is not None]
+    more = f", {len(cut)} cut to {cut[0].tokens:,}" if cut else ""
+    return f"{shown} ({sum(document.tokens for document in documents):,} tokens{more})"

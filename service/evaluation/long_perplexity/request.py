@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from patches import PositionEncoding, examples
-from service.evaluation.request import Bos, EvaluationRequest, Tokens
+from service.evaluation.request import Bos, DocumentsRequest, Tokens
 from service.inputs import TextOrTokens
 
 Scoring = Literal["curve", "sliding", "disjoint", "tail"]
@@ -26,7 +26,7 @@ class Evaluator(BaseModel):
     )
 
 
-class LongPerplexityRequest(EvaluationRequest):
+class LongPerplexityRequest(DocumentsRequest):
     """Perplexity over key tokens against context length, several encodings in one call."""
 
     evaluation: Literal["long_perplexity"] = "long_perplexity"

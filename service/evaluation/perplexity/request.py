@@ -8,11 +8,11 @@ from pydantic import Field, model_validator
 
 from patches import examples
 from service.evaluation.perplexity.results import Protocol
-from service.evaluation.request import Bos, EvaluationRequest
+from service.evaluation.request import Bos, DocumentsRequest
 from service.inputs import TextOrTokens
 
 
-class PerplexityRequest(EvaluationRequest):
+class PerplexityRequest(DocumentsRequest):
     """Perplexity against context length, several encodings in one call."""
 
     evaluation: Literal["perplexity"] = "perplexity"

@@ -16,7 +16,7 @@ from service.cli.evaluations import COMMANDS, value_of
 from service.client import Ropeway
 from service.evaluation.catalogue import EVALUATIONS
 from tests.service.cli.shell import ropeway
-from tests.service.conftest import TEXT
+from tests.service.conftest import TEXT, tiny_tokenizer
 
 
 @pytest.fixture
@@ -104,6 +104,14 @@ def test_json_and_csv_are_the_whole_result(server: str, text: str) -> None:
 def test_documents_are_named_after_their_files(server: str, text: str) -> None:
     result = json.loads(succeeded("long-perplexity", text, "--lengths", "64", "--server", server, "--json"))
     assert [document["name"] for document in result["documents"]] == ["ropes.txt"]
+
+
+@pytest.mark.parametrize("name", ["perplexity", "long-perplexity", "needle", "sweep"])
+def test_documents_are_cut(server: str, text: str, name: str) -> None:
+    own = ("--depths", "0.5", "--samples", "1", "--lengths", "256") if name == "needle" else ("--lengths", "64")
+    result = json.loads(succeeded(name, text, "--max-tokens", "200", *own, "--server", server, "--json"))
+    (document,) = result["evaluations"][0]["documents"] if name == "sweep" else result["documents"]
+    assert (document["tokens"], document["cut_from"]) == (200, len(tiny_tokenizer()(TEXT)["input_ids"]) - 1)
 
 
 def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -> None:
