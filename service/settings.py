@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(
         None,
-        description="File with the SHA-256 of one API key a line, as `ropeway keys` prints it; read again on change.",
+        description="File with the SHA-256 of one API key a line, as `ropeway keys new` writes; read again on change.",
     )
     key_concurrency: int | None = Field(None, ge=1, description="Most requests of one API key at a time.")
     key_tokens_per_minute: int | None = Field(

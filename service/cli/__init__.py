@@ -44,5 +44,6 @@ for command in (serve, generate, perplexity):
     app.command()(command)
 evaluations.add_to(app)
 app.add_typer(jobs, name="jobs")
-for listing in (report, methods, models, keys, demo):
+app.add_typer(keys, name="keys")
+for listing in (report, methods, models, demo):
     app.command()(listing)

@@ -121,9 +121,9 @@ def _serve(settings: Settings) -> None:
     import uvicorn
 
     from service import logs
-    from service.api.access import InvalidKeyFile
     from service.api.connections import allow_descriptors, connection_options
     from service.api.draining import DrainingServer
+    from service.api.key_file import InvalidKeyFile
     from service.app import create_app
     from service.jobs.database import StoreUnusable
     from service.models.loading import ModelLoadError
