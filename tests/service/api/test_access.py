@@ -395,13 +395,13 @@ def test_prompts_are_logged_where_asked_for(checkpoints: Path, capsys: pytest.Ca
     assert [line["prompts"] for line in found if line["event"] == "prompts"] == [["spoken aloud"]]
 
 
-def test_checkpoints_are_safetensors_without_code_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_safetensors_without_code_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: list[dict[str, Any]] = []
     for name in ("AutoTokenizer", "AutoModelForCausalLM"):
         loader = type("Loader", (), {"from_pretrained": staticmethod(lambda *_, **kwargs: _kept(given, kwargs))})
         monkeypatch.setattr(f"service.models.loading.{name}", loader)
     with pytest.raises(RuntimeError, match="seen enough"):
-        load("m", "folder", Settings(_env_file=None))
+        load("m", tmp_path, Settings(_env_file=None))
     tokenizer, model = given
     assert model["use_safetensors"] is True
     assert not tokenizer.get("trust_remote_code")

@@ -105,6 +105,8 @@ def test_an_address_of_another_machine_is_named() -> None:
 
 # The hub
 
+OFFLINE_COPY = "from service.models.hub import *\ntry: offline_copy('some/model', 'v2')\nexcept NotOnHub as e: print(e)"
+
 
 @contextmanager
 def hub(status: int, error_code: str = "") -> Iterator[tuple[str, list[str]]]:
@@ -153,6 +155,12 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path: Path) -> None:
     assert of_the_model(asked) == ["/some/model/resolve/main/config.json"]
 
 
+def test_a_hub_where_nothing_listens_is_out_of_reach(tmp_path: Path) -> None:
+    run = in_a_process(["-c", OFFLINE_COPY], "http://127.0.0.1:9", tmp_path)
+    assert "it is no folder, http://127.0.0.1:9 is out of reach (" in run.stdout, run.stderr
+    assert "and this machine has no copy" in run.stdout
+
+
 @pytest.mark.slow
 def test_the_copy_on_this_machine_serves_while_the_hub_is_out_of_reach(checkpoints: Path, tmp_path: Path) -> None:
     repository = tmp_path / "hub/models--some--model"
@@ -175,7 +183,6 @@ def test_the_copy_on_this_machine_serves_while_the_hub_is_out_of_reach(checkpoin
     ],
 )
 def test_what_the_hub_refuses_is_told(status: int, error_code: str, told: str, tmp_path: Path) -> None:
-    code = "from service.models.hub import *\ntry: offline_copy('some/model', 'v2')\nexcept NotOnHub as e: print(e)"
     with hub(status, error_code) as (url, _):
-        run = in_a_process(["-c", code], url, tmp_path)
+        run = in_a_process(["-c", OFFLINE_COPY], url, tmp_path)
     assert told in run.stdout, run.stderr
