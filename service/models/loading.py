@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from patches import Patched
+from service.memory import available_bytes
 from service.models import architecture, hub
 from service.settings import Settings
 
@@ -167,7 +167,7 @@ def cache_tokens(patch: Patched, settings: Settings) -> int:
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
     else:
-        free = psutil.virtual_memory().available
+        free = available_bytes()
     if settings.cache_tokens is not None:
         if settings.cache_tokens * per_token > free:
             raise ModelLoadError(
