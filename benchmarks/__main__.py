@@ -22,6 +22,7 @@ NAMES = (
     "method_table",
     "dynamic_consistency",
     "load",
+    "siege",
 )
 """``gpu_suite`` is a command of its own: ``python -m benchmarks.gpu_suite``."""
 
@@ -35,7 +36,7 @@ def main(
         bool, typer.Option(help="Write the tables into benchmarks/RESULTS.md and docs/evidence.md.")
     ] = False,
     clients: Annotated[int, typer.Option(min=1, help="load: clients at once.")] = 200,
-    seconds: Annotated[float, typer.Option(min=1, help="load: how long they go on.")] = 180,
+    seconds: Annotated[float, typer.Option(min=1, help="load, siege: how long they go on.")] = 180,
     list_only: Annotated[bool, typer.Option("--list", help="Print what there is.")] = False,
 ) -> None:
     """Measure Ropeway against plain transformers; prints tables of ratios."""
@@ -48,7 +49,8 @@ def main(
         if list_only:
             typer.echo(f"{name:18} {(module.__doc__ or '').splitlines()[0]}")
             continue
-        options: dict[str, Any] = {"clients": clients, "seconds": seconds} if name == "load" else {}
+        timed: dict[str, dict[str, Any]] = {"load": {"clients": clients}, "siege": {}}
+        options = timed[name] | {"seconds": seconds} if name in timed else {}
         report = module.run(quick=quick, **options)
         if quick:
             report.notes.append("a quick run: its ratios are preliminary")

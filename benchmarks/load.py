@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,15 +102,16 @@ class Served:
 
 
 @contextmanager
-def server() -> Iterator[Served]:
-    """``ropeway serve`` on a free port of its own, with nothing set but what is said here.
+def server(settings: Mapping[str, Any] = SETTINGS) -> Iterator[Served]:
+    """``ropeway serve`` on a free port of its own, with nothing set but ``settings``.
 
     Raises:
         RuntimeError: when it does not start; its log is the message.
     """
-    flags = [flag for name, value in SETTINGS.items() for flag in ("--set", f"{name}={value}")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ROPEWAY_")}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
+        own = {"database_url": f"sqlite:///{folder}/jobs.db", **settings}
+        flags = [flag for name, value in own.items() for flag in ("--set", f"{name}={value}")]
         command = [sys.executable, "-m", "service.cli", "serve", *flags]
         root = str(Path(__file__).resolve().parent.parent)
         environment["PYTHONPATH"] = root
@@ -196,7 +197,7 @@ async def _watch(tally: Tally, memory: Memory, display: Display) -> None:
 # The table
 
 
-def _percentiles(seconds: Sequence[float], unit: float = 1.0) -> str:
+def percentiles(seconds: Sequence[float], unit: float = 1.0) -> str:
     """50th, 95th and 99th percentile, in seconds or by ``unit`` of them."""
     if len(seconds) < 2:
         return "too few"
@@ -216,10 +217,10 @@ def _add_answers(report: Report, tally: Tally, seconds: float) -> None:
     )
     report.add("new tokens", f"{tally.new_tokens / seconds:.0f}/s", "", f"{len(tally.first_seconds())} streams")
     report.add(
-        "time to first token, p50 / p95 / p99", f"{_percentiles(tally.first_seconds())} s", "", "429s not counted"
+        "time to first token, p50 / p95 / p99", f"{percentiles(tally.first_seconds())} s", "", "429s not counted"
     )
     for route in ("generate", "completions", "perplexity"):
-        report.add(f"whole answer of {route}, p50 / p95 / p99", f"{_percentiles(tally.seconds(route))} s", "", "")
+        report.add(f"whole answer of {route}, p50 / p95 / p99", f"{percentiles(tally.seconds(route))} s", "", "")
 
 
 def _add_memory(report: Report, memory: Memory, seconds: float) -> None:
@@ -260,9 +261,9 @@ async def _add_first_tokens(
     idle += await shorts.times(samples, display)
     middle, slowed = statistics.median(idle), statistics.median(beside)
     report.add(
-        "time to first token of short requests, idle", f"{_percentiles(idle, 1e3)} ms", "", f"{len(idle)} requests"
+        "time to first token of short requests, idle", f"{percentiles(idle, 1e3)} ms", "", f"{len(idle)} requests"
     )
-    remark = f"{len(beside)} requests; {_percentiles(beside, 1e3)} ms"
+    remark = f"{len(beside)} requests; {percentiles(beside, 1e3)} ms"
     report.add(
         f"the same beside a scoring job of {scored} tokens / idle median", f"{slowed / middle:.2f}", "under 3", remark
     )

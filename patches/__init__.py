@@ -21,6 +21,7 @@ from patches.registry import (
     parse,
     resolve,
 )
+from patches.routes import one_per_route
 
 if TYPE_CHECKING:
     from patches.attention.mass import AttentionMass
@@ -52,6 +53,7 @@ __all__ = [
     "encode",
     "examples",
     "geometry_of",
+    "one_per_route",
     "packed_batch",
     "parse",
     "patched",

@@ -41,7 +41,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.metrics.watch(models)
         try:
             async with AsyncExitStack() as stack:
-                workers = app.state.workers = Workers(shared=settings.has_keys)
+                workers = app.state.workers = Workers(shared=settings.has_keys, busy=models.are_generating)
                 stack.callback(workers.close)
                 calls = app.state.store_calls = StoreCalls()
                 stack.callback(calls.close)

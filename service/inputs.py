@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, StrictInt, Tag
 
 from patches import PositionEncoding
 
-MOST_TOKENS = 1 << 20
+MOST_TOKENS = 1 << 18
 """Token ids in one list, whatever the server's own limits are."""
 
 MOST_TEXTS = 1024

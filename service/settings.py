@@ -77,7 +77,7 @@ class Settings(BaseSettings):
     )
     max_passes: Count = Field(200_000, description="Most forward passes of one evaluation.")
     max_body_bytes: Count = Field(8 << 20, description="Largest request body with documents to evaluate.")
-    max_prompt_bytes: Count = Field(4 << 20, description="Largest request body with prompts.")
+    max_prompt_bytes: Count = Field(2 << 20, description="Largest request body with prompts.")
     max_bodies_bytes: Count = Field(64 << 20, description="Bytes of request bodies that are worked on at once.")
     max_text_bytes: Count = Field(2 << 20, description="Longest single text, and most text tokenized at once.")
     max_answer_bytes: Count = Field(32 << 20, description="Largest answer.")

@@ -66,11 +66,11 @@ def learned(buckets: int, heads: int) -> list[list[float]]:
 
 
 def dual_chunk_reach(parameters: Fields) -> float:
-    """Unbounded, unless the cap itself is untrained: two chunks on, the first key stands there."""
-    size, l0 = parameters["chunk_size"], trained(parameters)
-    if parameters["formulation"] == "paper" or size < l0:
+    """Unbounded, unless a query can stand at an untrained position: two chunks on, the first key sees it there."""
+    if parameters["formulation"] == "paper":
         return math.inf
-    return min(2 * (size - parameters["local_window"]), l0)
+    chunk, l0 = parameters["chunk_size"] - parameters["local_window"], trained(parameters)
+    return math.inf if min(2 * chunk - 1, parameters["chunk_size"]) < l0 else l0
 
 
 def streaming_reach(parameters: Fields) -> float:

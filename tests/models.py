@@ -14,6 +14,8 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from service.models.architecture import RopewayDemoConfig, RopewayDemoForCausalLM
+
 VOCAB_SIZE = 128
 TRAINED_LENGTH = 64
 ROPE_THETA = 10_000.0
@@ -125,6 +127,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4Config", {**_FOUR_LAYERS, "sliding_window": WINDOW, "sliding_window_pattern": 4}),
     "ministral3": ("Ministral3Config", _HEADS),
     "persimmon": ("PersimmonConfig", {**_SIZES, "partial_rotary_factor": 0.5}),
+    "diffllama": ("DiffLlamaConfig", _GROUPED),  # each layer attends twice, to two halves of its values
 }
 """Rotary families: the name of the configuration class in transformers, and tiny sizes."""
 
@@ -199,6 +202,14 @@ def tiny_model(
     randomise(model, seed)
     model.train(False)
     return config, model
+
+
+def demo_model(position_family: str, **overrides: Any) -> PreTrainedModel:
+    """The demo model of a family that no Llama carries, float32 in eval mode."""
+    sizes = {name: _SIZES[name] for name in _SIZES if name != "pad_token_id"} | overrides
+    model: PreTrainedModel = RopewayDemoForCausalLM(RopewayDemoConfig(position_family=position_family, **sizes))
+    randomise(model, 0)
+    return model.train(False)
 
 
 def randomise(model: PreTrainedModel, seed: int) -> None:

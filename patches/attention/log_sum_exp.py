@@ -2,7 +2,7 @@
 
 Two attentions over disjoint keys merge without error into one softmax: out = sum_b exp(lse_b - lse)
 out_b (FlashAttention, arXiv:2205.14135, section 3.1). Public SDPA returns no log-sum-exp, so the
-kernels behind it are called by name, per device; other devices compute it in float32.
+kernels behind it are called by name, per device; other devices and float64 compute it in plain operations.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from patches.encoding.rotary import upcast
+
 Attended = tuple[torch.Tensor, torch.Tensor]
 
 
 def has_kernel(*states: torch.Tensor) -> bool:
     """Whether queries, keys and values of any number are attended without a matrix of scores."""
-    if any(part.requires_grad for part in states):
-        return False  # the kernels' log-sum-exp has no gradient
+    if any(part.requires_grad or part.dtype == torch.float64 for part in states):
+        return False  # the kernels' log-sum-exp has no gradient, and is float32
     return states[0].device.type == "cuda" or _is_fast_on_cpu(*states)
 
 
@@ -33,24 +35,29 @@ def sdpa_with_lse(
     *,
     causal: bool = False,
 ) -> Attended:
-    """Output [rows, heads, q, head_dim] and log-sum-exp float32 [rows, heads, q].
+    """Output [rows, heads, q, head_dim] and log-sum-exp [rows, heads, q], which is float32 or float64.
 
     ``bias`` is additive, broadcastable to [rows, heads, q, k], the most negative finite number where
     a pair is excluded: a row without any key then weighs nothing in a merge, and nothing is NaN. ``causal``, for
     as many keys as queries and without a bias, lets query i attend to keys 0 .. i.
     """
-    if value.shape[-1] < query.shape[-1]:  # the kernels want one width (latent attention has two)
-        padded = F.pad(value, (0, query.shape[-1] - value.shape[-1]))
-        out, lse = sdpa_with_lse(query, key, padded, bias, scaling, causal=causal)
-        return out[..., : value.shape[-1]], lse
     if not has_kernel(query, key, value):
         return eager_with_lse(query, key, value, bias, scaling, causal=causal)
+    if value.shape[-1] != query.shape[-1]:  # the kernels want one width (latent attention has two)
+        query, key, padded = (widened(states, max(query.shape[-1], value.shape[-1])) for states in (query, key, value))
+        out, lse = sdpa_with_lse(query, key, padded, bias, scaling, causal=causal)
+        return out[..., : value.shape[-1]], lse
     if query.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
         )
         return out, lse
     return _cuda(query, key, value, bias, scaling, causal)
+
+
+def widened(states: torch.Tensor, width: int) -> torch.Tensor:
+    """``states`` [..., dim] with zeros behind its last dimension up to ``width``: products of such states stay."""
+    return states if states.shape[-1] == width else F.pad(states, (0, width - states.shape[-1]))
 
 
 def eager_with_lse(
@@ -62,10 +69,10 @@ def eager_with_lse(
     *,
     causal: bool = False,
 ) -> Attended:
-    """The same in plain float32 operations: for devices without a kernel, and the kernels' oracle."""
+    """The same in plain operations: for devices and dtypes without a kernel, and the kernels' oracle."""
     groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1).float(), value.repeat_interleave(groups, 1).float()
-    scores = query.float() @ key.transpose(-1, -2) * scaling
+    key, value = upcast(key.repeat_interleave(groups, 1)), upcast(value.repeat_interleave(groups, 1))
+    scores = upcast(query) @ key.transpose(-1, -2) * scaling
     if bias is not None:
         scores = scores + bias
     if causal:
@@ -97,22 +104,23 @@ def _cuda(
 
 
 def nothing(query: torch.Tensor, width: int) -> Attended:
-    """What ``query`` [rows, heads, q, head_dim] has attended to before anything is added, float32."""
-    out = torch.zeros(*query.shape[:3], width, device=query.device)
-    return out, torch.full(query.shape[:3], float("-inf"), device=query.device)
+    """What ``query`` [rows, heads, q, head_dim] has attended to before anything is added, float32 or float64."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    out = torch.zeros(*query.shape[:3], width, dtype=dtype, device=query.device)
+    return out, torch.full(query.shape[:3], float("-inf"), dtype=dtype, device=query.device)
 
 
 def add(attended: Attended, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Merge the attention to other keys into ``attended``, in place and in float32 whatever the dtype of ``out``."""
+    """Merge the attention to other keys into ``attended``, in place and in its dtype whatever that of ``out``."""
     held, held_lse = attended
     # A gradient needs what enters here as it was.
     old, old_lse = (held.clone(), held_lse.clone()) if out.requires_grad else attended
     total = torch.logaddexp(old_lse, lse)
     weight = torch.exp(lse - total)[..., None]
     if out.requires_grad:
-        held.copy_(old.lerp(out.float(), weight))
+        held.copy_(old.lerp(out.to(held.dtype), weight))
     else:
-        held.lerp_(out.float(), weight)
+        held.lerp_(out.to(held.dtype), weight)
     held_lse.copy_(total)
 
 

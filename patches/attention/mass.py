@@ -72,9 +72,10 @@ class AttentionMass:
 
     def _means(self) -> np.ndarray:
         expected = self.stop - self.first
-        if not self._sums or any(seen != expected for seen in self._queries.values()):
-            raise ValueError(f"not every query from {self.first} to {self.stop} was observed once in every layer")
-        return torch.stack([self._sums[layer] for layer in self.layers]).numpy() / expected
+        if not self._sums or any(seen % expected for seen in self._queries.values()):
+            raise ValueError(f"not every query from {self.first} to {self.stop} was observed in every layer")
+        # A layer may attend more than once in a forward, over other values.
+        return torch.stack([self._sums[layer] / self._queries[layer] for layer in self.layers]).numpy()
 
     @torch.no_grad()
     def _observe(self, seen: Observed) -> None:

@@ -1,4 +1,6 @@
-"""Eager float32 attention of one segment, over whole score matrices. The specification: slow and plain."""
+"""Eager attention of one segment, over whole score matrices. The specification: slow and plain.
+
+It computes in float32, or in float64 for such states. Tables of cos and sin are float32, as everywhere."""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import torch
 
 from patches.attention.layer import Layer
 from patches.encoding.recipe import Band, ResolvedRecipe
-from patches.encoding.rotary import per_pair, rotary_table, rotate
+from patches.encoding.rotary import per_pair, rotary_table, rotate, upcast
 
 
 def attend(
@@ -18,27 +20,27 @@ def attend(
     *,
     q_start: int,
 ) -> torch.Tensor:
-    """Attention output [rows, heads, q, head_dim] in float32, of ``weights`` and ``value`` [rows, kv_heads, k, dim]."""
-    value = value.float().repeat_interleave(query.shape[1] // value.shape[1], 1)
+    """Attention output [rows, heads, q, head_dim], of ``weights`` and ``value`` [rows, kv_heads, k, dim]."""
+    value = upcast(value).repeat_interleave(query.shape[1] // value.shape[1], 1)
     return weights(query, key, resolved, layer, q_start=q_start) @ value
 
 
 def weights(
     query: torch.Tensor, key: torch.Tensor, resolved: ResolvedRecipe, layer: Layer, *, q_start: int
 ) -> torch.Tensor:
-    """Softmax weights [rows, heads, q, k] in float32. They sum to 1, or to less where ``layer`` has sinks.
+    """Softmax weights [rows, heads, q, k]. They sum to 1, or to less where ``layer`` has sinks.
 
     ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads, k,
     head_dim] ends at the last of them. Keys (and queries) are rotated already if the recipe rotates at cache-write,
     raw otherwise.
     """
-    query, key = query.float(), key.float()
+    query, key = upcast(query), upcast(key)
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     q_idx = torch.arange(q_start, q_start + query.shape[2], device=query.device)
     kv_idx = torch.arange(int(q_idx[-1]) + 1 - key.shape[2], int(q_idx[-1]) + 1, device=query.device)
     pairs = q_idx[:, None], kv_idx[None, :]
 
-    scores = torch.full((*query.shape[:3], key.shape[2]), float("-inf"), device=query.device)
+    scores = torch.full((*query.shape[:3], key.shape[2]), float("-inf"), dtype=query.dtype, device=query.device)
     for band in resolved.recipe.bands:
         covered = band.predicate(*pairs) & layer.own(*pairs)
         scores = torch.where(covered, _band_scores(query, key, q_idx, kv_idx, band, resolved), scores)
@@ -55,7 +57,7 @@ def weights(
     if resolved.recipe.score_bias is not None:
         scores = scores + resolved.recipe.score_bias(*pairs)
     if layer.sinks is not None:
-        nothing = layer.sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        nothing = layer.sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
         return torch.softmax(torch.cat((scores, nothing), dim=-1), dim=-1)[..., :-1]
     return torch.softmax(scores, dim=-1)
 

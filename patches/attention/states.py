@@ -116,7 +116,7 @@ class SegmentStates:
             return None
         excluded = torch.finfo(self.query.dtype).min
         bias = torch.zeros(covered.shape, device=covered.device) if score_bias is None else score_bias(q_idx, kv_idx)
-        bias = bias.masked_fill(~covered, excluded).to(self.query.dtype)
+        bias = bias.to(self.query.dtype).masked_fill(~covered, excluded)
         return bias[None, None] if bias.ndim == 2 else bias[None]
 
     def predicate(self, band: Band) -> Predicate:

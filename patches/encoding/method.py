@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
 Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
 Turns = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
-AttentionFactor = Annotated[float, Field(gt=0.0, le=100.0, strict=True)]
+AttentionFactor = Annotated[float, Field(ge=0.01, le=100.0, strict=True)]
 
 
 class Method(BaseModel):
@@ -56,7 +56,9 @@ class Method(BaseModel):
 
     method: str
     attention_temperature: Temperature | None = Field(
-        None, description="Multiplier of every attention score: a number, a kind by name, or a kind with parameters."
+        None,
+        description="Multiplier of every attention score: a number from 0.01 to 10, a kind by name, or a kind with "
+        "parameters.",
     )
 
     @abstractmethod

@@ -37,13 +37,13 @@ def pair_range(
     return max(low, 0), min(high, rotary_dim - 1)
 
 
-def linear_ramp(low: float, high: float, pairs: int) -> torch.Tensor:
-    """0 up to index ``low``, 1 from ``high``, linear between: float32 [pairs]."""
+def linear_ramp(low: float, high: float, pairs: int, dtype: torch.dtype) -> torch.Tensor:
+    """0 up to index ``low``, 1 from ``high``, linear between: ``dtype`` [pairs]."""
     import torch
 
     if low == high:
         high += 0.001  # the value transformers and the YaRN code use against the division by zero
-    return ((torch.arange(pairs, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return ((torch.arange(pairs, dtype=dtype) - low) / (high - low)).clamp(0, 1)
 
 
 def turns_of(inv_freq: torch.Tensor, trained_length: int) -> torch.Tensor:

@@ -63,7 +63,7 @@ class RopeGeometry:
 
 
 class Frequencies(NamedTuple):
-    """``inv_freq`` float32 [rotary_dim / 2], the factor on cos and sin, and the base in effect."""
+    """``inv_freq`` [rotary_dim / 2], the factor on cos and sin, and the base in effect."""
 
     inv_freq: torch.Tensor
     attention_factor: float
@@ -74,12 +74,15 @@ ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodi
 
 
 class Schedule(Protocol):
-    """Geometry and reserved length (tokens, prompt + max_new_tokens) -> frequencies."""
+    """Geometry and reserved length (tokens, prompt + max_new_tokens) -> frequencies in float32 or float64.
+
+    float32 is what a model is served with, computed as transformers computes it. float64 is for schedules that round.
+    """
 
     @property
     def depends_on_length(self) -> bool: ...
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies: ...
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies: ...
 
 
 class PositionMap(Protocol):
@@ -205,6 +208,8 @@ class Recipe:
             ValueError: when the recipe does not fit what the checkpoint was trained with, or reads a learned table
                 past its last row; the message says why.
         """
+        import torch
+
         self._refuse_other_families(geometry)
         fixed = replace(
             self,
@@ -215,7 +220,7 @@ class Recipe:
         fixed._refuse_positions_past_the_table(geometry, length)
         inv_freq, attention_factor, rope_theta = (), 1.0, 0.0
         if fixed.schedule is not None:
-            frequencies, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length)
+            frequencies, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length, torch.float32)
             inv_freq = tuple(frequencies.tolist())
         return ResolvedRecipe(
             recipe=fixed,

@@ -12,21 +12,28 @@ if TYPE_CHECKING:
     import torch
 
 
-def base_inv_freq(rope_theta: float, rotary_dim: int) -> torch.Tensor:
-    """rope_theta^(-2i/rotary_dim) for i = 0 .. rotary_dim/2 - 1, float32 [rotary_dim / 2].
+def base_inv_freq(rope_theta: float, rotary_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """rope_theta^(-2i/rotary_dim) for i = 0 .. rotary_dim/2 - 1, ``dtype`` [rotary_dim / 2].
 
-    The expression is transformers' own, operation by operation, so that an unscaled schedule is
+    The expression is transformers' own, operation by operation, so that an unscaled schedule in float32 is
     bit-identical to the unpatched model.
     """
     import torch
 
-    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float) / rotary_dim
+    exponent = torch.arange(0, rotary_dim, 2, dtype=dtype) / rotary_dim
     return torch.as_tensor(1.0 / (rope_theta**exponent))
 
 
 def per_pair(position: torch.Tensor) -> torch.Tensor:
     """What a position map returned, [n] or [n, pairs], as [n, 1] or [n, pairs]."""
     return position if position.ndim == 2 else position[:, None]
+
+
+def upcast(states: torch.Tensor) -> torch.Tensor:
+    """``states`` in float32, or in float64 where they are that already: what softmax and rotation compute in."""
+    import torch
+
+    return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
 def rotary_table(
@@ -51,13 +58,13 @@ def rotate(
     """Rotate dimensions offset .. offset + cos.shape[-1] of ``states`` [..., n, head_dim]; the rest passes through.
 
     Half-split pairs (i, i + d/2), as Llama and GPT-NeoX; interleaved pairs (2i, 2i + 1), as GPT-J.
-    The product is taken in float32 and returned in the dtype of ``states``.
+    The product is taken in float32, or float64 for such states, and returned in the dtype of ``states``.
     """
     import torch
 
     rotary_dim = cos.shape[-1]
     before, rotated, after = states.split((offset, rotary_dim, states.shape[-1] - offset - rotary_dim), dim=-1)
-    rotated = rotated.float()
+    rotated = upcast(rotated)
     if interleaved:
         turned = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), dim=-1).flatten(-2)
         parts = [rotated * cos + turned * sin]

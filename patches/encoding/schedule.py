@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from patches.encoding.recipe import Frequencies, RopeGeometry, Schedule
 from patches.encoding.rotary import base_inv_freq
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -15,8 +19,8 @@ class UnscaledSchedule:
     rope_theta: float
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        return Frequencies(base_inv_freq(self.rope_theta, geometry.rotary_dim), 1.0, self.rope_theta)
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        return Frequencies(base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype), 1.0, self.rope_theta)
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,6 @@ class TemperedSchedule:
     def depends_on_length(self) -> bool:
         return self.schedule.depends_on_length
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length)
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length, dtype)
         return Frequencies(inv_freq, attention_factor * self.factor, rope_theta)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
 Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
+Multiplier = Annotated[float, Field(ge=0.01, le=10.0, strict=True)]
+"""At 0.01 attention is all but uniform. Far below, float32 scores are 0, and a masked 0 x -inf is no number."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,7 @@ class _ConstantKind(_Temperature):
 
 class Constant(_ConstantKind):
     kind: Literal["constant"] = "constant"
-    multiplier: Annotated[float, Field(gt=0.0, le=10.0, strict=True)] = Field(
-        description="The multiplier (NoPE's uniform scale: 1.2 to 1.8 for longer inputs)."
-    )
+    multiplier: Multiplier = Field(description="The multiplier (NoPE's uniform scale: 1.2 to 1.8 for longer inputs).")
 
     def value(self, trained_length: int) -> float:
         return self.multiplier
@@ -208,7 +208,7 @@ _Kind = Annotated[
     Constant | YarnTemperature | ChunkLlama | LongRopeTemperature | LogN | FloorLog | ReservedLength,
     Field(discriminator="kind"),
 ]
-_ShortForm = Annotated[float, Field(gt=0.0, le=10.0)] | Literal["log_n", "floor_log", "reserved_length"]
+_ShortForm = Multiplier | Literal["log_n", "floor_log", "reserved_length"]
 
 Temperature = Annotated[_Kind, BeforeValidator(_from_short_form, json_schema_input_type=_ShortForm | _Kind)]
 """Request field: a number, the name of a kind, or an object with ``kind`` and its parameters."""

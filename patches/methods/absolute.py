@@ -134,7 +134,7 @@ class LearnedHierarchical(Method):
     family: ClassVar[Family] = "learned"
 
     method: Literal["learned_hierarchical"] = "learned_hierarchical"
-    alpha: Annotated[float, Field(gt=0.0, lt=1.0, strict=True)] = Field(
+    alpha: Annotated[float, Field(ge=0.01, le=0.99, strict=True)] = Field(
         0.4, description="Weight of the coarse half; 0.5 would make i, j and j, i the same."
     )
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from patches.encoding.recipe import AbsoluteMap
+from patches.encoding.rotary import upcast
 from patches.model.slots import SlotTable, decode
 
 
@@ -52,9 +53,8 @@ class LearnedTable:
     def at(self, position: torch.Tensor) -> torch.Tensor:
         last = self.module.num_embeddings - self.offset - 1
         low = position.floor().long()
-        share = (position - low).float()[..., None]
-        rows = (self.own(low).float(), self.own((low + 1).clamp_max(last)).float())
-        return torch.lerp(*rows, share)
+        rows = upcast(self.own(low)), upcast(self.own((low + 1).clamp_max(last)))
+        return torch.lerp(*rows, (position - low).to(rows[0].dtype)[..., None])
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ written once, for a segment.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -49,12 +50,18 @@ class Batch:
     columns: int = 0
     packed: bool = False
     _shared: dict[Hashable, object] = field(default_factory=dict)
+    _calls: Counter[int] = field(default_factory=Counter)
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """``make()`` once per forward and ``key``: layers differ in weights, not in positions."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]  # type: ignore[return-value]
+
+    def calls_before(self, layer: int) -> int:
+        """How many times ``layer`` has attended in this forward; the call counts as one."""
+        self._calls[layer] += 1
+        return self._calls[layer] - 1
 
 
 def packed_batch(sequences: list[tuple[int, int, int]]) -> Batch:

@@ -6,9 +6,10 @@ compared. Nothing is looked up by name, so a model nobody here has seen is measu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -39,23 +40,41 @@ class Layout:
     offset: int
 
 
-class Probe:
-    """One forward under chosen frequencies that computes no attention and notes each layer's queries.
+class CachedStates(NamedTuple):
+    """What a paged cache holds of one token in one layer: keys and values of ``heads`` heads, in numbers per head.
 
-    ``cached`` is (heads, width) of what a cache holds per token and layer: keys, and values as wide as keys.
+    A layer that attends ``calls`` times in a forward, over values of its own each time (DiffLlama), holds as many.
     """
+
+    heads: int = 0
+    key_width: int = 0
+    value_width: int = 0
+    calls: int = 1
+
+    @property
+    def width(self) -> int:
+        """Numbers per head and row of a page: keys and values have rows alike."""
+        return max(self.key_width, self.value_width)
+
+
+class Probe:
+    """One forward under chosen frequencies that computes no attention and notes each layer's queries, and what reaches
+    its cache."""
 
     def __init__(self, chosen: torch.Tensor, others: torch.Tensor) -> None:
         self.chosen, self.others = chosen, others
         self.queries: dict[int, torch.Tensor] = {}
-        self.cached = (0, 0)
+        self.cached = CachedStates()
+        self._calls: Counter[int] = Counter()
 
     def inv_freq(self, layer_type: str | None, rotary: RotaryModule | None) -> torch.Tensor:
         return self.chosen if rotary is None or layer_type in (None, *rotary.types[:1]) else self.others
 
     def note(self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.queries[module.layer_idx] = query.detach()
-        self.cached = max(self.cached, (key.shape[1], max(key.shape[-1], value.shape[-1])))
+        self._calls[module.layer_idx] += 1
+        found = CachedStates(key.shape[1], key.shape[-1], value.shape[-1], self._calls[module.layer_idx])
+        self.cached = CachedStates(*map(max, self.cached, found))
         return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
 
 

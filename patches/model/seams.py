@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from patches.attention import fused
 from patches.attention.layer import Layer
+from patches.attention.log_sum_exp import widened
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.method import Method
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe, RopeGeometry
@@ -28,7 +28,7 @@ from patches.model.architectures import architecture_of
 from patches.model.batch import Batch, packed_lengths, padded_batch, padded_keys
 from patches.model.eviction import evict
 from patches.model.geometry import RotaryModule, geometry_of, rotary_module, text_config
-from patches.model.probe import Layout, Probe, Role, TableFormat, formatted
+from patches.model.probe import CachedStates, Layout, Probe, Role, TableFormat, formatted
 from patches.model.slots import SlotTable, decode
 from patches.registry import describe, parse, resolve
 
@@ -56,8 +56,7 @@ class Patched:
         embeds = None if architecture is None else architecture.positions
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
         self.roles: dict[int, Role] = {}
-        self.cached = (0, 0)
-        """(heads, width) of the keys that a cache holds per token and layer; values are padded to that width."""
+        self.cached = CachedStates()
         self.slots = self._slot_table()
         self.temperatures: dict[int, AttentionTemperature] = {}
         """Of layers that computed one by counting tokens, and no longer do."""
@@ -85,11 +84,15 @@ class Patched:
         native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
         return SlotTable(native, self.geometry.rotary_dim, self.model.device)
 
+    def forget_encodings(self) -> None:
+        """Empty the table of slots, of which none may be in use."""
+        self.slots = self._slot_table()
+
     def follow(self, layout: Layout) -> None:
         """Take over how the model was measured to rotate."""
         self.roles = layout.roles
         self.geometry = replace(self.geometry, interleaved=layout.interleaved, rotary_offset=layout.offset)
-        self.slots = self._slot_table()
+        self.forget_encodings()
 
     def rotary(self, x: torch.Tensor, position_ids: torch.Tensor | None = None, layer_type: str | None = None) -> Any:
         """Seam A: cos and sin of each token by the schedule of its slot, in the format of the model's own module.
@@ -142,11 +145,9 @@ class Patched:
         packed = _packed.get()
         if packed is not None:
             batch, paged = packed
-            arguments, width = dict(paged), value.shape[-1]  # the cache writes what belongs to this layer into it
+            arguments = dict(paged)  # the cache writes what belongs to this layer into it
             if "cache" in arguments:
-                value = F.pad(value, (0, key.shape[-1] - width))  # latent attention: the cache holds one width
-                key, value = arguments["cache"].update(key, value, index, arguments)
-            value = value[..., :width]
+                key, value = self._through_cache(key, value, batch, arguments, index)
             return self._attend_packed(query, key, value, batch, arguments["cu_seq_lens_k"], layer, index), None
         batch = self._current_batch(query.shape[0], attention_mask)
         return self._attend_padded(query, key, value, batch, layer, index), None
@@ -212,6 +213,16 @@ class Patched:
             head = _head(recipe, layer, k.shape[2], segment.q_stop) or 0
             attended.append(fused.attend(q, k, v, recipe, batch, layer, q_start=segment.q_start, head=head))
         return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
+
+    def _through_cache(
+        self, key: torch.Tensor, value: torch.Tensor, batch: Batch, arguments: dict[str, Any], index: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of whole sequences, in widths of their own: the paged cache has rows of one width. To the
+        cache, a layer that attends again is another layer."""
+        layer = index + self._layers * batch.calls_before(index)
+        rows = (widened(states, self.cached.width) for states in (key, value))
+        keys, values = arguments["cache"].update(*rows, layer, arguments)
+        return keys[..., : key.shape[-1]], values[..., : value.shape[-1]]
 
     @contextmanager
     def packed(self, batch: Batch, paged: Mapping[str, Any]) -> Iterator[None]:

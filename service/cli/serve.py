@@ -17,6 +17,10 @@ from service.engine import THREAD_NAME
 if TYPE_CHECKING:
     from service.settings import Settings
 
+SWITCH_S = 0.0005
+"""How long a thread may keep the interpreter from others. A generation step asks for it hundreds of times, and waits
+so long each time while another thread computes in Python."""
+
 
 def _print_settings(asked: bool) -> None:
     if not asked:
@@ -148,6 +152,7 @@ def _serve(settings: Settings) -> None:
         **connection_options(settings),
         timeout_graceful_shutdown=1,  # after the drain nothing is left to wait for but clients that do not read
     )
+    sys.setswitchinterval(SWITCH_S)
     try:
         DrainingServer(config, app, settings.shutdown_grace_s).run()
     except SystemExit:

@@ -127,6 +127,11 @@ class Engine:
             return f"the generation thread has been in one step for {silent:.1f} seconds"
         return None
 
+    @property
+    def is_generating(self) -> bool:
+        """Whether somebody waits for tokens."""
+        return bool(self._listening)
+
     def load(self) -> dict[str, int]:
         """Requests running and waiting, scoring jobs, tokens of cache in use and in total."""
         running, waiting = self._manager.load()

@@ -33,7 +33,7 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe
     reached = tokens if kept is None else min(tokens, sum(kept) + chunk)
     held = [reached if window is None else min(reached, window + chunk) for window in _windows(config)]
     per_layer = cache_bytes_per_token(patch) / layers
-    queries = patch.geometry.num_attention_heads / patch.cached[0]
+    queries = patch.geometry.num_attention_heads / patch.cached.heads
     cache = per_layer * (sum(held) + max(held) * (1 + 2 * max(queries, 1.0)))
     logits = 4 * chunk * vocab_size_of(patch) * 4
     hidden = 8 * chunk * (config.hidden_size + _inner_size(config)) * item

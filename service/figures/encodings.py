@@ -166,7 +166,7 @@ def bias_picture(recipe: Recipe, length: int, name: str) -> Picture:
     tokens = _sampled(length)
     q_idx, kv_idx = tokens[:, None], tokens[None]
     causal = kv_idx <= q_idx
-    bias = torch.where(causal, recipe.score_bias(q_idx, torch.minimum(kv_idx, q_idx)).double(), torch.nan)
+    bias = torch.where(causal, recipe.score_bias(q_idx, kv_idx).double(), torch.nan)
     heads = torch.linspace(0, len(bias) - 1, min(HEADS, len(bias))).round().int().tolist()
     shown = {f"head {head}": bias[head] for head in heads}
     seen = [value[causal] for value in shown.values()]

@@ -150,10 +150,9 @@ def dtype_of(settings: Settings, device: torch.device) -> torch.dtype:
 
 
 def cache_bytes_per_token(patch: Patched) -> int:
-    """Bytes that keys and values of one token take over all layers, as they reach the attention."""
-    heads, width = patch.cached
-    config = patch.model.config.get_text_config()
-    return int(2 * config.num_hidden_layers * heads * width * patch.model.dtype.itemsize)
+    """Bytes that keys and values of one token take over all layers of a paged cache, whose rows have one width."""
+    cached, layers = patch.cached, patch.model.config.get_text_config().num_hidden_layers
+    return int(2 * layers * cached.calls * cached.heads * cached.width * patch.model.dtype.itemsize)
 
 
 def cache_tokens(patch: Patched, settings: Settings) -> int:

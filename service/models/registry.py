@@ -12,6 +12,7 @@ import structlog
 
 from patches import Method, Patched, UnsupportedModel, patched
 from service.engine.engine import Engine, EngineLimits
+from service.engine.verification import verify
 from service.metrics import EngineMetrics, Metrics
 from service.models.fingerprint import fingerprint
 from service.models.loading import Checkpoint, ModelLoadError, cache_bytes_per_token, cache_tokens, load, sources
@@ -76,18 +77,19 @@ class ModelRegistry:
         try:
             for name, source in sources(settings).items():
                 log.info("loading", model=name)
-                try:
-                    self._add(load(name, source, settings), settings)
-                except UnsupportedModel as error:
-                    raise ModelLoadError(f"ROPEWAY_MODEL: model {str(source)!r} cannot be served: {error}") from error
+                self._add(load(name, source, settings), settings)
         except BaseException:
             self.close()
             raise
 
     def _add(self, checkpoint: Checkpoint, settings: Settings) -> None:
         model = checkpoint.model
-        identity = fingerprint(model)
-        patch = self._stack.enter_context(patched(model))
+        identity = fingerprint(model)  # before anything runs
+        try:
+            patch = self._stack.enter_context(patched(model))
+            verify(patch)
+        except UnsupportedModel as error:
+            raise ModelLoadError(f"ROPEWAY_MODEL: model {checkpoint.name!r} cannot be served: {error}") from error
         limits = EngineLimits(
             cache_tokens=cache_tokens(patch, settings),
             score_tokens=settings.score_tokens,
@@ -112,6 +114,10 @@ class ModelRegistry:
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
+
+    def are_generating(self) -> bool:
+        """Whether any generation runs."""
+        return any(served.engine.is_generating for served in self)
 
     @property
     def default(self) -> ServedModel:

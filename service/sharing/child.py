@@ -8,11 +8,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 import structlog
@@ -52,7 +54,8 @@ class Child:
                 if self._killed:
                     raise ChildFailed("killed before it began")
                 self._process = context.Process(target=_serve, args=(theirs, *self._call), daemon=True)
-                self._process.start()
+                with _no_main_module():
+                    self._process.start()
             try:
                 kind, value = pickle.loads(mine.recv_bytes())
             except EOFError:
@@ -70,6 +73,18 @@ class Child:
             with suppress(ValueError):  # closed: it has ended
                 if self._process is not None:
                     self._process.kill()
+
+
+@contextmanager
+def _no_main_module() -> Iterator[None]:
+    """multiprocessing imports the main module in every child, to find functions there. Ours are elsewhere, and a
+    script without a guard would run again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _context() -> Any:

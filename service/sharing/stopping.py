@@ -1,27 +1,55 @@
-"""Ending work on a thread: nobody can kill a thread, so long work asks now and then whether it is still wanted."""
+"""Manners of long work on a thread: it stops when nobody waits for it, and leaves the interpreter to generation.
+
+Nobody can kill a thread, and every step of a generation needs the interpreter hundreds of times. So long work calls
+``check_wanted`` in its loops.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
-_stop: ContextVar[threading.Event | None] = ContextVar("ropeway_stop", default=None)
+SLICE_S = 0.005
+"""How long a thread works before it sleeps, while a generation runs; it sleeps as long."""
 
 
 class Stopped(RuntimeError):
     """Nobody waits for this work any more."""
 
 
+@dataclass
+class Manners:
+    """What one piece of work on a thread listens to. ``busy`` tells whether a generation runs."""
+
+    stop: threading.Event
+    busy: Callable[[], bool] = lambda: False
+    began: float = field(default_factory=time.monotonic)
+
+    def check(self) -> None:
+        if self.stop.is_set():
+            raise Stopped("nobody waits for this work any more")
+        worked = time.monotonic() - self.began
+        if worked > SLICE_S:
+            if self.busy():
+                time.sleep(min(worked, 10 * SLICE_S))
+            self.began = time.monotonic()
+
+
+_manners: ContextVar[Manners | None] = ContextVar("ropeway_manners", default=None)
+
+
 @contextmanager
-def stopped_by(event: threading.Event) -> Iterator[None]:
-    """Inside, ``check_wanted`` raises once ``event`` is set."""
-    token = _stop.set(event)
+def with_manners(manners: Manners) -> Iterator[None]:
+    """Inside, ``check_wanted`` obeys ``manners``."""
+    token = _manners.set(manners)
     try:
         yield
     finally:
-        _stop.reset(token)
+        _manners.reset(token)
 
 
 def check_wanted() -> None:
@@ -30,6 +58,6 @@ def check_wanted() -> None:
     Raises:
         Stopped: when the caller's result is no longer wanted.
     """
-    event = _stop.get()
-    if event is not None and event.is_set():
-        raise Stopped("nobody waits for this work any more")
+    manners = _manners.get()
+    if manners is not None:
+        manners.check()

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -19,10 +20,14 @@ from fastapi.concurrency import run_in_threadpool
 
 from service.sharing.admission import Admission, Ticket
 from service.sharing.child import Child, ChildFailed
-from service.sharing.stopping import stopped_by
+from service.sharing.heap import trim
+from service.sharing.stopping import Manners, with_manners
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
+
+LONG_S = 0.25
+"""Work that takes longer has used memory that is worth giving back."""
 
 SMALL = 16 << 10
 """Size of an input that takes some milliseconds."""
@@ -32,9 +37,18 @@ MAX_WAITING = 64
 
 
 class Workers:
-    """Bounded threads and processes of one server. Create, use and close it on one event loop."""
+    """Bounded threads and processes of one server; ``busy`` tells whether a generation runs. Create, use and close it
+    on one event loop."""
 
-    def __init__(self, *, shared: bool, threads: int = 4, processes: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        shared: bool,
+        threads: int = 2,
+        processes: int | None = None,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._busy = busy
         processes = processes or max(1, min(4, (os.cpu_count() or 1)))
         self._threads = Admission(threads, MAX_WAITING, shared=shared, of="a thread")
         self._processes = Admission(processes, MAX_WAITING, shared=shared, of="a process")
@@ -55,8 +69,13 @@ class Workers:
         stop = threading.Event()
 
         def work() -> Returned:
-            with stopped_by(stop):
-                return function(*args, **options)
+            began = time.monotonic()
+            try:
+                with with_manners(Manners(stop, self._busy)):
+                    return function(*args, **options)
+            finally:
+                if time.monotonic() - began > LONG_S:
+                    trim()
 
         result: Returned = await self._done(self._threads, work, stop.set)
         return result

@@ -38,16 +38,30 @@ def leaky_rerope_distance(m: int, n: int, window: int, k: float) -> float:
     return m - n if m - n < window else window + (m - n - window) / k
 
 
-def dual_chunk_distance(m: int, n: int, chunk: int, cap: int) -> int:
-    """DCA (arXiv:2402.17463): intra-chunk, successive-chunk and inter-chunk attention."""
-    chunks_apart = m // chunk - n // chunk
+def dual_chunk_distance(m: int, n: int, size: int, l0: int) -> int:
+    """DCA (arXiv:2402.17463), section 3: intra-chunk, successive-chunk and inter-chunk attention up to L0 - 1."""
+    chunks_apart = m // size - n // size
     if chunks_apart == 0:
-        query = m % chunk
+        query = m % size
     elif chunks_apart == 1:
-        query = min(m % chunk + chunk, cap)
+        query = min(m % size + size, l0 - 1)
     else:
-        query = cap
-    return query - n % chunk
+        query = l0 - 1
+    return query - n % size
+
+
+def chunk_llama_distance(m: int, n: int, chunk_size: int, local_window: int) -> int:
+    """HKUNLP/ChunkLlama: two tables of query positions, each as long as a chunk. Every chunk before the one next to
+    the query's is read at the last entry of the second table."""
+    chunk_len = chunk_size - local_window
+    q_t = list(range(chunk_len))
+    qc_t = [min(t + chunk_len, chunk_size) for t in q_t]
+    key, chunks_apart = n % chunk_len, m // chunk_len - n // chunk_len
+    if chunks_apart == 0:
+        return q_t[m % chunk_len] - key
+    if chunks_apart == 1:
+        return qc_t[m % chunk_len] - key
+    return qc_t[chunk_len - 1] - key
 
 
 def string_distance(m: int, n: int, offset: int, local: int) -> int:

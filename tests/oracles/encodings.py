@@ -10,6 +10,7 @@ from typing import Any
 from tests.oracles.biases import alibi_slopes, bfloat16, kerple_log, kerple_power, sandwich, t5_bucket
 from tests.oracles.distances import (
     Distance,
+    chunk_llama_distance,
     dpe_distance,
     dual_chunk_distance,
     leaky_rerope_distance,
@@ -122,11 +123,10 @@ def _leaky_rerope(p: Fields, model: Model, length: int) -> Encoding:
 
 def _dual_chunk(p: Fields, model: Model, length: int) -> Encoding:
     size = p.get("chunk_size", model.l0 * 3 // 4)
+    local = p.get("local_window", model.l0 // 8)
     if p.get("formulation") == "paper":
-        chunk, cap = size, model.l0 - 1
-    else:
-        chunk, cap = size - p.get("local_window", model.l0 // 8), size
-    return _moved(p, model, length, lambda m, n: dual_chunk_distance(m, n, chunk, cap))
+        return _moved(p, model, length, lambda m, n: dual_chunk_distance(m, n, size, model.l0))
+    return _moved(p, model, length, lambda m, n: chunk_llama_distance(m, n, size, local))
 
 
 def _string(p: Fields, model: Model, length: int) -> Encoding:

@@ -7,8 +7,9 @@ no score rises; softmax does not see the difference. Pairs count from 0, as in t
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -19,17 +20,61 @@ from patches.encoding.recipe import Family, Recipe, RopeGeometry
 if TYPE_CHECKING:
     import torch
 
+LARGEST_DIM = 512
+"""Four times the paper's. A table of L distances takes at most 512 L products, as one query does to attend to L keys in
+a layer of 256 dimensions."""
 
-@lru_cache(maxsize=8)
-def _products(dim: int, length: int, device: torch.device) -> torch.Tensor:
-    """p_m . p_n - dim / 2 for every distance below ``length``, float32; summed in float64, for angles are large."""
+LEAST_TABLE, MOST_BYTES = 4096, 1 << 28
+"""Distances in the smallest table, and bytes of all tables: 64 of a million distances each."""
+
+
+def _waves(position: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of position / 10000^(2i / dim), each float64 [n, dim / 2], for angles are large."""
     import torch
 
-    distance = torch.arange(length, dtype=torch.float64, device=device)
-    product = torch.full_like(distance, -dim / 2)
-    for i in range(dim // 2):
-        product += torch.cos(distance / 10_000.0 ** (2 * i / dim))
-    return product.float()
+    frequency = 10_000.0 ** (-2 * torch.arange(dim // 2, dtype=torch.float64) / dim)
+    angle = position.cpu().double()[:, None] * frequency
+    return angle.cos(), angle.sin()
+
+
+def _products(dim: int, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """p_m . p_n - dim / 2 for positions m of ``first`` and n of ``second``, float64 [first, second] on the CPU."""
+    (cos, sin), (other_cos, other_sin) = _waves(first, dim), _waves(second, dim)
+    return cos @ other_cos.T + sin @ other_sin.T - dim / 2
+
+
+class _Tables:
+    """Products by distance, one table for each width and device, the least recently used dropped beyond a size."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._lock = most_bytes, threading.Lock()
+        self._tables: OrderedDict[tuple[int, torch.device], torch.Tensor] = OrderedDict()
+
+    def at_least(self, length: int, dim: int, device: torch.device) -> torch.Tensor:
+        """float32 [n] for distances 0 .. n - 1, of which there are ``length`` or more."""
+        import torch
+
+        with self._lock:
+            table = self._tables.get((dim, device))
+            if table is not None and len(table) >= length:
+                self._tables.move_to_end((dim, device))
+                return table
+        # Distance a + b is that of positions a and -b, so a table of n distances needs 2 sqrt(n) waves. Few lengths,
+        # so that one table serves many steps.
+        bits = (max(length, LEAST_TABLE) - 1).bit_length()
+        steps = torch.arange(1 << (bits // 2))
+        starts = torch.arange(0, 1 << bits, len(steps))
+        table = _products(dim, starts, -steps).flatten().float().to(device)
+        with self._lock:
+            self._tables[dim, device] = table
+            self._tables.move_to_end((dim, device))
+            held = sum(kept.nbytes for kept in self._tables.values())
+            while held > self._most_bytes and len(self._tables) > 1:
+                held -= self._tables.popitem(last=False)[1].nbytes
+        return table
+
+
+_tables = _Tables(MOST_BYTES)
 
 
 @dataclass(frozen=True)
@@ -43,9 +88,15 @@ class SandwichBias:
         import torch
 
         distance = (q_idx - kv_idx).clamp_min(0)
-        length = 1 << int(distance.max()).bit_length()  # few lengths, so that a table serves many steps
+        farthest = int(distance.max())
+        if distance.numel() <= farthest:  # scattered pairs, as in a picture: fewer than a table would hold
+            assert q_idx.shape[1] == kv_idx.shape[0] == 1
+            products = _products(self.dim, q_idx[:, 0], kv_idx[0]).float().to(distance.device)
+            products = products.masked_fill(distance == 0, 0.0)
+        else:
+            products = _tables.at_least(farthest + 1, self.dim, distance.device)[distance]
         ratio = torch.arange(1, self.heads + 1, device=q_idx.device) * 8 / self.heads
-        return _products(self.dim, length, q_idx.device)[distance] / ratio[:, None, None]
+        return products / ratio[:, None, None]
 
 
 class Sandwich(Method):
@@ -65,8 +116,9 @@ class Sandwich(Method):
     family: ClassVar[Family] = "bias"
 
     method: Literal["sandwich"] = "sandwich"
-    dim: Annotated[int, Field(ge=2, le=4096, multiple_of=2, strict=True)] = Field(
-        128, description="Width d of the sinusoidal embeddings, even; the paper has 128 for every model."
+    dim: Annotated[int, Field(ge=2, le=LARGEST_DIM, multiple_of=2, strict=True)] = Field(
+        128,
+        description=f"Width d of the sinusoidal embeddings: even, at most {LARGEST_DIM}; the paper has 128 throughout.",
     )
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:

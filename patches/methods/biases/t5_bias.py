@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -19,7 +20,8 @@ from patches.encoding.recipe import Family, Recipe, RopeGeometry
 if TYPE_CHECKING:
     import torch
 
-Value = Annotated[float, Field(ge=-1e6, le=1e6, strict=True)]
+Value = Annotated[float, Field(ge=-1e4, le=1e4, strict=True)]
+"""A number in float16 too, where a query whose keys are all at minus infinity would attend to those after it."""
 Table = tuple[Annotated[tuple[Value, ...], Field(min_length=1, max_length=1024)], ...]
 
 
@@ -41,11 +43,15 @@ class BucketBias:
     max_distance: int
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        buckets = t5_buckets((q_idx - kv_idx).clamp_min(0), len(self.table), self.max_distance)
+        return self._by_head.to(q_idx.device)[:, buckets]
+
+    @cached_property
+    def _by_head(self) -> torch.Tensor:
+        """float32 [heads, num_buckets]; a large table takes milliseconds to make, and every layer asks for it."""
         import torch
 
-        table = torch.tensor(self.table, dtype=torch.float32, device=q_idx.device)
-        buckets = t5_buckets((q_idx - kv_idx).clamp_min(0), len(self.table), self.max_distance)
-        return table.T[:, buckets]
+        return torch.tensor(self.table, dtype=torch.float32).T
 
 
 class T5Bias(Method):

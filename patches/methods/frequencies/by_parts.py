@@ -33,15 +33,15 @@ class ByPartsSchedule:
     gamma: tuple[float, float]
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         dim, theta = geometry.rotary_dim, self.rope_theta
-        plain = base_inv_freq(theta, dim)
+        plain = base_inv_freq(theta, dim, dtype)
         # Written as a base on purpose: one frequency has no NTK base, but then no ramp reaches it.
-        ntk = base_inv_freq(theta * self.factor ** (dim / max(dim - 2, 1)), dim)
+        ntk = base_inv_freq(theta * self.factor ** (dim / max(dim - 2, 1)), dim, dtype)
 
         def ramp(turns: tuple[float, float]) -> torch.Tensor:
             low, high = pair_range(*turns, rotary_dim=dim, rope_theta=theta, trained_length=self.trained_length)
-            return linear_ramp(low, high, dim // 2)
+            return linear_ramp(low, high, dim // 2, dtype)
 
         beta, gamma = ramp(self.beta), ramp(self.gamma)
         scaled = ntk * (1 - beta) + plain / self.factor * beta
@@ -55,10 +55,10 @@ class YarnSchedule:
     attention_factor: float
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         dim = geometry.rotary_dim
-        plain = base_inv_freq(self.range.rope_theta, dim)
-        kept = 1 - linear_ramp(*self.range.pairs(dim), dim // 2)
+        plain = base_inv_freq(self.range.rope_theta, dim, dtype)
+        kept = 1 - linear_ramp(*self.range.pairs(dim), dim // 2, dtype)
         inv_freq = plain / self.factor * (1 - kept) + plain * kept
         return Frequencies(inv_freq, self.attention_factor, self.range.rope_theta)
 
@@ -70,9 +70,9 @@ class DynamicYarnSchedule:
     range: TurnRange
     depends_on_length: bool = True
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         factor = max(1.0, length / self.range.trained_length)
-        return YarnSchedule(self.range, factor, mscale(factor)).frequencies(geometry, length)
+        return YarnSchedule(self.range, factor, mscale(factor)).frequencies(geometry, length, dtype)
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class TurnRampSchedule:
     attention_factor: float
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        plain = base_inv_freq(self.rope_theta, geometry.rotary_dim)
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        plain = base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype)
         kept = ((turns_of(plain, self.trained_length) - self.alpha) / (self.beta - self.alpha)).clamp(0, 1)
-        inv_freq = (plain / self.factor * (1 - kept) + plain * kept).float()
+        inv_freq = (plain / self.factor * (1 - kept) + plain * kept).to(dtype)
         return Frequencies(inv_freq, self.attention_factor, self.rope_theta)
 
 

@@ -16,7 +16,7 @@ from patches.encoding.method import WrappingMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry, Schedule
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class ClippedSchedule:
     def depends_on_length(self) -> bool:
         return self.schedule.depends_on_length
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch
 
-        inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length)
+        inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length, dtype)
         kept = torch.ones(len(inv_freq), dtype=torch.float64)
         if self.hard:
             kept[-self.n :] = 0.0
         else:
             kept[-self.n :] = (1 + torch.linspace(0, math.pi, self.n, dtype=torch.float64).cos()) / 2
-        return Frequencies((inv_freq * kept).float(), attention_factor, rope_theta)
+        return Frequencies((inv_freq * kept).to(dtype), attention_factor, rope_theta)
 
 
 class ClippedRope(WrappingMethod):

@@ -11,7 +11,7 @@ from patches.encoding.method import AttentionFactor, FrequencyMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 InverseFrequencies = Annotated[
     tuple[Annotated[float, Field(ge=0.0, le=6.284, strict=True)], ...], Field(min_length=1, max_length=1024)
@@ -27,10 +27,10 @@ class ListedSchedule:
     attention_factor: float
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch
 
-        return Frequencies(torch.tensor(self.inv_freq, dtype=torch.float32), self.attention_factor, 0.0)
+        return Frequencies(torch.tensor(self.inv_freq, dtype=dtype), self.attention_factor, 0.0)
 
 
 class Custom(FrequencyMethod):

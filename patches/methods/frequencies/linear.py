@@ -7,13 +7,16 @@ at admission, so that all its keys agree.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from patches.encoding.method import Factor, FrequencyMethod, TrainedLengthMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,8 @@ class LinearSchedule:
     factor: float
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        inv_freq = base_inv_freq(self.rope_theta, geometry.rotary_dim) / self.factor
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        inv_freq = base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype) / self.factor
         return Frequencies(inv_freq, 1.0, self.rope_theta)
 
 
@@ -35,9 +38,9 @@ class DynamicLinearSchedule:
     trained_length: int
     depends_on_length: bool = True
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         factor = max(1.0, length / self.trained_length)
-        return LinearSchedule(self.rope_theta, factor).frequencies(geometry, length)
+        return LinearSchedule(self.rope_theta, factor).frequencies(geometry, length, dtype)
 
 
 class Linear(FrequencyMethod):

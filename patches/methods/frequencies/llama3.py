@@ -16,7 +16,7 @@ from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Llama3Schedule:
     trained_length: int
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch
 
-        plain = base_inv_freq(self.rope_theta, geometry.rotary_dim)
+        plain = base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype)
         wavelength = 2 * math.pi / plain
         blend = (self.trained_length / wavelength - self.low_freq_factor) / (
             self.high_freq_factor - self.low_freq_factor

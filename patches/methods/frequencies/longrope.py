@@ -16,7 +16,7 @@ from patches.encoding.method import AttentionFactor, Factor, TrainedLengthMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 Divisors = Annotated[
     tuple[Annotated[float, Field(ge=1e-6, le=1e6, strict=True)], ...], Field(min_length=1, max_length=1024)
@@ -32,11 +32,11 @@ class LongRopeSchedule:
     attention_factor: float
     depends_on_length: bool = True
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch
 
-        divisors = torch.tensor(self.long_factor if length > self.trained_length else self.short_factor)
-        exponent = torch.arange(0, geometry.rotary_dim, 2, dtype=torch.int64).float() / geometry.rotary_dim
+        divisors = torch.tensor(self.long_factor if length > self.trained_length else self.short_factor, dtype=dtype)
+        exponent = torch.arange(0, geometry.rotary_dim, 2, dtype=dtype) / geometry.rotary_dim
         inv_freq = 1.0 / (divisors * self.rope_theta**exponent)
         return Frequencies(inv_freq, self.attention_factor, self.rope_theta)
 

@@ -35,14 +35,14 @@ class RadixSchedule:
     def exponent(self, k: torch.Tensor, n: float) -> torch.Tensor:
         """Rises from 0 at k = 0 to 1 at k = n."""
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch
 
         low, high = self.range.pairs(geometry.rotary_dim)
-        plain = base_inv_freq(self.range.rope_theta, geometry.rotary_dim)
+        plain = base_inv_freq(self.range.rope_theta, geometry.rotary_dim, dtype)
         n = max(high - low, 0.001)  # without any pair between, the released code steps from one to the other
         k = (torch.arange(len(plain), dtype=torch.float64) - low).clamp(0, n)
-        inv_freq = (plain * self.factor ** -self.exponent(k, n)).float()
+        inv_freq = (plain * self.factor ** -self.exponent(k, n)).to(dtype)
         return Frequencies(inv_freq, self.attention_factor, self.range.rope_theta)
 
 

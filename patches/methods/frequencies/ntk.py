@@ -8,13 +8,16 @@ grows while cached keys keep their old base.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from patches.encoding.method import Factor, FrequencyMethod, TrainedLengthMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
+
+if TYPE_CHECKING:
+    import torch
 
 
 def ntk_theta(rope_theta: float, scale: float, rotary_dim: int) -> float:
@@ -34,9 +37,9 @@ class NtkSchedule:
     factor: float
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         theta = ntk_theta(self.rope_theta, self.factor, geometry.rotary_dim)
-        return Frequencies(base_inv_freq(theta, geometry.rotary_dim), 1.0, theta)
+        return Frequencies(base_inv_freq(theta, geometry.rotary_dim, dtype), 1.0, theta)
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ class DynamicNtkSchedule:
     trained_length: int
     depends_on_length: bool = True
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         n = max(length, self.trained_length)
         scale = self.factor * n / self.trained_length - (self.factor - 1)
         theta = ntk_theta(self.rope_theta, scale, geometry.rotary_dim)
-        return Frequencies(base_inv_freq(theta, geometry.rotary_dim), 1.0, theta)
+        return Frequencies(base_inv_freq(theta, geometry.rotary_dim, dtype), 1.0, theta)
 
 
 class Ntk(FrequencyMethod):

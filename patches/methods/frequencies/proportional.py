@@ -16,7 +16,7 @@ from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class ProportionalSchedule:
     rotating_pairs: int
     depends_on_length: bool = False
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch
 
-        inv_freq = base_inv_freq(self.rope_theta, geometry.head_dim) / self.factor
+        inv_freq = base_inv_freq(self.rope_theta, geometry.head_dim, dtype) / self.factor
         rotates = torch.arange(len(inv_freq)) < self.rotating_pairs
         return Frequencies(inv_freq * rotates, 1.0, self.rope_theta)
 

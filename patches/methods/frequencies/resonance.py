@@ -1,17 +1,21 @@
 """Resonance RoPE: wavelengths rounded to whole tokens, so that every pair repeats itself exactly.
 
-Wang et al., arXiv:2403.00071, section 4. Wavelengths are rounded in float64, as float32 cannot tell long ones
-apart. Angles are not reduced modulo the wavelength: the same rotation, up to the rounding of float32.
+Wang et al., arXiv:2403.00071, section 4. Rounding is a jump: the schedule underneath is asked for float64, because
+float32 frequencies put one wavelength in thirty on another integer. Angles are not reduced modulo the wavelength:
+the same rotation, up to the rounding of float32.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from patches.encoding.method import WrappingMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry, Schedule
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,12 @@ class ResonanceSchedule:
     def depends_on_length(self) -> bool:
         return self.schedule.depends_on_length
 
-    def frequencies(self, geometry: RopeGeometry, length: int) -> Frequencies:
-        inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length)
-        wavelength = (2 * math.pi / inv_freq.double()).round()
-        return Frequencies((2 * math.pi / wavelength).float(), attention_factor, rope_theta)
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        import torch
+
+        inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length, torch.float64)
+        wavelength = (2 * math.pi / inv_freq).round()
+        return Frequencies((2 * math.pi / wavelength).to(dtype), attention_factor, rope_theta)
 
 
 class Resonance(WrappingMethod):

@@ -1,7 +1,8 @@
 """Dual chunk attention (ChunkLlama): keys count from the start of their chunk, queries by how far the chunk is.
 
-An et al., arXiv:2402.17463; released code HKUNLP/ChunkLlama. Paper and code differ: in the code a
-chunk is shorter by ``local_window`` and distances end at ``chunk_size``; in the paper they end at L0 - 1.
+An et al., arXiv:2402.17463; released code HKUNLP/ChunkLlama. Paper and code differ. In the paper distances end at
+L0 - 1. In the code a chunk S is shorter than ``chunk_size`` by ``local_window``, and a table of S query positions,
+S .. 2S - 1 and none above ``chunk_size``, serves the chunk before; older chunks are read at its last entry.
 The released temperature, which the paper's figures are without, is ``attention_temperature`` chunk_llama.
 """
 
@@ -35,8 +36,8 @@ class DualChunk(BasedMethod):
     method: Literal["dual_chunk"] = "dual_chunk"
     formulation: Literal["repository", "paper"] = Field(
         "repository",
-        description="repository: chunks of chunk_size - local_window, distances up to chunk_size; "
-        "paper: chunks of chunk_size, distances up to the trained length - 1.",
+        description="repository: chunks of chunk_size - local_window, distances up to chunk_size or twice a chunk less "
+        "one, whichever is less; paper: chunks of chunk_size, distances up to the trained length - 1.",
     )
     chunk_size: Annotated[int, Field(ge=2, le=1 << 24, strict=True)] | None = Field(
         None, description="Chunk size in tokens; three quarters of the trained length when absent."
@@ -67,7 +68,8 @@ class DualChunk(BasedMethod):
             return size, trained - 1
         if local >= size:
             raise ValueError(f"local_window: must be below chunk_size, so at most {size - 1}")
-        return size - local, size
+        chunk = size - local
+        return chunk, min(2 * chunk - 1, size)
 
     def size(self, geometry: RopeGeometry) -> int:
         return self.chunk_size or self.trained_length(geometry) * 3 // 4

@@ -6,12 +6,13 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from service.api.admission import set_deadline
+from service.api.files import json_response
 from service.api.openai import logprobs
 from service.api.openai.choices import Piece, Token, generated, only
 from service.api.openai.jobs import Job, Wanted, admitted
@@ -23,6 +24,7 @@ from service.api.streaming import Emit, event_stream
 from service.evaluation.scoring import TokenScores, prompt_scores
 from service.inputs import as_list
 from service.settings import Settings
+from service.sharing.workers import Workers
 
 router = APIRouter(route_class=Route)
 
@@ -49,19 +51,19 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         echoed=body.echo,
         cache_salt=body.cache_salt,
     )
-    answer = _Answer(body, await admitted(request, name, given, wanted), settings.score_chunk)
+    jobs = await admitted(request, name, given, wanted)
+    answer = _Answer(body, jobs, settings.score_chunk, request.app.state.workers)
     if body.stream:
         return event_stream(answer.stream)
     whole = await answer.whole()
-    # Scores of a long prompt are megabytes of JSON: not on the event loop.
-    return Response(await run_in_threadpool(whole.model_dump_json), media_type="application/json")
+    return await json_response(whole, answer.shown, request)
 
 
 class _Answer:
     """One request on its way: every prompt scored if asked for, then answered ``n`` times."""
 
-    def __init__(self, body: CompletionRequest, jobs: list[Job], score_chunk: int) -> None:
-        self._body, self._jobs, self._score_chunk = body, jobs, score_chunk
+    def __init__(self, body: CompletionRequest, jobs: list[Job], score_chunk: int, workers: Workers) -> None:
+        self._body, self._jobs, self._score_chunk, self._workers = body, jobs, score_chunk, workers
         self._names = logprobs.TokenNames(jobs[0].named.served.tokenizer)
         self._completion_tokens = 0
         self._frame = {"id": f"cmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": jobs[0].named.name}
@@ -105,7 +107,8 @@ class _Answer:
         if self._body.prompt_logprobs is not None:
             assert scores is not None
             ids, top = self._jobs[position].prompt.token_ids, self._body.prompt_logprobs
-            answer.prompt_logprobs = await run_in_threadpool(logprobs.prompt_logprobs, ids, scores, top, self._names)
+            write = partial(logprobs.prompt_logprobs, ids, scores, top, self._names)
+            answer.prompt_logprobs = await self._workers.run_sized(len(ids) * (1 + top), write)
         return answer
 
     async def _scores(self, job: Job) -> TokenScores | None:
@@ -150,16 +153,16 @@ class _Answer:
     async def _prompt_tokens(self, job: Job, scores: TokenScores | None) -> list[Token]:
         if scores is None or self._body.logprobs is None:
             return []
-        prompt = job.prompt
-        return await run_in_threadpool(
-            logprobs.prompt_tokens, prompt.token_ids, prompt.starts, scores, self._body.logprobs
-        )
+        prompt, top = job.prompt, self._body.logprobs
+        write = partial(logprobs.prompt_tokens, prompt.token_ids, prompt.starts, scores, top)
+        return await self._workers.run_sized(len(prompt.token_ids) * (1 + top), write)
 
     async def _rendered(self, position: int, choice: int, pieces: list[Piece]) -> CompletionChoice:
         shown: LegacyLogprobs | None = None
         if self._body.logprobs is not None:
             tokens = [token for piece in pieces for token in piece.tokens]
-            shown = await run_in_threadpool(logprobs.legacy, tokens, self._names)
+            size = len(tokens) * (1 + self._body.logprobs)
+            shown = await self._workers.run_sized(size, partial(logprobs.legacy, tokens, self._names))
         finish_reason = pieces[-1].finish_reason
         return CompletionChoice(
             index=position * self._body.n + choice,
@@ -168,6 +171,12 @@ class _Answer:
             finish_reason=finish_reason,
             pe=None if finish_reason is None else self._jobs[position].pe(),
         )
+
+    @property
+    def shown(self) -> int:
+        """Log-probabilities that the answer holds, about."""
+        prompt = sum(job.wanted.copies * len(job.prompt.token_ids) for job in self._jobs)
+        return (prompt + self._completion_tokens) * (1 + (self._body.alternatives or 0))
 
     def _usage(self) -> Usage:
         prompt = sum(len(job.prompt.token_ids) for job in self._jobs)

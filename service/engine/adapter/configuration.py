@@ -6,17 +6,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from patches import Patched
+from patches import Patched, UnsupportedModel
+
+ATTENDING = ("full_attention", "sliding_attention", "chunked_attention")
+"""Types of layers that keep keys and values and nothing else: what pages can hold."""
 
 
 class _AsCached:
     """A configuration read through: only what the cache is sized by differs."""
 
-    def __init__(self, config: Any, heads: int, width: int) -> None:
+    def __init__(self, patch: Patched) -> None:
+        config, cached = patch.model.config.get_text_config(), patch.cached
         self._config = config
-        self.num_key_value_heads, self.head_dim = heads, width
-        kinds, whole = getattr(config, "layer_types", None), "full_attention"
-        self.layer_types = kinds and [whole if kind == "chunked_attention" else kind for kind in kinds]
+        self.num_key_value_heads, self.head_dim = cached.heads, cached.width
+        self.num_hidden_layers = config.num_hidden_layers * cached.calls
+        kinds, whole = getattr(config, "layer_types", None) or [], "full_attention"
+        unknown = sorted({str(kind) for kind in kinds if kind not in ATTENDING})
+        if unknown:
+            raise UnsupportedModel(
+                f"the paged engine holds keys and values only, and it has layers of the types {', '.join(unknown)}; "
+                f"types that can be served are {', '.join(ATTENDING)}"
+            )
+        attending = [whole if kind == "chunked_attention" else kind for kind in kinds] * cached.calls
+        self.layer_types = attending or None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
@@ -26,11 +38,14 @@ class _AsCached:
 def configured_as_cached(patch: Patched) -> Iterator[None]:
     """Within it, the model's configuration tells of what is cached, which the manager sizes its cache by.
 
-    Heads and width are those that reach the attention (latent attention caches less by itself). A layer that
-    attends within chunks, which the manager does not know, keeps everything: our attention leaves out the rest.
+    Heads and width are those that reach the attention (latent attention caches less by itself); a layer that attends
+    twice is two. A layer that attends within chunks, which the manager does not know, keeps everything: our attention
+    leaves out the rest.
+
+    Raises:
+        UnsupportedModel: naming types of layers that no page can hold.
     """
-    config = patch.model.config
-    sizes = _AsCached(config.get_text_config(), *patch.cached)
+    config, sizes = patch.model.config, _AsCached(patch)
     vars(config)["get_text_config"] = lambda *_, **__: sizes
     try:
         yield

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 from transformers.generation.continuous_batching.continuous_api import (
@@ -182,6 +185,34 @@ class EncodingManager(ContinuousBatchingManager):
             streaming=True,
             eos_token_id=list(request.eos_token_ids) or -1,
         )
+
+    def run_to_end(self, requests: Sequence[EngineRequest]) -> list[list[int]]:
+        """Generated token ids of ``requests``, run on this thread. For a manager that was not started.
+
+        Raises:
+            RuntimeError: when a request fails or is never scheduled; whatever a step raises.
+        """
+        device = self.model.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            self.batch_processor, self.current_batch = self._create_batch_processor(), 0
+            for request in requests:
+                self.requests[request.request_id] = request
+                self.submit(request)
+            steps = sum(len(request.prompt_ids) + request.max_new_tokens for request in requests)
+            for _ in range(steps):  # each takes one token at least
+                if not self.batch_processor.has_pending_requests() and self.input_queue.empty():
+                    break
+                self._generation_loop_body(self.batch_processor, bootstrapping=False)
+            self.batch_processor = None
+        outputs = {}
+        while not self.output_router.output_queue.empty():
+            output = self.output_router.output_queue.get()
+            if output.error is not None:
+                raise RuntimeError(output.error)
+            outputs[output.request_id] = list(output.generated_tokens)
+        if any(len(outputs.get(request.request_id, ())) < request.max_new_tokens for request in requests):
+            raise RuntimeError("a request was not scheduled to its end")
+        return [outputs[request.request_id] for request in requests]
 
     def wake(self) -> None:
         """Make an idle generation thread look for work now."""

@@ -80,9 +80,10 @@ def test_edges_double_up_to_the_length() -> None:
     assert distance_edges(9) == [0, 1, 2, 4, 8, 9]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "gemma2", "cohere2", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "gemma2", "cohere2", "gpt_oss", "diffllama"])
 def test_default_is_what_transformers_attends_to(family: str) -> None:
-    """Grouped heads, partial rotation, a soft limit, layers that slide or do not rotate, sinks that take a share."""
+    """Grouped heads, partial rotation, a soft limit, layers that slide or do not rotate, sinks that take a share,
+    layers that attend twice."""
     model, tokens = tiny_model(family)[1], tiny_tokens(1, LENGTH)
     with torch.no_grad():
         own = model(tokens, output_attentions=True, use_cache=False).attentions

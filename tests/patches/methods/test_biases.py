@@ -20,6 +20,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from patches import RopeGeometry, parse, resolve
 from patches.encoding.temperature import ConstantTemperature
+from patches.methods.biases.sandwich import _Tables
 from patches.methods.biases.t5_bias import t5_buckets
 from tests import oracles
 from tests.methods import Fields, learned, request_id, rows
@@ -74,6 +75,39 @@ def test_every_bias_equals_the_paper(index: int, heads: int) -> None:
             for n, value in zip(key.tolist(), row.tolist(), strict=True):
                 if n <= m:
                     assert value == pytest.approx(expected(head, m, n), rel=2e-6, abs=2e-5), (head, m, n)
+
+
+@pytest.mark.parametrize("dim", [2, 34, 128, 512])
+def test_sandwich_is_the_papers_at_every_distance(dim: int) -> None:
+    """From a table, as a query meets all keys, and from the embeddings themselves, as scattered pairs do."""
+    far = (1 << 20) + 12_345
+    query, keys = torch.tensor([far]), torch.arange(far + 1)
+    row = bias({"method": "sandwich", "dim": dim}, query, keys)[:, 0]
+    places = torch.tensor([far - n for n in (0, 1, 2, 63, 64, 4_095, 4_096, 65_537, 1_000_003, far)])
+    scattered = bias({"method": "sandwich", "dim": dim}, query, places)[:, 0]
+    for head in range(4):
+        expected = [oracles.biases.sandwich(far - n, head, 4, dim) for n in places.tolist()]
+        assert row[head, places].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        assert scattered[head].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_sandwich_is_no_wider_than_four_times_the_papers() -> None:
+    with pytest.raises(ValidationError, match=r"dim\n.*less than or equal to 512"):
+        parse({"method": "sandwich", "dim": 514})
+
+
+def test_tables_of_products_are_kept_by_their_size() -> None:
+    tables = _Tables(most_bytes=3 * 4 * 4096)
+    cpu = torch.device("cpu")
+    kept = [tables.at_least(100, dim, cpu) for dim in (2, 4, 6)]
+    assert [tables.at_least(4096, dim, cpu) for dim in (2, 4, 6)] == kept, "none has pushed out another"
+    tables.at_least(10, 8, cpu)
+    assert tables.at_least(10, 6, cpu) is kept[2]
+    assert tables.at_least(10, 2, cpu) is not kept[0], "the one used longest ago has gone"
+    longer = tables.at_least(4097, 6, cpu)
+    assert len(longer) == 8192
+    assert tables.at_least(10, 6, cpu) is longer
+    assert tables.at_least(1 << 20, 6, cpu) is tables.at_least(1, 6, cpu), "what is in use stays, whatever its size"
 
 
 def test_t5_buckets_of_the_golden_file(shared: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,13 +137,35 @@ def test_dynamic_reports_the_base_of_its_reserved_length() -> None:
         assert resolved.rope_theta == pytest.approx(oracles.ntk_base(1e4, 64, scale), rel=1e-12)
 
 
+RESONANCE_GRID = list(
+    itertools.product((64, 128), (1e4, 5e5, 1e6, 1e7), (2.0, 4.0, 8.0, 16.0, 32.0), (256, 2048, 4096, 8192, 32_768))
+)
+"""d, base, factor, L0: 200 settings with 9,600 pairs."""
+
+
+@pytest.mark.parametrize("base", ["yarn", "linear", "ntk", "llama3", "ntk_by_parts", "yarn_paper", "ntk_mixed"])
+def test_resonance_rounds_the_exact_wavelengths(base: str) -> None:
+    """Rounding is a jump: frequencies that are float32 already put one wavelength in thirty on another integer."""
+    pairs = 0
+    for d, b, s, l0 in RESONANCE_GRID:
+        fields: Fields = {"method": "resonance", "base": {"method": base, "factor": s}}
+        resolved = resolve(parse(fields), geometry(d, d, b, l0, l0), l0)
+        exact = oracles.encoding(fields, oracles.Model(b, d, l0, l0, 4), l0).inv_freq
+        assert resolved.inv_freq == tuple(np.float32(exact).tolist()), (d, b, s, l0)
+        pairs += len(exact)
+    assert pairs == 9600
+
+
 @given(drawn_geometries(), st.sampled_from(["default", "dynamic", "dynamic_yarn"]))
 def test_resonance_rounds_every_wavelength_and_leaves_the_rest(model: RopeGeometry, base: str) -> None:
-    """Against the float32 frequencies underneath: rounding is a jump, which their last bit can decide."""
     length = 3 * model.original_max_position_embeddings
     plain = resolve(parse({"method": base}), model, length)
-    rounded = resolve(parse({"method": "resonance", "base": {"method": base}}), model, length)
-    assert rounded.inv_freq == pytest.approx(oracles.resonance(plain.inv_freq), rel=1e-7, abs=0)
+    fields: Fields = {"method": "resonance", "base": {"method": base}}
+    rounded = resolve(parse(fields), model, length)
+    sizes = oracles.Model(
+        model.rope_theta, model.rotary_dim, model.original_max_position_embeddings, model.max_position_embeddings, 4
+    )
+    assert rounded.inv_freq == tuple(np.float32(oracles.encoding(fields, sizes, length).inv_freq).tolist())
     assert rounded.attention_factor == plain.attention_factor
     assert rounded.rope_theta == plain.rope_theta
     assert rounded.length == plain.length

@@ -186,6 +186,20 @@ def test_the_released_lm_infinite_puts_its_first_tokens_one_past_the_trained_dis
     assert "one past the trained distances" in METHODS["lm_infinite"].reach
 
 
+@pytest.mark.parametrize(
+    ("chunk_size", "local_window", "query", "distance"),
+    [(24, 16, 16, 15), (24, 16, 23, 15), (24, 12, 24, 23), (24, 11, 26, 24), (24, 4, 40, 24), (24, 23, 2, 1)],
+)
+def test_chunk_llama_reads_older_chunks_at_the_last_position_of_its_table(
+    chunk_size: int, local_window: int, query: int, distance: int
+) -> None:
+    """That is min(2 x chunk - 1, chunk_size): below chunk_size once the local window is half of it."""
+    fields = {"method": "dual_chunk", "chunk_size": chunk_size, "local_window": local_window}
+    recipe = parse(fields).recipe(GEOMETRY)
+    assert effective_distance(recipe, query + 1)[query, 0].tolist() == [distance]
+    assert oracles.encoding(fields, MODEL, query + 1).distance(query, 0) == distance
+
+
 def test_a_fractional_shift_misplaces_every_far_key() -> None:
     """w / G in place of w // G, as in files that the authors left uncorrected."""
     group, window, length = 3, 7, 40

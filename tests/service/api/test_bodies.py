@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from service.api import routing
-from service.api.routing import MOST_KEYS, check_shape, check_text
+from service.api.routing import MOST_KEYS, MOST_VALUES, check_shape, check_text, count_values
 from service.errors import ApiError
 from tests.service.serving import SHORT, idle, serving, wait_for
 
@@ -28,9 +28,9 @@ def served(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
 
 
 FLOODS: dict[str, tuple[str, dict[str, Any] | bytes, str | None]] = {
-    "bad token ids": ("/generate", {"prompt": ["a"] + [1] * 300_000}, "prompt.1"),
-    "token ids that are none": ("/generate", {"prompt": [1] + ["a"] * 300_000}, "prompt.1"),
-    "bad ids to detokenize": ("/detokenize", {"tokens": [-1] * 300_000}, "tokens.0"),
+    "bad token ids": ("/generate", {"prompt": ["a"] + [1] * 250_000}, "prompt.1"),
+    "token ids that are none": ("/generate", {"prompt": [1] + ["a"] * 250_000}, "prompt.1"),
+    "bad ids to detokenize": ("/detokenize", {"tokens": [-1] * 250_000}, "tokens.0"),
     "unknown keys": ("/generate", {"prompt": "a"} | {f"k{n}": 1 for n in range(100_000)}, None),
     "unknown keys of an encoding": ("/generate", {"prompt": "a", "pe": {f"k{n}": 1 for n in range(100_000)}}, None),
     "encodings": ("/generate", {"prompt": "a", "pe": [{"method": "x"}] * 100_000}, "pe"),
@@ -42,9 +42,9 @@ FLOODS: dict[str, tuple[str, dict[str, Any] | bytes, str | None]] = {
         None,
     ),
     "documents": ("/perplexity", {"input": [[1]] * 200_000}, "input"),
-    "lengths": ("/perplexity", {"lengths": ["a"] * 300_000}, "lengths"),
-    "messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": 1}] * 100_000}, "messages"),
-    "values": ("/generate", b'{"prompt": [' + b"1," * (1 << 20) + b"1]}", None),
+    "lengths": ("/perplexity", {"lengths": ["a"] * 250_000}, "lengths"),
+    "messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": 1}] * 50_000}, "messages"),
+    "values": ("/generate", b'{"prompt": [' + b"1," * (1 << 18) + b"1]}", None),
     "nesting": ("/generate", b"[" * 1_000_000, None),
 }
 
@@ -63,7 +63,7 @@ def test_a_flood_is_refused_in_a_small_answer(served: tuple[str, FastAPI], name:
 
 def test_a_flood_of_problems_takes_little_memory(served: tuple[str, FastAPI]) -> None:
     """A problem per entry took 1.6 kB each."""
-    content = json.dumps({"prompt": [1] + ["a"] * 300_000}).encode()
+    content = json.dumps({"prompt": [1] + ["a"] * 250_000}).encode()
     tracemalloc.start()
     try:
         assert httpx.post(f"{served[0]}/generate", content=content, headers=JSON, timeout=120).status_code == 400
@@ -126,6 +126,14 @@ def test_whole_pairs_are_text() -> None:
     check_text(json.loads('{"prompt": "\\ud83d\\ude00", "n": [1, null]}'))
     with pytest.raises(ApiError, match=r"prompt\.0: character 2"):
         check_text({"prompt": ["a\ud83d"]})
+
+
+def test_values_are_counted_outside_of_strings() -> None:
+    many = MOST_VALUES
+    assert count_values(json.dumps({"input": "a, b" * many}).encode()) == 1
+    assert count_values(json.dumps({"input": 'say "a", "b" \\' * many}).encode()) == 1
+    assert count_values(json.dumps({"input": [1] * many + ["a, b", 'c", "d']}).encode()) == many + 2
+    assert count_values(b'{"a": "\\\\", "b": [' + b"1," * many + b"1]}") == many + 2
 
 
 def test_shapes() -> None:

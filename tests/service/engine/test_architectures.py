@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from patches import Method, Patched, encode, parse, patched
 from service.engine.engine import Engine, EngineLimits, Generation
 from service.engine.request import SamplingParams
+from service.models.loading import cache_bytes_per_token
 from tests.models import FAMILIES, OTHER_FAMILIES, VOCAB_SIZE, tiny_model
 from tests.patches.model.test_other_families import FAMILY, REQUESTS
 
@@ -39,9 +40,49 @@ async def test_families_with_seams_of_their_own(name: str) -> None:
     await check(tiny_model(name)[1], methods)
 
 
-async def check(model: PreTrainedModel, methods: list[Method]) -> None:
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("diffllama", {}),
+        ("deepseek_v2", {}),
+        ("deepseek_v2", {"v_head_dim": 24}),
+        ("deepseek_v3", {"v_head_dim": 40}),
+    ],
+)
+async def test_values_that_are_not_as_wide_as_keys(family: str, sizes: dict[str, Any]) -> None:
+    """Alone and among others, the engine's tokens are those of the model's own generation."""
+    model = tiny_model(family, attn_implementation="sdpa", **sizes)[1]
+    prompts = random_prompts()
+    expected = [own(model, prompt) for prompt in prompts]
+    default = parse({"method": "default"})
+    with patched(model) as patch:
+        engine = Engine(patch, LIMITS, eos_token_ids=())
+        try:
+            alone = [await finished(engine, prompt, default) for prompt in prompts]
+            together = await asyncio.gather(*[finished(engine, prompt, default) for prompt in prompts])
+            allocators = engine._manager.batch_processor.cache.cache_allocators.values()
+        finally:
+            engine.stop(grace_s=1.0)
+        assert sum(a.bytes_per_block for a in allocators) == LIMITS.page_size * cache_bytes_per_token(patch)
+    assert [generation.token_ids for generation in alone] == expected
+    assert [generation.token_ids for generation in together] == expected
+    await check(model, METHODS)
+
+
+def random_prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (50, 13, 80, 41)]
+    return [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (50, 13, 80, 41)]
+
+
+def own(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    """Token ids of transformers' own greedy generation."""
+    lengths = {"max_new_tokens": NEW, "min_new_tokens": NEW}
+    output = model.generate(torch.tensor([prompt]), do_sample=False, **lengths)
+    return [int(token) for token in output[0, len(prompt) :]]
+
+
+async def check(model: PreTrainedModel, methods: list[Method]) -> None:
+    prompts = random_prompts()
     with patched(model) as patch:
         engine = Engine(patch, LIMITS, eos_token_ids=())
         try:

@@ -107,7 +107,7 @@ def test_only_layers_that_keep_everything_grow(family: str, full_layers: int) ->
     with patched(tiny_model(family)[1]) as patch:
         per_layer = memory.cache_bytes_per_token(patch) / patch.model.config.get_text_config().num_hidden_layers
         grown = pass_bytes(patch, 20_000, 64) - pass_bytes(patch, 10_000, 64)
-        spread = 1 + 2 * patch.geometry.num_attention_heads / patch.cached[0] if full_layers else 0
+        spread = 1 + 2 * patch.geometry.num_attention_heads / patch.cached.heads if full_layers else 0
         assert pass_bytes(patch, 10_000, 64) > WORKING
         assert grown == pytest.approx(10_000 * per_layer * (full_layers + spread), abs=1)
 

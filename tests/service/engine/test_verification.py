@@ -1,0 +1,293 @@
+"""The engine against the plain forward, before anything is served: who passes, who is caught, what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOCATOR
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from patches import Patched, UnsupportedModel, encode, one_per_route, patched
+from patches.encoding.masks import ChunkRange, FirstKeys
+from patches.model.batch import Batch
+from service.engine.adapter import EncodingManager, inputs
+from service.engine.adapter.cache import EncodingCache
+from service.engine.adapter.configuration import ATTENDING
+from service.engine.adapter.inputs import SlottedInputs
+from service.engine.verification import TOLERANCE, verify
+from service.engine.window import Window
+from service.models.architecture import FAMILIES as DEMO_FAMILIES
+from service.models.loading import ModelLoadError
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+from tests.models import FAMILIES, OTHER_FAMILIES, demo_model, tiny_model
+from tests.service.conftest import tiny_checkpoint, tiny_tokenizer
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
+LINEAR = {
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            **LINEAR,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "qwen3_5_text": ("Qwen3_5TextConfig", LINEAR),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **EXPERTS,
+            "layer_types": ["mamba", "attention"] * 2,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 32,
+            "mamba_d_state": 16,
+            "shared_intermediate_size": 32,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "minimax": ("MiniMaxConfig", {"head_dim": 16, **EXPERTS}),
+    "olmo_hybrid": ("OlmoHybridConfig", {}),
+}
+"""Layers that keep a state instead of keys and values; ``patched`` carries them, pages do not."""
+
+
+def hybrid(name: str) -> PreTrainedModel:
+    config_class, sizes = HYBRIDS[name]
+    config = getattr(transformers, config_class)(**SIZES | sizes)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.train(False)
+
+
+def check(model: PreTrainedModel) -> None:
+    with patched(model) as patch:
+        verify(patch)
+
+
+# Who passes
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+def test_what_the_engine_carries_passes(family: str) -> None:
+    check(tiny_model(family)[1])
+
+
+@pytest.mark.parametrize("family", DEMO_FAMILIES)
+def test_demo_families_pass(family: str) -> None:
+    check(demo_model(family))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gemma2", "deepseek_v3", "gpt2"])
+def test_rounding_passes(family: str, dtype: torch.dtype) -> None:
+    if family == "mixtral" and dtype == torch.float64:
+        pytest.skip("transformers multiplies experts in no float64")
+    check(tiny_model(family)[1].to(dtype))
+
+
+@pytest.mark.parametrize("sizes", [{"v_head_dim": 24}, {"qk_nope_head_dim": 24, "v_head_dim": 8}])
+def test_values_of_another_width_pass(sizes: dict[str, Any]) -> None:
+    check(tiny_model("deepseek_v3", **sizes)[1])
+
+
+def test_a_table_shorter_than_the_prompt_passes() -> None:
+    check(tiny_model("gpt2", max_position_embeddings=10)[1])
+
+
+# What is measured
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_every_route_that_a_model_can_take_is_taken(family: str) -> None:
+    with patched(tiny_model(family)[1]) as patch:
+        recipes = [patch.resolve(method, 24) for method in one_per_route(patch.geometry, 24)]
+        predicates = {type(band.predicate) for resolved in recipes for band in resolved.recipe.bands}
+        assert recipes[0] == patch.slots[0]
+        assert any(resolved.recipe.score_bias is not None for resolved in recipes)
+        if family == "llama":
+            assert {resolved.rotates_at for resolved in recipes} == {"never", "cache_write", "cache_read"}
+            assert {FirstKeys, ChunkRange} <= predicates
+            assert any(patch.kept(resolved) is not None for resolved in recipes)
+            assert sum(resolved.is_plain for resolved in recipes) == 2
+        if family == "gpt2":
+            assert any(resolved.recipe.absolute not in (None, recipes[0].recipe.absolute) for resolved in recipes)
+
+
+def test_it_costs_a_few_forwards_of_a_few_tokens() -> None:
+    calls: list[int] = []
+    with patched(tiny_model("llama")[1]) as patch:
+        patch.model.register_forward_pre_hook(
+            lambda _, args, kwargs: calls.append(kwargs["input_ids"].numel()), with_kwargs=True
+        )
+        verify(patch)
+    assert len(calls) <= 20
+    assert sum(calls) <= 400
+
+
+def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[weakref.ref[Any]] = []
+    create = EncodingManager._create_batch_processor
+
+    def kept(self: EncodingManager) -> Any:
+        processor = create(self)
+        built.extend(weakref.ref(part) for part in (processor, processor.cache, processor.cache.cache_tensor))
+        return processor
+
+    monkeypatch.setattr(EncodingManager, "_create_batch_processor", kept)
+    with patched(tiny_model("llama")[1]) as patch:
+        verify(patch)
+        assert [recipe for recipe in patch.slots.recipes if recipe is not None] == [patch.slots[0]]
+        assert patch.slots.in_use() == 0
+    assert [part() for part in built] == [None] * 3, "freed at once"
+    assert gc.get_freeze_count() == 0
+
+
+# Who is caught
+
+
+Double = Callable[[pytest.MonkeyPatch], None]
+
+
+def cropped_value(patch: pytest.MonkeyPatch) -> None:
+    update = EncodingCache.update
+
+    def crops(*args: Any) -> Any:
+        key, value = update(*args)
+        return key, torch.nn.functional.pad(value[..., :-1], (0, 1))
+
+    patch.setattr(EncodingCache, "update", crops)
+
+
+def lost_slots(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(inputs, "encode", lambda position_ids, slots: position_ids)
+    prepare = SlottedInputs.prepare_batch_tensors
+
+    def forgets(self: SlottedInputs, *args: Any, **kwargs: Any) -> None:
+        prepare(self, *args, **kwargs)
+        for number, segment in enumerate(self.batch.segments):
+            self.batch.segments[number] = type(segment)(segment.rows, segment.query, 0, segment.q_start, 0)
+
+    patch.setattr(SlottedInputs, "prepare_batch_tensors", forgets)
+
+
+def pages_given_back_too_early(patch: pytest.MonkeyPatch) -> None:
+    dropped = Window.dropped
+    patch.setattr(Window, "dropped", lambda self, position: dropped(self, position + self.page))
+
+
+def late_positions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(inputs, "encode", lambda position_ids, slots: encode(position_ids + 1, slots))
+
+
+BROKEN: dict[str, tuple[str, Double, str]] = {
+    "a value loses its last number": ("llama", cropped_value, "default"),
+    "every slot is the first": ("llama", lost_slots, "yarn"),
+    "pages go too early": ("llama", pages_given_back_too_early, "streaming"),
+    "a second attention overwrites the first": (
+        "diffllama",
+        lambda patch: patch.setattr(Batch, "calls_before", lambda self, layer: 0),
+        "default",
+    ),
+    "tokens stand one later": ("gpt2", late_positions, "default"),
+}
+
+
+@pytest.mark.parametrize(("family", "double", "named"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_adapter_is_caught(family: str, double: Double, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(family)[1]
+    check(model)
+    double(monkeypatch)
+    with pytest.raises(UnsupportedModel, match=rf"does not compute what its own forward computes under {named}: "):
+        check(model)
+
+
+def test_an_engine_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("heads of two kinds")
+
+    monkeypatch.setattr(EncodingCache, "update", fails)
+    with pytest.raises(UnsupportedModel, match="the paged engine fails on it: heads of two kinds"):
+        check(tiny_model("llama")[1])
+
+
+def test_a_model_without_numbers_is_refused() -> None:
+    model = tiny_model("llama")[1]
+    with torch.no_grad():
+        model.get_output_embeddings().weight[3] = float("nan")
+    with pytest.raises(UnsupportedModel, match="differ by nan"):
+        check(model)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_layers_that_keep_a_state_are_named(name: str) -> None:
+    with patched(hybrid(name)) as patch:
+        with pytest.raises(UnsupportedModel, match="layers of the types linear_attention; types that can be served"):
+            verify(patch)
+        assert patch.slots.in_use() == 0
+
+
+def test_the_types_of_layers_are_those_that_pages_hold() -> None:
+    assert set(ATTENDING) == {*ATTN_TYPE_TO_ALLOCATOR, "chunked_attention"}
+
+
+# At start
+
+
+def registry(folder: Path) -> ModelRegistry:
+    return ModelRegistry(Settings(_env_file=None, model=str(folder), device="cpu", cache_tokens=1024))
+
+
+def test_the_server_refuses_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_checkpoint(tmp_path / "cropping")
+    registry(folder).close()
+    cropped_value(monkeypatch)
+    with pytest.raises(ModelLoadError, match="model 'cropping' cannot be served: the paged engine does not compute"):
+        registry(folder)
+
+
+def test_the_server_refuses_a_hybrid_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "hybrid"
+    hybrid("olmo_hybrid").save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    with pytest.raises(ModelLoadError, match=r"model 'hybrid' cannot be served: .*linear_attention"):
+        registry(folder)
+
+
+def test_a_refused_patch_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cleared = tiny_model("llama")[1], []
+    forget = Patched.forget_encodings
+    monkeypatch.setattr(Patched, "forget_encodings", lambda self: (cleared.append(self), forget(self)))
+    cropped_value(monkeypatch)
+    with pytest.raises(UnsupportedModel):
+        check(model)
+    assert len(cleared) == 2, "after measuring, and after the check that failed"
+    assert not str(model.config._attn_implementation).startswith("ropeway")
