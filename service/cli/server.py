@@ -69,7 +69,6 @@ def load_libraries() -> None:
     try:
         import_module("service.app")
     finally:
-        gc.freeze()
         gc.enable()
 
 
@@ -107,7 +106,9 @@ def local_server(settings: Settings) -> Iterator[str]:
                 if not thread.is_alive():
                     raise StartFailed(str(app.error or "the server stopped while starting"))
                 time.sleep(0.02)
+            gc.freeze()  # transformers collects garbage when an engine stops: 0.3 s, were it to look at all there is
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()
+            gc.unfreeze()
