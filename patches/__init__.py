@@ -1,20 +1,16 @@
 """Positional encodings as data: recipes, slots, and the seams that carry them into a model.
 
-This is the public surface. Importing it loads no model library; ``patched`` and what belongs to it
-load on first use.
+This is the public surface. Importing it loads the methods and neither torch nor a model library; what computes with
+tensors loads on first use.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from patches.attention.mass import AttentionMass
-from patches.encoding.distances import effective_distance
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe, ResolvedRecipe, RopeGeometry
-from patches.model.batch import Batch, packed_batch
-from patches.model.geometry import UnsupportedModel, geometry_of
-from patches.model.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, problem, problems_of, unknown
 from patches.registry import METHODS, describe_method, describe_methods, examples
@@ -23,7 +19,12 @@ from patches.routes import one_per_route
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
 
 if TYPE_CHECKING:
+    from patches.attention.mass import AttentionMass
+    from patches.encoding.distances import effective_distance
+    from patches.model.batch import Batch, packed_batch
+    from patches.model.geometry import UnsupportedModel, geometry_of
     from patches.model.hf import Patched, patched
+    from patches.model.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
 
 __all__ = [
     "ENCODING_TAGS",
@@ -69,9 +70,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("patched", "Patched"):
-        from patches.model import hf
+_NEEDS_TORCH = {
+    "patches.attention.mass": {"AttentionMass"},
+    "patches.encoding.distances": {"effective_distance"},
+    "patches.model.batch": {"Batch", "packed_batch"},
+    "patches.model.geometry": {"UnsupportedModel", "geometry_of"},
+    "patches.model.hf": {"Patched", "patched"},
+    "patches.model.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},
+}
 
-        return getattr(hf, name)
+
+def __getattr__(name: str) -> Any:
+    for module, names in _NEEDS_TORCH.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,7 @@ from service.engine.memory import OutOfMemory
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring import NotANumber
 from service.jobs.database import StoreOutOfReach
-from service.jobs.store import IdempotencyMismatch, JobUnfinished, UnknownJob
+from service.jobs.store import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
 from service.models.registry import UnknownModel
 from service.problems import problems_in
 from service.sharing.admission import QueueFull, TooLarge
@@ -112,6 +112,7 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     UnknownJob: lambda error: ApiError(404, str(error), code="not_found"),
     InvalidEvaluation: lambda error: bad_request(str(error), error.param),
     IdempotencyMismatch: lambda error: ApiError(422, str(error), code="idempotency_mismatch", param="Idempotency-Key"),
+    JobDone: lambda error: ApiError(409, str(error), code="job_done"),
     JobUnfinished: lambda error: ApiError(409, str(error), code="job_unfinished"),
     QueueFull: lambda error: ApiError(429, f"the queue is full: {error}", code="queue_full"),
     SlotsExhausted: lambda error: ApiError(503, str(error), code="slots_exhausted"),

@@ -6,11 +6,16 @@ Tracebacks never show local variables: they hold prompts.
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import threading
+from types import TracebackType
 from typing import Literal, TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def configure(level: str, form: Literal["console", "json"] = "console", *, libraries: bool = False) -> None:
@@ -34,19 +39,45 @@ def configure(level: str, form: Literal["console", "json"] = "console", *, libra
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
     if libraries:
-        formatter = structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*common, structlog.stdlib.ExtraAdder()],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
-        )
-        handler = _Stderr()
-        handler.setFormatter(formatter)
-        logging.basicConfig(handlers=[handler], level=max(severity, logging.INFO), force=True)
-        for name in ("transformers", "ContinuousBatchingLogger"):  # which bring handlers of their own
-            logger = logging.getLogger(name)
-            logger.handlers.clear()
+        _collect(severity, common, last)
+
+
+def _collect(severity: int, common: list[Processor], last: list[Processor]) -> None:
+    """Lines of other libraries, Python's warnings and exceptions that nobody caught get the same form."""
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*common, structlog.stdlib.ExtraAdder(), _without_colours],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+    )
+    handler = _Stderr()
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=max(severity, logging.WARNING), force=True)
+    logging.getLogger("uvicorn").setLevel(max(severity, logging.INFO))
+    logging.captureWarnings(True)
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and any(map(_writes_to_a_terminal, logger.handlers)):
+            logger.handlers = [own for own in logger.handlers if not _writes_to_a_terminal(own)]
             logger.propagate = True
-        # Its warnings show token ids of prompts; what ends its loop is an error.
-        logger.setLevel(logging.ERROR)
+    # Its warnings show token ids of prompts; what ends its loop is an error.
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda told: _uncaught(told.exc_type, told.exc_value, told.exc_traceback)
+
+
+def _writes_to_a_terminal(handler: logging.Handler) -> bool:
+    """Whether a library has put it there to print its own lines beside ours."""
+    return isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
+
+
+def _without_colours(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """uvicorn sends every message a second time, with escape codes; transformers' tables have them too."""
+    event.pop("color_message", None)
+    event["event"] = ESCAPE_CODE.sub("", str(event.get("event", "")))
+    return event
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, _: TracebackType | None) -> None:
+    if error is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
+        structlog.get_logger().critical("uncaught", exc_info=error)
 
 
 class _Stderr(logging.StreamHandler[TextIO]):

@@ -17,6 +17,23 @@ def default_text(name: str, schema: dict[str, Any]) -> str:
     return "required" if name in schema.get("required", []) else json.dumps(schema["properties"][name].get("default"))
 
 
+def field_rows(name: str, field: dict[str, Any], definitions: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(name, type, default, meaning) of a field, and below an object its own fields, indented.
+
+    ``definitions`` are the ``$defs`` of the schema that the field is of.
+    """
+    default = "" if field.get("default") is None else json.dumps(field["default"])
+    meaning = field.get("description", "")
+    if "$ref" in field:
+        target = definitions[field["$ref"].rpartition("/")[2]]
+        meaning = meaning or " ".join(target.get("description", "").replace("``", "").split())
+        inside = [field_rows(f"  {key}", value, definitions) for key, value in target.get("properties", {}).items()]
+        return [(name, "object", default, meaning), *(row for rows in inside for row in rows)]
+    if "discriminator" in field.get("items", {}):
+        return [(name, "list of names or objects", default, f"{meaning} One of: {', '.join(choices(field['items']))}.")]
+    return [(name, "JSON" if "$ref" in json.dumps(field) else type_text(field), default, meaning)]
+
+
 def choices(field: dict[str, Any]) -> list[str]:
     """What the discriminator of a field tells apart: the methods it takes, the kinds; empty without one."""
     mappings = [kind["discriminator"]["mapping"] for kind in field.get("anyOf", [field]) if "discriminator" in kind]

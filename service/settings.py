@@ -88,7 +88,10 @@ class Settings(BaseSettings):
     max_answer_bytes: Count = Field(32 << 20, description="Largest answer.")
 
     cache_tokens: int | None = Field(
-        None, ge=64, description="Tokens the paged cache holds; measured from free memory when unset."
+        None,
+        ge=64,
+        description="Tokens the paged cache holds. When unset: what fits into 70 % of an accelerator's free memory; on "
+        "a CPU 32 times the trained length, at most 32768 and a quarter of the free memory.",
     )
     score_tokens: Count = Field(262144, description="Tokens that perplexity requests may hold at once, per model.")
     page_size: int = Field(32, ge=4, description="Tokens per page of the cache.")
@@ -121,7 +124,7 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(
         None,
-        description="File with the SHA-256 of one API key a line, as `ropeway keys` prints it; read again on change.",
+        description="File with the SHA-256 of one API key a line, as `ropeway keys new` writes; read again on change.",
     )
     open_docs: bool = Field(False, description="Show /docs and /openapi.json to those without an API key too.")
     key_concurrency: int | None = Field(None, ge=1, description="Most requests of one API key at a time.")

@@ -182,3 +182,17 @@ def test_importing_patches_does_nothing() -> None:
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert json.loads(result.stdout) == {"same": True, "loaded": []}
+
+
+LISTING = """
+import sys
+import patches
+patches.describe_methods()
+patches.parse({"method": "self_extend", "base": {"method": "yarn", "factor": 4}})
+print(sorted(set(sys.modules) & {"torch", "transformers", "patches.model.hf"}))
+"""
+
+
+def test_listing_and_reading_encodings_needs_no_torch() -> None:
+    result = subprocess.run([sys.executable, "-c", LISTING], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.stderr, result.stdout) == ("", "[]\n")

@@ -256,13 +256,25 @@ class TestCompose:
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["restart"] == "unless-stopped"
         assert service["healthcheck"]["start_period"]
-        assert service["ports"] == ["${ROPEWAY_PORT:-8000}:8000"]
+        assert service["ports"] == ["${PUBLISH_ADDRESS:-127.0.0.1}:${ROPEWAY_PORT:-8000}:8000"]
+        assert re.fullmatch(r"\$\{MEMORY_LIMIT:-\d+g\}", service["mem_limit"])
+        assert re.fullmatch(r"\$\{PIDS_LIMIT:-\d+\}", service["pids_limit"])
         assert not {"privileged", "user", "cap_add"} & service.keys()
 
-    def test_without_a_profile_only_the_gpu_service_starts(self) -> None:
+    def test_a_profile_starts_one_server(self) -> None:
         services = compose()["services"]
-        assert [name for name, service in services.items() if "profiles" not in service] == ["ropeway"]
-        assert services["ropeway-cpu"]["profiles"] == ["cpu"]
+        assert all("profiles" in service for service in services.values()), "nothing starts beside what was asked for"
+        for profile, server in (("gpu", "ropeway"), ("cpu", "ropeway-cpu")):
+            started = [name for name, service in services.items() if {profile, "monitoring"} & {*service["profiles"]}]
+            assert sorted(started) == sorted([server, "prometheus", "grafana"])
+
+    def test_every_variable_has_a_default_and_a_line_in_the_example(self) -> None:
+        example = (ROOT / ".env.example").read_text()
+        used = re.findall(r"\$\{(\w+)([^}]*)\}", (ROOT / "docker-compose.yml").read_text())
+        assert {name for name, _ in used} >= {"PUBLISH_ADDRESS", "MEMORY_LIMIT", "PIDS_LIMIT", "ROPEWAY_PORT"}
+        for name, default in used:
+            assert default.startswith(":-"), name
+            assert f"#{name}=" in example, name
 
     def test_gpu_service_reserves_a_gpu_and_serves_the_chosen_model(self) -> None:
         service = compose()["services"]["ropeway"]

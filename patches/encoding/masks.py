@@ -7,9 +7,10 @@ keys that a block of queries can reach, so that attention skips the rest without
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class Predicate(Protocol):

@@ -6,8 +6,10 @@ Whole division and remainders stay int64, so that an effective distance is exact
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Fixed:
     position: int
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(position, self.position)
+        return position.new_full(position.shape, self.position)
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,7 @@ class GroupedPairs:
     shifts: tuple[int, ...]
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
-        sizes = torch.tensor(self.group_sizes, device=position.device)
-        shifts = torch.tensor(self.shifts, device=position.device)
+        sizes, shifts = position.new_tensor(self.group_sizes), position.new_tensor(self.shifts)
         return position[:, None] // sizes + shifts
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from patches.encoding.method import TrainedLengthMethod, Turns
 from patches.encoding.recipe import RopeGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 
 def pair_turning(turns: float, rotary_dim: int, rope_theta: float, trained_length: int) -> float:
@@ -37,6 +39,8 @@ def pair_range(
 
 def linear_ramp(low: float, high: float, pairs: int, dtype: torch.dtype) -> torch.Tensor:
     """0 up to index ``low``, 1 from ``high``, linear between: ``dtype`` [pairs]."""
+    import torch
+
     if low == high:
         high += 0.001  # the value transformers and the YaRN code use against the division by zero
     return ((torch.arange(pairs, dtype=dtype) - low) / (high - low)).clamp(0, 1)

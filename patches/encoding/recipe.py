@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
-import torch
-from torch import nn
+import numpy as np
 
 from patches.encoding.masks import CAUSAL, DistanceRange, FirstKeys, Predicate, merged
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from patches.encoding.method import Method
 
 Part = TypeVar("Part")
@@ -69,7 +71,6 @@ class Frequencies(NamedTuple):
 
 
 ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodings that rotate nothing apply to it"
-NO_ROTATION = Frequencies(torch.empty(0), 1.0, 0.0)
 
 
 class Schedule(Protocol):
@@ -139,6 +140,8 @@ class NothingAdded:
     """No position embedding at all: the sum of nothing."""
 
     def __call__(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
         nothing = torch.empty(*position.shape, 0, device=position.device)
         return nothing, nothing.double()
 
@@ -205,6 +208,8 @@ class Recipe:
             ValueError: when the recipe does not fit what the checkpoint was trained with, or reads a learned table
                 past its last row; the message says why.
         """
+        import torch
+
         self._refuse_other_families(geometry)
         fixed = replace(
             self,
@@ -213,12 +218,13 @@ class Recipe:
             absolute=_at(self.absolute, length),
         )
         fixed._refuse_positions_past_the_table(geometry, length)
-        inv_freq, attention_factor, rope_theta = NO_ROTATION
+        inv_freq, attention_factor, rope_theta = (), 1.0, 0.0
         if fixed.schedule is not None:
-            inv_freq, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length, torch.float32)
+            frequencies, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length, torch.float32)
+            inv_freq = tuple(frequencies.tolist())
         return ResolvedRecipe(
             recipe=fixed,
-            inv_freq=tuple(inv_freq.tolist()),
+            inv_freq=inv_freq,
             attention_factor=float(attention_factor),
             rope_theta=float(rope_theta),
             length=length if self.depends_on_length else None,
@@ -233,9 +239,12 @@ class Recipe:
             raise ValueError("this model adds no position embeddings to its tokens: there is no table to map")
 
     def _refuse_positions_past_the_table(self, geometry: RopeGeometry, length: int) -> None:
-        rows, last = geometry.table_rows, torch.tensor([length - 1])
+        import torch
+
+        rows = geometry.table_rows
         if rows is None:
             return
+        last = torch.tensor([length - 1])
         positions = last if self.absolute is None else self.absolute(last)[1]
         reached = int(positions.max()) + 1 if positions.numel() else 0
         if reached > rows:
@@ -310,5 +319,5 @@ class ResolvedRecipe:
     @cached_property
     def frequency_hash(self) -> str:
         """First 12 hex digits of the SHA-256 of the float32 frequencies and the factor."""
-        numbers = torch.tensor([*self.inv_freq, self.attention_factor], dtype=torch.float32)
-        return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:12]
+        numbers = np.array([*self.inv_freq, self.attention_factor], dtype=np.float32)
+        return hashlib.sha256(numbers.tobytes()).hexdigest()[:12]

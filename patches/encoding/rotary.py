@@ -6,7 +6,10 @@ bfloat16 position 1995 reads as 2000.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def base_inv_freq(rope_theta: float, rotary_dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -15,6 +18,8 @@ def base_inv_freq(rope_theta: float, rotary_dim: int, dtype: torch.dtype) -> tor
     The expression is transformers' own, operation by operation, so that an unscaled schedule in float32 is
     bit-identical to the unpatched model.
     """
+    import torch
+
     exponent = torch.arange(0, rotary_dim, 2, dtype=dtype) / rotary_dim
     return torch.as_tensor(1.0 / (rope_theta**exponent))
 
@@ -26,6 +31,8 @@ def per_pair(position: torch.Tensor) -> torch.Tensor:
 
 def upcast(states: torch.Tensor) -> torch.Tensor:
     """``states`` in float32, or in float64 where they are that already: what softmax and rotation compute in."""
+    import torch
+
     return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
@@ -38,6 +45,8 @@ def rotary_table(
     ``inv_freq`` [rotary_dim / 2] or [..., rotary_dim / 2]. The half-split layout repeats the
     frequencies one after the other, the interleaved layout pair by pair.
     """
+    import torch
+
     angles = position.float() * inv_freq
     angles = angles.repeat_interleave(2, dim=-1) if interleaved else torch.cat((angles, angles), dim=-1)
     return angles.cos() * attention_factor, angles.sin() * attention_factor
@@ -51,6 +60,8 @@ def rotate(
     Half-split pairs (i, i + d/2), as Llama and GPT-NeoX; interleaved pairs (2i, 2i + 1), as GPT-J.
     The product is taken in float32, or float64 for such states, and returned in the dtype of ``states``.
     """
+    import torch
+
     rotary_dim = cos.shape[-1]
     before, rotated, after = states.split((offset, rotary_dim, states.shape[-1] - offset - rotary_dim), dim=-1)
     rotated = upcast(rotated)

@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import torch
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from patches.encoding.schedule import TemperedSchedule
 from patches.problems import KnownFields, problem
 
 if TYPE_CHECKING:
+    import torch
+
     from patches.encoding.recipe import AttentionTemperature, Recipe
 
 Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
@@ -36,6 +37,8 @@ class ConstantTemperature:
     multiplier: float
 
     def __call__(self, q_idx: torch.Tensor) -> torch.Tensor:
+        import torch
+
         return torch.full(q_idx.shape, self.multiplier, dtype=torch.float32, device=q_idx.device)
 
 
@@ -46,7 +49,7 @@ class LogLengthTemperature:
     trained_length: int
 
     def __call__(self, q_idx: torch.Tensor) -> torch.Tensor:
-        return (torch.log(q_idx.float() + 1.0) / math.log(self.trained_length)).clamp_min(1.0)
+        return ((q_idx.float() + 1.0).log() / math.log(self.trained_length)).clamp_min(1.0)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class FloorLogTemperature:
     offset: int
 
     def __call__(self, q_idx: torch.Tensor) -> torch.Tensor:
-        return 1.0 + self.beta * torch.log1p(((q_idx + self.offset) // self.length).float())
+        return 1.0 + self.beta * ((q_idx + self.offset) // self.length).float().log1p()
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,16 @@ by hierarchy: Su, kexue.fm 7947.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from patches.encoding.method import Factor, Method
 from patches.encoding.positions import Stretched
 from patches.encoding.recipe import AbsoluteMap, Family, PositionMap, Recipe, RopeGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class At:
 
     def __call__(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         at = self.position_map(position).double()[:, None]
-        return torch.ones_like(at, dtype=torch.float32), at
+        return at.new_ones(at.shape).float(), at
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Hierarchical:
     rows: int
 
     def __call__(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
         i, j = position // self.rows, position % self.rows
         weight = torch.where(i > 0, self.alpha / (1.0 - self.alpha), 0.0).float()
         return torch.stack((torch.ones_like(weight), weight, -weight), 1), torch.stack((j, i, i * 0), 1).double()

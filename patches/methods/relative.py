@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from patches.encoding.method import Method
 from patches.encoding.recipe import Family, Recipe, RelativeScores, RopeGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class ProjectedSinusoids:
 
 def _waves(distances: int, width: int) -> torch.Tensor:
     """float32 [distances, width]: sines, then cosines, of distance x 10000^(-2i/width)."""
+    import torch
+
     inv_freq = torch.exp(torch.arange(0, width, 2).float() * (-math.log(10_000.0) / width))
     angles = torch.arange(distances).float()[:, None] * inv_freq
     return torch.cat((angles.sin(), angles.cos()), dim=-1)

@@ -1,16 +1,14 @@
 """API keys: who may use the server, and under which name their requests are kept apart.
 
-Only SHA-256 hashes are held. Keys are long and random (`ropeway keys`), so a plain hash is enough: there is no
+Only SHA-256 hashes are held. Keys are long and random (`ropeway keys new`), so a plain hash is enough: there is no
 dictionary to try.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import re
-import secrets
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import context
+from service.api.key_file import InvalidKeyFile, hash_of, read_hashes
 from service.errors import ApiError, answer
 
 OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*")
@@ -29,37 +28,6 @@ DOCUMENTATION = re.compile(r"/docs(/.*)?|/openapi\.json")
 """Paths that need none where the server was told so."""
 
 log = structlog.get_logger()
-
-
-class InvalidKeyFile(ValueError):
-    """The file of hashes cannot be used; the message names the line."""
-
-
-def new_key() -> tuple[str, str]:
-    """(a new API key, its hash)."""
-    key = f"rw-{secrets.token_urlsafe(32)}"
-    return key, hash_of(key)
-
-
-def hash_of(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def read_hashes(path: Path) -> tuple[str, ...]:
-    """The hashes in a file: one a line, blank lines and what follows a # left out.
-
-    Raises:
-        InvalidKeyFile: when it cannot be read or a line is no SHA-256 in hexadecimal.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidKeyFile(f"the file of API keys cannot be read: {error}") from error
-    hashes = [line.partition("#")[0].strip().lower() for line in lines]
-    for number, text in enumerate(hashes, 1):
-        if text and not re.fullmatch(r"[0-9a-f]{64}", text):
-            raise InvalidKeyFile(f"{path}, line {number}: not a SHA-256 in hexadecimal (`ropeway keys` prints one)")
-    return tuple(text for text in hashes if text)
 
 
 class ApiKeys:

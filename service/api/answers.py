@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from service.jobs.records import JobInfo
+from service.jobs.records import JobInfo, UnitDone
 
 
 class Alternative(BaseModel):
@@ -145,6 +145,12 @@ class ModelInfo(BaseModel):
 
 class ModelList(BaseModel):
     models: list[ModelInfo]
+
+
+class UnitList(BaseModel):
+    """Finished units of a job, in the order of finishing."""
+
+    units: list[UnitDone]
 
 
 class JobList(BaseModel):

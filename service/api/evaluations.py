@@ -93,6 +93,7 @@ async def _admit(body: EvaluationRequest, models: ModelRegistry, request: Reques
         capacity = target.engine.scores.most
         unknown = not texts or any(isinstance(item, str) and item in BUILT_IN for item in texts)
         longest = capacity if unknown else max(upper_bound(item, capacity) for item in texts)
+        longest = min(longest, getattr(body, "max_tokens", None) or capacity)
         wanted.append((target.engine.scores, min(longest, lengths[-1]) if lengths else longest))
     tickets = await admit(request, wanted)
     log_prompts(request, texts)

@@ -73,7 +73,7 @@ async def result_file(
     job: JobInfo | None = None,
     options: PageOptions = PAGE,
 ) -> Response:
-    """The current tenant's result as one of the forms of ``service.reports.render``.
+    """The current tenant's result as one of the forms of ``service.reports.forms``.
 
     Raises:
         ApiError: 400 when the file is larger than an answer may be; QueueFull from the workers.

@@ -6,6 +6,7 @@ import asyncio
 import re
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -14,18 +15,20 @@ from fastapi.responses import JSONResponse, Response
 
 from service import context
 from service.api.admission import TokenRate, log_prompts
-from service.api.answers import JobList
+from service.api.answers import JobList, UnitList
 from service.api.feed import JobFeed
-from service.api.files import Standalone, result_file, unpacked_response
+from service.api.files import Standalone, json_response, result_file, unpacked_response
 from service.api.routing import DocumentsRoute
 from service.api.streaming import Emit, event_stream
 from service.errors import ApiError, bad_request, shutting_down
 from service.evaluation.answers import AnyResult
-from service.evaluation.catalogue import EVALUATIONS, AnyRequest, plan_of
+from service.evaluation.bodies import AnyRequest
+from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.request import EvaluationRequest
+from service.jobs import early
 from service.jobs.calls import StoreCalls
-from service.jobs.records import UNFINISHED, JobInfo, JobState, UnitDone
-from service.jobs.results import Packed
+from service.jobs.records import ENDED_EARLY, UNFINISHED, JobInfo, JobState, UnitDone, units_table
+from service.jobs.results import Packed, pack
 from service.jobs.runner import JobRunner
 from service.jobs.signals import within
 from service.jobs.store import JobStore
@@ -43,6 +46,7 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 FILES = ("results.json", "results.csv", "results.parquet", "report.html", "plot.png")
+UNITS = ("units.json", "units.csv")
 
 
 IdempotencyKey = Annotated[
@@ -65,7 +69,6 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
         IdempotencyMismatch: for a key that made another job.
         UnknownModel, InvalidEvaluation: from the plan.
     """
-    state = request.app.state
     if body.stream or body.timeout_s is not None:
         param = "stream" if body.stream else "timeout_s"
         raise bad_request("a job takes neither stream nor timeout_s: follow its events", param)
@@ -73,11 +76,8 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
     tenant = context.current().tenant
     if key is not None and (made := await _stored(request, store.submitted, tenant, body, key)):
         return _accepted(made, request)
-    rate: TokenRate = state.token_rate
-    await rate.check()
-    most = state.settings.max_jobs
-    if await _stored(request, store.unfinished, tenant) >= most:
-        raise ApiError(429, f"{most} unfinished jobs of this API key are the most", code="too_many_jobs")
+    state = request.app.state
+    rate = await _room_for_a_job(request)
     most_bytes = state.settings.max_job_bytes
     if await _stored(request, store.bytes_of, tenant) >= most_bytes:
         message = f"requests of this API key's jobs take up {most_bytes} bytes, the most: forget some that have ended"
@@ -90,6 +90,21 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
     job = await _stored(request, store.add, tenant, body, models=names, idempotency_key=key, **size)
     runner.notify()
     return _accepted(job, request)
+
+
+async def _room_for_a_job(request: Request) -> TokenRate:
+    """The rate that its tokens are to be charged to.
+
+    Raises:
+        ApiError: 429 for too many unfinished jobs of the tenant, or tokens a minute.
+    """
+    state = request.app.state
+    rate: TokenRate = state.token_rate
+    await rate.check()
+    most = state.settings.max_jobs
+    if await _stored(request, _store(request).unfinished, context.current().tenant) >= most:
+        raise ApiError(429, f"{most} unfinished jobs of this API key are the most", code="too_many_jobs")
+    return rate
 
 
 def _accepted(job: JobInfo, request: Request) -> JSONResponse:
@@ -147,6 +162,19 @@ async def delete(
     return _linked(ended, request)
 
 
+@router.post("/{job_id}/resume", status_code=202, response_model=JobInfo)
+async def resume(job_id: str, request: Request) -> Any:
+    """Go on with a job that was cancelled or failed: finished units are kept, the rest is queued again. One that is
+    queued or running stays as it is, one that is done is a 409."""
+    info = await _job(job_id, request, with_request=False)
+    if info.state in ENDED_EARLY:
+        rate = await _room_for_a_job(request)
+        await rate.charge(info.tokens_total - info.tokens_done)
+    resumed = await _stored(request, _store(request).resume, context.current().tenant, job_id)
+    _runner(request).notify()
+    return _accepted(resumed, request)
+
+
 @router.get("/{job_id}/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
 async def events(job_id: str, request: Request) -> Any:
     """Server-sent events until the job has ended: ``unit`` for every finished unit, numbered, from the one after
@@ -202,9 +230,29 @@ def feed_of(app: FastAPI) -> JobFeed:
     return JobFeed(info, units)
 
 
+@router.get("/{job_id}/units.json", response_model=UnitList)
+async def units_json(job_id: str, request: Request) -> Response:
+    """The finished units of a job in any state."""
+    units = UnitList(units=await _units(job_id, request))
+    return await json_response(units, len(units.units), request)
+
+
+@router.get("/{job_id}/units.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+async def units_csv(job_id: str, request: Request) -> Response:
+    """The finished units of a job in any state, as a table."""
+    table = await request.app.state.workers.run(units_table, await _units(job_id, request))
+    return Response(table, media_type="text/csv")
+
+
+async def _units(job_id: str, request: Request) -> list[UnitDone]:
+    await _job(job_id, request, with_request=False)
+    return await _stored(request, _store(request).done_units, job_id)
+
+
 @router.get("/{job_id}/results.json", response_model=AnyResult)
 async def results_json(job_id: str, request: Request) -> Response:
-    """The result, which depends on its inputs alone: times are with the job."""
+    """The result, which depends on its inputs alone: times are with the job. Of a job that was cancelled or failed,
+    the result of the methods that are complete; ``partial`` says what it lacks."""
     return unpacked_response((await _result(job_id, request)).data, "application/json", request, {})
 
 
@@ -245,7 +293,9 @@ async def _file(
     form: str, job_id: str, request: Request, info: JobInfo | None = None, options: PageOptions = PAGE
 ) -> Response:
     packed = await _result(job_id, request)
-    return await result_file(form, job_id, packed, request, info, options)
+    job = info or await _job(job_id, request, with_request=False)
+    version = f"{job_id} {job.state} {job.units_done}"  # what is partial may become whole
+    return await result_file(form, version, packed, request, info, options)
 
 
 async def _result(job_id: str, request: Request) -> Packed:
@@ -253,11 +303,28 @@ async def _result(job_id: str, request: Request) -> Packed:
     ApiError: 409 while the job has no result.
     """
     found = await _stored(request, _store(request).result, context.current().tenant, job_id)
+    found = found or await _partial(job_id, request)
     if found is None:
         info = await _job(job_id, request, with_request=False)
         why = f": {info.error.message}" if info.error else ""
-        raise ApiError(409, f"the job has no result, it is {info.state}{why}", code=f"job_{info.state}")
+        units = f"; its {info.units_done} finished units are in units.json and units.csv" if info.units_done else ""
+        raise ApiError(409, f"the job has no result, it is {info.state}{why}{units}", code=f"job_{info.state}")
     return found
+
+
+async def _partial(job_id: str, request: Request) -> Packed | None:
+    """What a job that ended early amounts to, made once and kept; None where it has not, or amounts to nothing."""
+    state, database = request.app.state, _store(request).database
+    job = await _stored(request, early.read, database, context.current().tenant, job_id)
+    if job is None:
+        return None
+    outcome = partial(early.outcome_of, database)
+    result = await state.workers.run(early.partial_result, job, state.models, state.settings, outcome)
+    if result is None:
+        return None
+    packed: Packed = await state.workers.run(pack, result)
+    await _stored(request, early.keep, database, job, packed)
+    return packed
 
 
 async def _job(job_id: str, request: Request, *, with_request: bool = True) -> JobInfo:
@@ -285,7 +352,8 @@ def _with_links(info: JobInfo, app: FastAPI) -> JobInfo:
     if info.state == "queued":
         served = {model.name for model in app.state.models}
         info.not_served = [name for name in info.models if name not in served]
-    names = ["events", *(FILES if info.state == "done" else ())]
+    readable = info.state == "done" or (info.state in ENDED_EARLY and info.units_done)
+    names = ["events", *(UNITS if info.units_done else ()), *(FILES if readable else ())]
     info.links = {name: f"/jobs/{info.id}/{name}" for name in names}
     return info
 

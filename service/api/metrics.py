@@ -11,6 +11,7 @@ from prometheus_client import start_http_server
 from prometheus_client.exposition import choose_encoder
 
 from service.metrics import Metrics
+from service.ports import PortUnusable
 from service.settings import Settings
 
 router = APIRouter(tags=["operations"])
@@ -25,11 +26,18 @@ async def metrics(request: Request) -> Response:
 
 @contextmanager
 def own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
-    """Serves /metrics on ``metrics_port`` meanwhile, if that is set."""
+    """Serves /metrics on ``metrics_port`` meanwhile, if that is set.
+
+    Raises:
+        PortUnusable: when it cannot listen there.
+    """
     if settings.metrics_port is None:
         yield
         return
-    server, thread = start_http_server(settings.metrics_port, settings.host, metrics.registry)
+    try:
+        server, thread = start_http_server(settings.metrics_port, settings.host, metrics.registry)
+    except OSError as error:
+        raise PortUnusable("ROPEWAY_METRICS_PORT", settings.host, settings.metrics_port, error) from error
     metrics.port = server.server_port
     try:
         yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from service.cli import evaluations
@@ -15,15 +17,33 @@ from service.cli.serve import serve
 
 app = typer.Typer(
     name="ropeway",
-    help="One loaded language model, a positional encoding per request.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"ropeway {version('ropeway')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """One loaded language model, a positional encoding per request."""
+
+
 for command in (serve, generate, perplexity):
     app.command()(command)
 evaluations.add_to(app)
 app.add_typer(jobs, name="jobs")
-for listing in (report, methods, models, keys, demo):
+app.add_typer(keys, name="keys")
+for listing in (report, methods, models, demo):
     app.command()(listing)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
-from service.cli.server import StartFailed, local_server, settings_with
-from service.cli.terminal import fail, status
-from service.client import Ropeway, RopewayError
+from service.cli.terminal import fail, loading
+
+if TYPE_CHECKING:
+    from service.client import Ropeway
 
 FOR_ONE_COMMAND = {"api_keys": (), "api_keys_file": None, "metrics_port": None, "resume_jobs": False}
 """A server started for one command listens on loopback for as long as that takes, asks for no key, and leaves jobs
@@ -21,12 +23,15 @@ def connected(server: str | None, model: str | None = None) -> Iterator[Ropeway]
     ``model`` is what the server started here loads. Failures that a user can cause end the command
     with a message and exit code 1.
     """
+    from service.cli.server import StartFailed, local_server, settings_with
+    from service.client import RopewayError
+
     try:
         with ExitStack() as stack:
             url = server
             if url is None:
                 settings = settings_with(model=model).model_copy(update=FOR_ONE_COMMAND)
-                with status(f"loading {settings.model}"):
+                with loading(settings.model):
                     url = stack.enter_context(local_server(settings))
             yield stack.enter_context(client_of(url, trust_env=server is not None))
     except (RopewayError, StartFailed) as error:
@@ -35,4 +40,6 @@ def connected(server: str | None, model: str | None = None) -> Iterator[Ropeway]
 
 def client_of(url: str, *, trust_env: bool = False) -> Ropeway:
     """A client without a limit on answers, which take as long as they take; loopback ignores proxies."""
+    from service.client import Ropeway
+
     return Ropeway(url, timeout=None, trust_env=trust_env)

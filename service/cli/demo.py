@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -22,8 +22,10 @@ from service.cli.files import picture
 from service.cli.generate import panels, resolved_line
 from service.cli.options import encodings
 from service.cli.perplexity import print_table, sweep
-from service.cli.terminal import fail, printable, status, stdout
-from service.client import Result, Ropeway, RopewayError
+from service.cli.terminal import fail, loading, printable, status, stdout
+
+if TYPE_CHECKING:
+    from service.client import Result, Ropeway
 
 START_S = 180
 STOP_S = 30
@@ -49,6 +51,8 @@ def demo(
     model: Annotated[str, typer.Option(help="What to serve; the embedded demo models by default.")] = "demo",
 ) -> None:
     """Serve the demo models, ask them under several encodings, measure perplexity, save the curve, stop."""
+    from service.client import RopewayError
+
     began = time.perf_counter()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # so that the server is stopped then, too
@@ -73,7 +77,8 @@ def _server(model: str, port: int, log: Path) -> Iterator[Ropeway]:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
             stdout.print(Text(f"ropeway serve --model {model} --port {port} (process {process.pid}, log {log})"))
-            _wait_until_ready(process, client)
+            with loading(model):
+                _wait_until_ready(process, client)
             yield client
             stop(process)
         finally:
@@ -89,15 +94,16 @@ def _free_port() -> int:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], client: Ropeway) -> None:
+    from service.client import RopewayError
+
     began = time.monotonic()
-    with status("loading the models"):
-        while time.monotonic() - began < START_S:
-            if process.poll() is not None:
-                raise DemoFailed(f"the server ended with exit code {process.returncode} while starting")
-            with suppress(RopewayError):  # not listening yet, or not ready
-                client.health()
-                return
-            time.sleep(0.1)
+    while time.monotonic() - began < START_S:
+        if process.poll() is not None:
+            raise DemoFailed(f"the server ended with exit code {process.returncode} while starting")
+        with suppress(RopewayError):  # not listening yet, or not ready
+            client.health()
+            return
+        time.sleep(0.1)
     raise DemoFailed(f"the server was not ready within {START_S} s")
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import difflib
 import json
+import signal
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.files import check_plot, documents, picture, save
-from service.cli.options import Encodings, ModelName, Server, encodings, lengths
-from service.cli.perplexity import Files, Lengths
-from service.cli.terminal import fail, progress_bar, stdout
-from service.client import EvaluationResult, JobInfo, Ropeway, UnitDone
+from service.cli.files import check_outputs, documents, picture, save
+from service.cli.options import Encodings, ModelName, Server, check_body, encodings, lengths
+from service.cli.perplexity import Files, Lengths, MaxTokens
+from service.cli.progress import progress
+from service.cli.terminal import fail, new_table, stderr, stdout
+
+if TYPE_CHECKING:
+    from service.client import EvaluationResult, JobInfo, Ropeway
+    from service.evaluation.request import EvaluationRequest
 
 COMMANDS = {
     "long-perplexity": "Perplexity over the tokens that need long context, by context length.",
@@ -34,7 +38,7 @@ IncludeText = Annotated[
     bool, typer.Option("--include-text", help="The report has the texts themselves, not only their lengths and hashes.")
 ]
 
-SHARED = {"evaluation", "model", "methods", "lengths", "input", "stream", "background", "timeout_s"}
+SHARED = {"evaluation", "model", "methods", "lengths", "input", "max_tokens", "stream", "background", "timeout_s"}
 """Fields that have options of their own, or none."""
 
 
@@ -76,23 +80,32 @@ def _is_list(schema: Mapping[str, Any]) -> bool:
 
 def own_fields(name: str) -> dict[str, Any]:
     """JSON schemas of the fields of an evaluation's body that no shared option sets, by name."""
-    from service.evaluation.catalogue import EVALUATIONS
+    return {field: schema for field, schema in _schema(name)["properties"].items() if field not in SHARED}
 
-    properties = EVALUATIONS[name.replace("-", "_")].request.model_json_schema()["properties"]
-    return {field: schema for field, schema in properties.items() if field not in SHARED}
+
+def body_of(name: str) -> type[EvaluationRequest]:
+    """The body of the evaluation that the command ``name`` runs."""
+    from service.evaluation.bodies import BODIES
+
+    return BODIES[name.replace("-", "_")]
+
+
+@cache
+def _schema(name: str) -> dict[str, Any]:
+    return body_of(name).model_json_schema()
 
 
 def print_fields(name: str) -> None:
     """A table of the options that an evaluation adds."""
-    from service.schema import type_text
+    from service.schema import field_rows
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("option", "value", "default", "meaning"):
-        table.add_column(column, overflow="fold")
+    table = new_table("option", "value", "default", "meaning")
+    definitions = _schema(name).get("$defs", {})
     for field, schema in own_fields(name).items():
-        kind = "JSON" if "$ref" in json.dumps(schema) else type_text(schema)
-        default = json.dumps(schema["default"]) if schema.get("default") is not None else ""
-        table.add_row(Text(f"--{field.replace('_', '-')}"), kind, Text(default), Text(schema.get("description", "")))
+        for row in field_rows(f"--{field.replace('_', '-')}", schema, definitions):
+            table.add_row(*map(Text, row))
+    table.caption = "An object is one argument of JSON, with the fields that are indented below it."
+    table.caption_justify = "left"
     stdout.print(table)
 
 
@@ -114,6 +127,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
         files: Files = None,
         pe: Encodings = None,
         lengths_: Lengths = None,
+        max_tokens: MaxTokens = None,
         model: ModelName = None,
         plots: Annotated[
             list[Path] | None, typer.Option("--plot", metavar="FILE", help="Save the first picture as .png or .html.")
@@ -122,6 +136,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
         include_text: IncludeText = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
         as_csv: Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")] = False,
+        cancel: Annotated[bool, typer.Option("--cancel", help="With --server: Ctrl-C cancels the job.")] = False,
         background: Annotated[
             bool, typer.Option("--background", help="With --server: print the job's id and leave.")
         ] = False,
@@ -131,28 +146,28 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
         if fields:
             print_fields(name)
             return
-        if as_json and as_csv:
-            raise typer.BadParameter("--json and --csv exclude each other")
+        check_outputs(plots, report, as_json=as_json, as_csv=as_csv)
         if background and server is None:
             raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
-        for path in plots or []:
-            check_plot(path)
-        _check_report(report, include_text)
+        if include_text and report is None:
+            raise typer.BadParameter("--include-text is of a report: add --report")
         paths, own = separated(files or [], own_fields(name))
         names, texts = documents(paths)
         body = {
             **own,
-            **_placed(name, texts, own),
+            **_placed(name, {"input": texts, "max_tokens": max_tokens}, own),
             "methods": encodings(pe, check=server is None),
             "lengths": lengths(lengths_),
             "model": model if server else None,
         }
+        if server is None:
+            check_body(body_of(name), body)
         with connected(server, model) as client:
             job = client.submit(name.replace("-", "_"), **body)
             if background:
                 stdout.print(job.id)
                 return
-            finish(client, job)
+            finish(client, job, server, cancel=cancel)
             result = client.result(job.id)
             if report is not None:
                 save(report, client.download(job.id, "report.html", include_text=include_text))
@@ -162,48 +177,62 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
             save(path, picture(result, path))
 
 
-def _check_report(report: Path | None, include_text: bool) -> None:
-    """Raises:
-    typer.BadParameter: for a folder that does not exist, or an option of a report without one.
-    """
-    if include_text and report is None:
-        raise typer.BadParameter("--include-text is of a report: add --report")
-    if report is not None and not report.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {str(report.parent)!r}", param_hint="--report")
-
-
-def _placed(name: str, texts: str | list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
-    """Where the documents stand in the body: a sweep has them in its parts."""
-    if texts is None:
-        return {}
-    if name != "sweep":
-        return {"input": texts}
+def _placed(name: str, documents: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Where the documents, and how much of them counts, stand in the body: a sweep has them in its parts."""
+    given = {field: value for field, value in documents.items() if value is not None}
+    if name != "sweep" or not given:
+        return given
     parts = own.get("evaluations") or [{"evaluation": "perplexity"}]
     parts = [{"evaluation": part} if isinstance(part, str) else part for part in parts]
-    return {"evaluations": [{"input": texts, **part} for part in parts]}
+    return {"evaluations": [given | part for part in parts]}
 
 
-def finish(client: Ropeway, job: JobInfo) -> JobInfo:
-    """Follow a job to its end with a progress bar. Ctrl-C cancels it; what is finished stays in the server's store.
+def finish(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> JobInfo:
+    """Follow a job of ``server`` to its end and show how far it is. Ctrl-C leaves it alone and says how to come back;
+    with ``cancel``, and without a server that goes on, it cancels the job.
 
     Raises:
         RopewayError: when the server cannot be reached any more.
+        typer.Exit: 130 after Ctrl-C.
     """
-    with progress_bar() as progress:
-        task = progress.add_task("waiting", total=max(job.tokens_total, 1))
-        try:
+    from service.client import UnitDone
+
+    label = job.evaluation
+    try:
+        with progress() as show:
             for item in client.follow(job.id):
                 if isinstance(item, UnitDone):
-                    progress.update(task, description=f"{item.label} {item.length:,} {item.name}")
+                    label = f"{item.label} {item.length:,} {item.name}"
                 else:
                     job = item
-                    progress.update(task, completed=item.tokens_done)
-        except KeyboardInterrupt:
-            client.cancel(job.id)
-            raise
+                    show(job.tokens_done, job.tokens_total, label)
+    except KeyboardInterrupt:
+        _leave(client, job, server, cancel=cancel)
     if job.state != "done":
-        fail(f"the job has {job.state}{f': {job.error.message}' if job.error else ''}")
+        why = f": {job.error.message}" if job.error else ""
+        fail(f"the job has {job.state}{why}{_how_to_go_on(job, server)}")
     return job
+
+
+def _leave(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> NoReturn:
+    if server is None or cancel:
+        client.cancel(job.id)
+        told = f"cancelled{_how_to_go_on(client.job(job.id), server)}"
+    else:
+        told = f"the job goes on; come back to it: ropeway jobs follow {job.id[:12]} --server {server}"
+    stderr.print(told, markup=False, soft_wrap=True)
+    raise typer.Exit(128 + signal.SIGINT)
+
+
+def _how_to_go_on(job: JobInfo, server: str | None) -> str:
+    """What can be done with a job that ended early; a server of this command alone keeps its units for the next."""
+    if not job.units_done:
+        return ""
+    finished = f"; {job.units_done} of {job.units_total} units are finished"
+    if server is None:
+        return f"{finished}: the same command takes them over"
+    where = f"{job.id[:12]} --server {server}"
+    return f"{finished}: ropeway jobs results {where} shows them, ropeway jobs resume {where} goes on"
 
 
 def named(result: EvaluationResult, names: Sequence[str]) -> None:
@@ -217,6 +246,8 @@ def show(result: EvaluationResult, *, as_json: bool, as_csv: bool) -> None:
     from service.evaluation.tables import csv_of
     from service.reports.terminal import table_of
 
+    if result.partial is not None:
+        stderr.print(f"partial: {result.partial.words()}", markup=False, soft_wrap=True, style="yellow")
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     elif as_csv:

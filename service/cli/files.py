@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from service.cli.terminal import fail, stderr
-from service.evaluation.results import EvaluationResult
+
+if TYPE_CHECKING:
+    from service.evaluation.results import EvaluationResult
 
 
 def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
     """(names, the request's input): one text or several; a built-in document goes by its name."""
-    from service.evaluation.documents import BUILT_IN
+    from service.evaluation.documents import BUILT_IN, close_name
 
     if not files or (files[0] in BUILT_IN and len(files) == 1 and not Path(files[0]).exists()):
         return [], files[0] if files else None
@@ -22,19 +25,29 @@ def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
         try:
             texts.append(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
         except OSError as error:
-            fail(f"{file}: {error.strerror}")
+            close = close_name(file)
+            fail(f"{file}: {error.strerror}" + (f"; did you mean the built-in document {close}?" if close else ""))
         except UnicodeDecodeError:
             fail(f"{file}: not UTF-8 text")
     names = ["stdin" if file == "-" else Path(file).name for file in files]
     return names, texts[0] if len(texts) == 1 else texts
 
 
-def check_plot(path: Path) -> None:
-    """Refuse a picture that could not be saved, before any work is done.
+def check_outputs(plots: list[Path] | None, report: Path | None = None, *, as_json: bool, as_csv: bool) -> None:
+    """Refuse what could not be printed or saved, before any work is done.
 
     Raises:
-        typer.BadParameter: for another ending or a folder that does not exist.
+        typer.BadParameter: for two forms at once, another ending of a picture, or a folder that does not exist.
     """
+    if as_json and as_csv:
+        raise typer.BadParameter("--json and --csv exclude each other")
+    for path in plots or []:
+        _check_plot(path)
+    if report is not None and not report.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(report.parent)!r}", param_hint="--report")
+
+
+def _check_plot(path: Path) -> None:
     if path.suffix.lower() not in (".png", ".html"):
         raise typer.BadParameter(f"{str(path)!r} must end in .png or .html", param_hint="--plot")
     if not path.absolute().parent.is_dir():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
@@ -13,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.options import Encodings, ModelName, Server, encodings
+from service.cli.options import Encodings, ModelName, Server, check_body, encodings
 from service.cli.terminal import printable, stderr, stdout
-from service.client import ResultEnd, Ropeway, TextDelta
+
+if TYPE_CHECKING:
+    from service.client import ResultEnd, Ropeway
 
 PANEL_WIDTH = 38
 
@@ -23,11 +25,20 @@ PANEL_WIDTH = 38
 def generate(  # noqa: PLR0913 - one argument per option
     prompt: Annotated[str, typer.Argument(help="The text to continue; '-' reads it from stdin.")],
     pe: Encodings = None,
-    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="Most new tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this probability.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep this many of the most likely tokens; 0 keeps all.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", "-n", min=1, help="Most new tokens.", show_default="64")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=100, help="0 is greedy.", show_default="0")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Keep the most likely tokens up to this probability.", show_default="1"),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, help="Keep this many of the most likely tokens; 0 keeps all.", show_default="0")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The same seed gives the same text.", show_default="random")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; repeatable.")] = None,
     model: ModelName = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON, at the end.")] = False,
@@ -46,6 +57,10 @@ def generate(  # noqa: PLR0913 - one argument per option
         "seed": seed,
         "stop": stop or None,
     }
+    if server is None:
+        from service.api.generate import GenerateRequest
+
+        check_body(GenerateRequest, request)
     with connected(server, model) as client:
         if as_json:
             typer.echo(client.generate(**request).model_dump_json(indent=2))
@@ -57,6 +72,8 @@ def generate(  # noqa: PLR0913 - one argument per option
 
 def _one(client: Ropeway, request: dict[str, Any]) -> None:
     """Text to stdout as it comes, how it was made to stderr."""
+    from service.client import ResultEnd, TextDelta
+
     shown = printable if stdout.is_terminal else str
     for event in client.stream(**request):
         if isinstance(event, TextDelta):
@@ -69,6 +86,8 @@ def _one(client: Ropeway, request: dict[str, Any]) -> None:
 
 
 def _side_by_side(client: Ropeway, request: dict[str, Any], titles: list[str]) -> None:
+    from service.client import ResultEnd, TextDelta
+
     texts, ends = [""] * len(titles), [""] * len(titles)
 
     def columns() -> Table:

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.evaluations import IncludeText, finish, show
 from service.cli.files import save
 from service.cli.options import Server
-from service.cli.terminal import printable, stdout
-from service.client import JobInfo, Ropeway
-from service.client.requests import DEFAULT_URL
+from service.cli.terminal import new_table, printable, stderr, stdout
 
-jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, results.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from service.client import JobInfo, Ropeway
+
+jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, resume, results.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or as much of it as makes it unique.")]
 
 
 @contextmanager
 def _connected(server: str | None) -> Iterator[Ropeway]:
-    """A client of the server that has the jobs: the one that is named, ROPEWAY_URL's, or the default address."""
-    with connected(server or os.environ.get("ROPEWAY_URL") or DEFAULT_URL) as client:
+    """A client of the server that has the jobs."""
+    with connected(_address(server)) as client:
         yield client
+
+
+def _address(server: str | None) -> str:
+    """The one that is named, ROPEWAY_URL's, or the default address."""
+    from service.client.requests import DEFAULT_URL
+
+    return server or os.environ.get("ROPEWAY_URL") or DEFAULT_URL
 
 
 def _whole(client: Ropeway, job_id: str) -> str:
@@ -56,9 +63,7 @@ def list_jobs(
     """The newest jobs, newest first."""
     with _connected(server) as client:
         found = client.jobs(limit=limit)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("job", "evaluation", "state", "units", "created"):
-        table.add_column(column)
+    table = new_table("job", "evaluation", "state", "units", "created")
     for job in found:
         units = f"{job.units_done}/{job.units_total}"
         created = f"{job.created_at:%Y-%m-%d %H:%M}"
@@ -75,11 +80,23 @@ def show_job(job_id: Id, server: Server = None) -> None:
 
 
 @jobs.command("follow")
-def follow(job_id: Id, server: Server = None) -> None:
-    """Watch a job until it ends, then print its result. Ctrl-C cancels the job."""
+def follow(
+    job_id: Id,
+    cancel_: Annotated[bool, typer.Option("--cancel", help="Ctrl-C cancels the job.")] = False,
+    server: Server = None,
+) -> None:
+    """Watch a job until it ends, then print its result. Ctrl-C leaves the job alone and ends the watching."""
     with _connected(server) as client:
-        job = finish(client, client.job(_whole(client, job_id)))
+        job = finish(client, client.job(_whole(client, job_id)), _address(server), cancel=cancel_)
         show(client.result(job.id), as_json=False, as_csv=False)
+
+
+@jobs.command("resume")
+def resume(job_id: Id, server: Server = None) -> None:
+    """Go on with a job that was cancelled or failed. What it has finished is kept."""
+    with _connected(server) as client:
+        job = client.resume(_whole(client, job_id))
+    stdout.print(f"{job.id[:12]} is {job.state}; {job.units_done} of {job.units_total} units are finished")
 
 
 @jobs.command("cancel")
@@ -104,13 +121,35 @@ def results(
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Save every number as Parquet.")] = None,
     server: Server = None,
 ) -> None:
-    """The result of a job that is done."""
+    """The result of a job. Of one that was cancelled or failed: that of its complete methods, or its finished units."""
+    from service.client import RopewayError
+
     with _connected(server) as client:
         whole = _whole(client, job_id)
         if parquet is not None:
             save(parquet, client.download(whole, "results.parquet"))
-        else:
+            return
+        try:
             show(client.result(whole), as_json=as_json, as_csv=as_csv)
+        except RopewayError as error:
+            if error.status != 409 or "units.csv" not in client.job(whole).links:
+                raise
+            _show_units(client, whole, as_json=as_json, as_csv=as_csv)
+
+
+def _show_units(client: Ropeway, job_id: str, *, as_json: bool, as_csv: bool) -> None:
+    stderr.print("the job has no result; these are its finished units", style="yellow")
+    units = client.units(job_id)
+    if as_json:
+        typer.echo(json.dumps([unit.model_dump() for unit in units], indent=2))
+    elif as_csv:
+        typer.echo(client.download(job_id, "units.csv").decode(), nl=False)
+    else:
+        table = new_table("unit", "length", "of", "numbers", numbers=("length",))
+        for unit in units:
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in unit.summary.items())
+            table.add_row(*map(Text, (unit.label, f"{unit.length:,}", unit.name, numbers)))
+        stdout.print(table)
 
 
 def report(

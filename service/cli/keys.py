@@ -1,29 +1,99 @@
-"""``ropeway keys``: a new API key."""
+"""``ropeway keys``: making, listing and revoking API keys."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from service.cli.terminal import stderr
+from service.cli.terminal import fail, new_table, printable, stderr, stdout
+
+keys = typer.Typer(help="API keys: new, list, revoke.", no_args_is_help=True)
+
+File = Annotated[
+    Path | None,
+    typer.Option(help="The file of hashes, a server's api_keys_file.", show_default="ROPEWAY_API_KEYS_FILE"),
+]
 
 
-def keys(
-    name: Annotated[str, typer.Argument(help="Whose key it is, for a comment beside the hash.")] = "",
-    file: Annotated[
-        Path | None, typer.Option(help="Append the hash to this file, the setting api_keys_file of a server.")
-    ] = None,
+@keys.command("new")
+def new(
+    name: Annotated[str, typer.Argument(help="Whose key it is, for a comment beside the hash.")] = "", file: File = None
 ) -> None:
-    """Make an API key. The key is printed once, on stdout; a server needs only its hash."""
-    from service.api.access import new_key
+    """Make an API key. It is printed once, on stdout; the file, or without one stderr, gets its hash."""
+    from service.api import key_file
 
-    key, digest = new_key()
-    line = f"{digest}  # {name}" if name else digest
-    typer.echo(key)
-    if file is None:
+    key, digest = key_file.new_key()
+    line = key_file.KeyLine(digest, datetime.now(UTC).date(), " ".join(printable(name).split()))
+    path = _configured(file)
+    if path is None:
         stderr.print(f"for the file of hashes: {line}", soft_wrap=True, markup=False, highlight=False)
     else:
-        with file.open("a", encoding="utf-8") as hashes:
-            hashes.write(f"{line}\n")
+        with _failures():
+            key_file.add(path, line)
+    typer.echo(key)
+
+
+@keys.command("list")
+def list_keys(file: File = None) -> None:
+    """The keys of a file: as much of each hash as logs show, the day it was made, and whose it is."""
+    from service.api import key_file
+
+    table = new_table("key", "made", "name")
+    with _failures():
+        for key in key_file.read(_needed(file)):
+            table.add_row(key.digest[: key_file.SHOWN], str(key.created or "-"), Text(printable(key.name)))
+    stdout.print(table)
+
+
+@keys.command("revoke")
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Its name, or the first digits of its hash.")],
+    file: File = None,
+) -> None:
+    """Take a key out of the file. A running server that reads the file lets it in no more."""
+    from service.api import key_file
+
+    with _failures():
+        gone = key_file.revoke(_needed(file), key)
+    stdout.print(Text(f"revoked {gone.digest[: key_file.SHOWN]} {printable(gone.name)}".rstrip()))
+
+
+def _configured(file: Path | None) -> Path | None:
+    """The file that was named, or else that of the settings."""
+    if file is not None:
+        return file
+    from service.cli.server import StartFailed, settings_with
+
+    try:
+        return settings_with().api_keys_file
+    except StartFailed as error:
+        fail(str(error))
+
+
+def _needed(file: Path | None) -> Path:
+    """Raises:
+    typer.BadParameter: when neither the option nor the settings name a file.
+    """
+    path = _configured(file)
+    if path is None:
+        raise typer.BadParameter("name the file of hashes, or set ROPEWAY_API_KEYS_FILE", param_hint="--file")
+    return path
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """What goes wrong with the file ends the command with one line."""
+    from service.api.key_file import InvalidKeyFile, UnknownKey
+
+    try:
+        yield
+    except (InvalidKeyFile, UnknownKey) as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename or 'the file of hashes'}: {error.strerror}")

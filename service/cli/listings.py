@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.options import ModelName, Server
-from service.cli.terminal import fail, stdout
+from service.cli.options import ModelName, Server, method_names
+from service.cli.terminal import fail, new_table, stdout
 from service.schema import default_text, type_text
 
 FACTS = {
@@ -34,7 +33,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method in full, with all its parameters.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One method in full, with all its parameters.", autocompletion=method_names),
+    ] = None,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the README.")] = False,
     docs: Annotated[
@@ -68,7 +70,7 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
         typer.echo(json.dumps([info.model_dump() for info in served], indent=2))
         return
     numbers = ("parameters", "trained length", "longest")
-    table = _table("model", *numbers, "device", "variants", numbers=numbers)
+    table = new_table("model", *numbers, "device", "variants", numbers=numbers)
     for info in served:
         variants = ", ".join(f"{kind}: {name}" for kind, name in info.variants.items())
         counts = [f"{count:,}" for count in (info.parameters, info.trained_length, info.max_length)]
@@ -77,7 +79,7 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
 
 
 def _all_methods(known: list[dict[str, Any]]) -> Table:
-    table = _table("method", "what it does", "cost")
+    table = new_table("method", "what it does", "cost")
     for info in known:
         table.add_row(Text(info["method"], style="bold"), *map(Text, (info["summary"], info["cost"])))
     table.caption = "ropeway methods NAME: its formula, parameters, reach, evidence, what it is for and what not"
@@ -94,16 +96,9 @@ def _print_method(info: dict[str, Any]) -> None:
         facts.add_row(Text(label, style="dim"), Text(text))  # a plain string would lose its [brackets] as markup
     stdout.print(facts)
     schema = info["parameters"]
-    table = _table("parameter", "type", "default", "meaning")
+    table = new_table("parameter", "type", "default", "meaning")
     for name, field in schema["properties"].items():
         if name != "method":
             cells = (type_text(field), default_text(name, schema), field.get("description", ""))
             table.add_row(Text(name, style="bold"), *map(Text, cells))
     stdout.print(table)
-
-
-def _table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
-    return table

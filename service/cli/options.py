@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+def method_names(incomplete: str) -> list[str]:
+    """The methods that begin like this, for a shell that completes."""
+    from patches import METHODS
+
+    return [name for name in METHODS if name.startswith(incomplete)]
+
 
 Server = Annotated[
     str | None, typer.Option(metavar="URL", help="Ask this server; without it one is started for this command.")
 ]
 ModelName = Annotated[
-    str | None, typer.Option(help="With --server a served model's name, else the model to load: an id or a folder.")
+    str | None,
+    typer.Option(
+        help="With --server a served model's name, else the model to load: an id or a folder.",
+        show_default="ROPEWAY_MODEL, or demo",
+    ),
 ]
 Encodings = Annotated[
     list[str] | None,
     typer.Option(
-        "--pe", "--method", metavar="ENCODING", help="yarn:4, yarn:factor=4,truncate=false, JSON; repeatable."
+        "--pe",
+        "--method",
+        metavar="ENCODING",
+        help="yarn:4, yarn:factor=4,truncate=false, JSON; repeatable.",
+        show_default="default",
+        autocompletion=method_names,
     ),
 ]
 
@@ -42,6 +63,24 @@ def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, 
             raise typer.BadParameter(f"{text}: {error}", param_hint="--pe") from None
         several.append(fields)
     return several
+
+
+def check_body(kind: type[BaseModel], body: Mapping[str, Any]) -> None:
+    """Refuse a body that no server would take, before a model is loaded for it.
+
+    Raises:
+        typer.BadParameter: in the words in which a server refuses it.
+    """
+    from pydantic import ValidationError
+
+    try:
+        kind.model_validate({name: value for name, value in body.items() if value is not None})
+    except ValidationError as error:
+        from fastapi.exceptions import RequestValidationError
+
+        from service.errors import as_api_error
+
+        raise typer.BadParameter(as_api_error(RequestValidationError(error.errors())).message) from None
 
 
 def lengths(text: str | None) -> list[int] | dict[str, int] | None:

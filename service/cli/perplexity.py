@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.files import check_plot, documents, picture, save
-from service.cli.options import Encodings, ModelName, Server, encodings, lengths
-from service.cli.terminal import printable, progress_bar, stdout
-from service.client import PerplexityResult, Ropeway
-from service.client import Progress as Scored
+from service.cli.files import check_outputs, documents, picture, save
+from service.cli.options import Encodings, ModelName, Server, check_body, encodings, lengths
+from service.cli.progress import progress
+from service.cli.terminal import printable, stdout
+
+if TYPE_CHECKING:
+    from service.client import PerplexityResult, Ropeway
+    from service.client import Progress as Scored
 
 Files = Annotated[
     list[str] | None,
@@ -23,13 +26,24 @@ Lengths = Annotated[
     str | None,
     typer.Option(
         "--lengths",
-        help="256,512 or start:stop:step; doubling from the trained length.",
+        help="256,512 or start:stop:step.",
         metavar="LIST",
+        show_default="doubling from the trained length",
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        min=2,
+        max=(1 << 24) - 1,
+        help="Tokens of each document that are used; longer ones are cut.",
+        show_default="all",
     ),
 ]
 Protocol = Annotated[
     Literal["curve", "sliding", "disjoint", "tail", "rolling"] | None,
-    typer.Option(help="Which tokens get which context."),
+    typer.Option(help="Which tokens get which context.", show_default="curve"),
 ]
 Plots = Annotated[
     list[Path] | None, typer.Option("--plot", metavar="FILE", help="Save the curve as .png or .html; repeatable.")
@@ -40,11 +54,22 @@ def perplexity(  # noqa: PLR0913 - one argument per option
     files: Files = None,
     pe: Encodings = None,
     lengths_: Lengths = None,
+    max_tokens: MaxTokens = None,
     protocol: Protocol = None,
-    stride: Annotated[int | None, typer.Option(help="sliding, tail: tokens from window to window.")] = None,
-    tail: Annotated[int | None, typer.Option(help="tail: tokens scored at the end of each window.")] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="sliding, tail: tokens from window to window.",
+            show_default="sliding 256, tail the longest length",
+        ),
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=1, help="tail: tokens scored at the end of each window.", show_default="256")
+    ] = None,
     bos: Annotated[
-        Literal["auto", "always", "never"] | None, typer.Option(help="BOS at the start of every window.")
+        Literal["auto", "always", "never"] | None,
+        typer.Option(help="BOS at the start of every window.", show_default="auto"),
     ] = None,
     model: ModelName = None,
     plots: Plots = None,
@@ -53,21 +78,23 @@ def perplexity(  # noqa: PLR0913 - one argument per option
     server: Server = None,
 ) -> None:
     """Perplexity against context length under every --method, on FILEs or the built-in document."""
-    if as_json and as_csv:
-        raise typer.BadParameter("--json and --csv exclude each other")
-    for path in plots or []:
-        check_plot(path)
+    check_outputs(plots, as_json=as_json, as_csv=as_csv)
     names, texts = documents(files or [])
     request = {
         "input": texts,
         "methods": encodings(pe, check=server is None),
         "lengths": lengths(lengths_),
+        "max_tokens": max_tokens,
         "protocol": protocol,
         "stride": stride,
         "tail": tail,
         "bos": bos,
         "model": model if server else None,
     }
+    if server is None:
+        from service.evaluation.bodies import BODIES
+
+        check_body(BODIES["perplexity"], request)
     with connected(server, model) as client:
         result = sweep(client, request)
     for document, name in zip(result.documents, names, strict=False):
@@ -78,19 +105,17 @@ def perplexity(  # noqa: PLR0913 - one argument per option
 
 
 def sweep(client: Ropeway, request: dict[str, Any]) -> PerplexityResult:
-    """Run one ``POST /perplexity`` with a progress bar.
+    """Run one ``POST /perplexity`` and show how far it is.
 
     Raises:
         RopewayError: when the server answers with an error.
     """
-    with progress_bar() as progress:
-        task = progress.add_task("waiting", total=None)
+    with progress() as show:
 
-        def show(scored: Scored) -> None:
-            done, total = scored.tokens_done, scored.tokens_total
-            progress.update(task, completed=done, total=total, description=scored.label)
+        def told(scored: Scored) -> None:
+            show(scored.tokens_done, scored.tokens_total, scored.label)
 
-        return client.perplexity(**request, on_progress=show)
+        return client.perplexity(**request, on_progress=told)
 
 
 def print_table(result: PerplexityResult) -> None:

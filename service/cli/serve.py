@@ -6,32 +6,60 @@ import os
 import signal
 import sys
 import threading
-import traceback
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from rich.text import Text
 
-from service.cli.server import StartFailed, StartWatch, settings_with
-from service.cli.terminal import fail
+from service.cli.terminal import fail, new_table, stdout
 from service.engine import THREAD_NAME
-from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 SWITCH_S = 0.0005
 """How long a thread may keep the interpreter from others. A generation step asks for it hundreds of times, and waits
 so long each time while another thread computes in Python."""
 
 
-def serve(
-    model: Annotated[str | None, typer.Option(help="Hugging Face id, local folder, or 'demo'.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
-    device: Annotated[str | None, typer.Option(help="torch device, or 'auto'.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, or 'auto'.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; repeatable.")
+def _print_settings(asked: bool) -> None:
+    if not asked:
+        return
+    from service.schema import field_rows
+    from service.settings import Settings
+
+    table = new_table("setting", "value", "default", "meaning")
+    for name, field in Settings.model_json_schema()["properties"].items():
+        for row in field_rows(name, field, {}):
+            table.add_row(*map(Text, row))
+    stdout.print(table)
+    raise typer.Exit
+
+
+def serve(  # noqa: PLR0913 - one argument per option
+    model: Annotated[
+        str | None, typer.Option(help="Hugging Face id, local folder, or 'demo'.", show_default="demo")
     ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.", show_default="8000")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="torch device, or 'auto'.", show_default="auto")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, float16, or 'auto'.", show_default="auto")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; repeatable. --settings lists them."),
+    ] = None,
+    settings_: Annotated[
+        bool,
+        typer.Option("--settings", callback=_print_settings, is_eager=True, help="List every setting and exit."),
+    ] = False,
 ) -> None:
     """Serve models over HTTP. Flags win over ROPEWAY_* variables, which win over .env."""
+    from service.cli.server import StartFailed, settings_with
+
     flags = {"model": model, "host": host, "port": port, "device": device, "dtype": dtype}
     try:
         settings = settings_with(**{**_assignments(setting or []), **{k: v for k, v in flags.items() if v is not None}})
@@ -52,6 +80,8 @@ def _end() -> None:
 
 
 def _assignments(items: list[str]) -> dict[str, str]:
+    from service.settings import Settings
+
     values = {}
     for item in items:
         name, equals, value = item.partition("=")
@@ -63,23 +93,52 @@ def _assignments(items: list[str]) -> dict[str, str]:
 
 
 def _run(settings: Settings) -> None:
+    from service.ports import PortUnusable, require_free
+
+    try:
+        require_free("ROPEWAY_PORT", settings.host, settings.port)
+        if settings.metrics_port is not None:
+            require_free("ROPEWAY_METRICS_PORT", settings.host, settings.metrics_port)
+    except PortUnusable as error:
+        _refuse(settings, error)
+    _serve(settings)
+
+
+def _refuse(settings: Settings, error: Exception, *, expected: bool = True) -> NoReturn:
+    """End with exit code 1 and one line in the log's form; an error that nobody expected brings its traceback."""
+    import structlog
+
+    from service import logs
+
+    if not expected or settings.log_format == "json":
+        logs.configure(settings.log_level, settings.log_format)
+        structlog.get_logger().critical("start_failed", error=str(error), exc_info=None if expected else error)
+    if settings.log_format == "json":
+        raise typer.Exit(1)
+    fail(str(error))
+
+
+def _serve(settings: Settings) -> None:
+    from service.cli.server import StartWatch, load_libraries
+
+    load_libraries()
     import uvicorn
 
-    from patches import UnsupportedModel
     from service import logs
-    from service.api.access import InvalidKeyFile
     from service.api.connections import allow_descriptors, connection_options
     from service.api.draining import DrainingServer
+    from service.api.key_file import InvalidKeyFile
     from service.app import create_app
     from service.jobs.database import StoreUnusable
     from service.models.loading import ModelLoadError
+    from service.ports import PortUnusable
     from service.tracing import TracingUnavailable
 
     try:
         allow_descriptors(settings.max_connections)
         app = create_app(settings)
     except (InvalidKeyFile, TracingUnavailable, OSError) as error:
-        fail(str(error))
+        _refuse(settings, error)
     logs.configure(settings.log_level, settings.log_format, libraries=True)
     watch = StartWatch(app)
     config = uvicorn.Config(
@@ -99,6 +158,5 @@ def _run(settings: Settings) -> None:
     except SystemExit:
         if watch.error is None:  # stopped by a signal, or the port is taken, which uvicorn has said
             raise
-        if not isinstance(watch.error, ModelLoadError | StoreUnusable | UnsupportedModel):
-            traceback.print_exception(watch.error)
-        fail(str(watch.error))
+        expected = isinstance(watch.error, ModelLoadError | StoreUnusable | PortUnusable)
+        _refuse(settings, watch.error, expected=expected and settings.log_level != "debug")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.status import Status
+from rich.table import Table
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -20,24 +23,27 @@ def printable(text: str) -> str:
     return text.translate(CONTROL)
 
 
+def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
+    """A table without frame; the columns among ``numbers`` are aligned to the right."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
+    return made
+
+
 def status(message: str) -> Status:
     """A spinner on stderr while something takes its time; invisible where stderr is no terminal."""
     return stderr.status(message)
 
 
-def progress_bar() -> Progress:
-    """A bar on stderr with what is being done, how much of it is, and how long it takes; gone at the end."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=stderr,
-        transient=True,
-    )
+@contextmanager
+def loading(model: str) -> Iterator[None]:
+    """The line of every command that waits for ``model``: with a spinner on a terminal, printed once elsewhere."""
+    line = f"loading {printable(model)}"
+    if not stderr.is_terminal:
+        stderr.print(line, markup=False, soft_wrap=True)
+    with status(line):
+        yield
 
 
 def fail(message: str) -> NoReturn:

@@ -1,7 +1,6 @@
 """A Ropeway server from Python: ``Ropeway`` and ``AsyncRopeway``, with typed answers, retries and one exception.
 
-Importing this loads no model library. An encoding in the short form (``"yarn:4"``) is read with the tables of
-``patches``, which load torch the first time; an encoding as a dict needs nothing.
+Importing this loads no model library, and neither does an encoding in the short form (``"yarn:4"``).
 """
 
 from __future__ import annotations

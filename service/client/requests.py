@@ -43,6 +43,7 @@ class PerplexityOptions(TypedDict, total=False):
 
     model: str | None
     lengths: Sequence[int] | Mapping[str, int] | None
+    max_tokens: int | None
     protocol: Protocol | None
     stride: int | None
     tail: int | None

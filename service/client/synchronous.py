@@ -12,7 +12,16 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api.answers import FullMethodList, GenerateResponse, JobList, MethodInfo, ModelInfo, ModelList, Ready
+from service.api.answers import (
+    FullMethodList,
+    GenerateResponse,
+    JobList,
+    MethodInfo,
+    ModelInfo,
+    ModelList,
+    Ready,
+    UnitList,
+)
 from service.client.errors import RopewayError, incomplete, refusal, translated
 from service.client.events import (
     StreamEvent,
@@ -137,18 +146,28 @@ class Ropeway:
         """End a job; one that has ended stays as it is."""
         self._answer("DELETE", f"/jobs/{job_id}")
 
+    def resume(self, job_id: str) -> JobInfo:
+        """Go on with a job that was cancelled or failed: finished units are kept, the rest is queued again."""
+        return self._ask(JobInfo, "POST", f"/jobs/{job_id}/resume")
+
+    def units(self, job_id: str) -> list[UnitDone]:
+        """The finished units of a job in any state, in the order of finishing."""
+        return (self._ask(UnitList, "GET", f"/jobs/{job_id}/units.json")).units
+
     def forget(self, job_id: str) -> None:
         """Remove a job that has ended, and its result."""
         self._answer("DELETE", f"/jobs/{job_id}?forget=true")
 
     def result(self, job_id: str) -> EvaluationResult:
-        """The result of a job that is done."""
+        """The result of a job that is done; of one that ended early, that of the methods that are complete: its
+        ``partial`` says what is missing."""
         response = self._answer("GET", f"/jobs/{job_id}/results.json")
         return typed_result(json_of(response), response)
 
     def download(self, job_id: str, file: str, *, include_text: bool = False) -> bytes:
-        """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that is done. A report needs
-        neither server nor network to be read, and has the texts that were sent where ``include_text`` asks for them."""
+        """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that has a result, or
+        ``units.csv`` of any. A report needs neither server nor network to be read, and has the texts that were sent
+        where ``include_text`` asks for them."""
         return self._answer("GET", file_path(job_id, file, include_text)).content
 
     def method(self, name: str) -> MethodInfo:

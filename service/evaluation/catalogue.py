@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from service.evaluation.answers import RESULTS
 from service.evaluation.long_perplexity import plan as long_perplexity_plan
@@ -94,18 +92,6 @@ _ALL = (
 )
 
 EVALUATIONS = {evaluation.name: evaluation for evaluation in _ALL}
-
-AnyRequest = Annotated[
-    perplexity.PerplexityRequest
-    | long_perplexity.LongPerplexityRequest
-    | retrieval.PasskeyRequest
-    | retrieval.NeedleRequest
-    | ruler.RulerRequest
-    | probe.ProbeRequest
-    | sweep.SweepRequest,
-    Field(discriminator="evaluation"),
-]
-"""The body of any evaluation, told apart by ``evaluation``."""
 
 
 def plan_of(request: EvaluationRequest, models: ModelRegistry, settings: Settings) -> Plan:

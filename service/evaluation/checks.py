@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from patches import Method
 from service.evaluation import memory
 from service.evaluation.cost import Cost
-from service.evaluation.documents import BUILT_IN, Document, built_in, doubling_lengths, from_text, from_token_ids
+from service.evaluation.documents import (
+    BUILT_IN,
+    Document,
+    built_in,
+    doubling_lengths,
+    from_text,
+    from_token_ids,
+    mistaken,
+)
+from service.evaluation.request import Bos
 from service.evaluation.unit import Plan, Subject
 from service.inputs import as_list
 from service.models.registry import ModelRegistry, ServedModel
@@ -16,8 +24,6 @@ from service.settings import Settings
 
 DEFAULT_REACH = 32
 """Default lengths stop at this many times the trained length."""
-
-Bos = Literal["auto", "always", "never"]
 
 Documents = str | list[int] | list[str | list[int]]
 """A text, token ids, a list of either, or the name of a built-in document."""
@@ -61,11 +67,11 @@ def subjects_of(
     return subjects
 
 
-def documents_of(given: Documents, served: ServedModel, settings: Settings) -> list[Document]:
-    """The documents of a request's ``input``, tokenized without special tokens.
+def documents_of(given: Documents, served: ServedModel, settings: Settings, most: int | None = None) -> list[Document]:
+    """The documents of a request's ``input``, tokenized without special tokens and cut to ``most`` tokens.
 
     Raises:
-        InvalidEvaluation: for too many, or token ids that the model does not have.
+        InvalidEvaluation: for too many, a text that is a misspelt name, or token ids that the model does not have.
     """
     several = as_list(given)
     at_most("input", len(several), settings.max_documents)
@@ -78,13 +84,15 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings) -> l
             documents.append(from_token_ids(name, item, served.tokenizer))
         elif item in BUILT_IN:
             documents.append(built_in(item, served.tokenizer))
+        elif (wrong := mistaken(item)) is not None:
+            raise InvalidEvaluation("input", wrong)
         else:
             documents.append(from_text(name, item, served.tokenizer))
     for document in documents:
         outside = next((t for t in document.token_ids if t >= served.vocab_size), None)
         if outside is not None:
             raise InvalidEvaluation("input", f"token id {outside} is outside 0..{served.vocab_size - 1}")
-    return documents
+    return [document.cut(most) for document in documents]
 
 
 def bos_of(wanted: Bos, served: ServedModel) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from importlib.resources import files
 from itertools import accumulate
 from typing import Any
 
+from service.evaluation.results import DocumentInfo
 from service.models.tokenizing import with_ends
 
 SPACES = re.compile(r"\s+")
@@ -21,7 +23,8 @@ CONTEXT = 4
 @dataclass
 class Document:
     """One text. ``byte_ends`` [tokens] is the UTF-8 offset after each token and ``spaces`` the offset at which each run
-    of white space begins, where the text is known; where only token ids were given, they are decoded.
+    of white space begins, where the text is known; where only token ids were given, they are decoded. ``cut_from`` is
+    how many tokens it had before it was cut.
 
     Special tokens stand for no text. What a tokenizer drops counts with the token after it, or with the last one.
     """
@@ -31,6 +34,12 @@ class Document:
     tokenizer: Any = field(repr=False)
     byte_ends: list[int] | None = field(default=None, repr=False)
     spaces: list[int] = field(default_factory=list, repr=False)
+    cut_from: int | None = None
+
+    @property
+    def info(self) -> DocumentInfo:
+        """What results tell of it."""
+        return DocumentInfo(name=self.name, tokens=len(self.token_ids), bytes=self.total_bytes, cut_from=self.cut_from)
 
     def bytes_between(self, first: int, last: int) -> int:
         """UTF-8 bytes of the tokens first <= i < last."""
@@ -51,6 +60,14 @@ class Document:
             return self._decoded(first, last, _runs_of_space) + ends
         begins = bisect.bisect_left(self.spaces, self._offset(first))
         return bisect.bisect_left(self.spaces, self._offset(last)) - begins + ends
+
+    def cut(self, most: int | None) -> Document:
+        """The first ``most`` tokens; the document itself where it has no more, or where ``most`` is None."""
+        tokens = len(self.token_ids)
+        if most is None or tokens <= most:
+            return self
+        ends = None if self.byte_ends is None else self.byte_ends[:most]
+        return replace(self, token_ids=self.token_ids[:most], byte_ends=ends, cut_from=tokens)
 
     def after(self, token_id: int) -> Document:
         """The same text after a special token."""
@@ -118,6 +135,25 @@ DEFAULT_DOCUMENT = "persuasion"
 
 BUILT_IN = {DEFAULT_DOCUMENT: persuasion, "python-reference": language_reference}
 """Name -> text of the documents that need no upload."""
+
+
+FILE_NAME = re.compile(r"[^\s]{0,250}\.(txt|md|rst|tex|html?|xml|json|jsonl|csv|py|pdf|epub|gz|zip)", re.IGNORECASE)
+
+
+def close_name(text: str) -> str | None:
+    """The built-in document whose name ``text`` is, but for a few letters."""
+    if len(text) > 255 or SPACES.search(text):
+        return None
+    return next(iter(difflib.get_close_matches(text.lower(), BUILT_IN, n=1, cutoff=0.7)), None)
+
+
+def mistaken(text: str) -> str | None:
+    """What to say of a text that was hardly meant as one: a misspelt built-in name, or the name of a file."""
+    if (close := close_name(text)) is not None:
+        return f"{text!r} is no built-in document: did you mean {close!r}?"
+    if FILE_NAME.fullmatch(text):
+        return f"{text!r} looks like the name of a file: send what is in it, or one of {', '.join(BUILT_IN)}"
+    return None
 
 
 @lru_cache(maxsize=8)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import psutil
 import torch
 
 from patches import Patched, ResolvedRecipe
 from service.evaluation.scoring import FULL_CHUNK_CONTEXT, chunk_length, vocab_size_of
+from service.memory import available_bytes
 from service.models.loading import cache_bytes_per_token
 
 MASK_BYTES = 4
@@ -46,7 +46,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return int(psutil.virtual_memory().available)
+    return available_bytes()
 
 
 def _inner_size(config: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -10,6 +10,8 @@ from patches import KnownFields, PositionEncoding
 from service.inputs import MOST_ENCODINGS, as_list
 
 Tokens = Annotated[int, Field(ge=2, le=(1 << 24) - 1)]
+
+Bos = Literal["auto", "always", "never"]
 
 MOST_IN_RANGE = 65_536
 """Lengths of a range: few words must not become a list that fills the memory."""
@@ -97,3 +99,11 @@ class EvaluationRequest(KnownFields):
         """The documents as they were sent."""
         given = getattr(self, "input", None)
         return [] if given is None else as_list(given)
+
+
+class DocumentsRequest(EvaluationRequest):
+    """An evaluation of documents, its ``input``."""
+
+    max_tokens: Tokens | None = Field(
+        None, description="Tokens of each document that are used: longer ones are cut, and the result says so."
+    )

@@ -26,9 +26,12 @@ class Interval(BaseModel):
 
 
 class DocumentInfo(BaseModel):
+    """A document as it was used; ``cut_from`` are the tokens that it had before ``max_tokens`` cut it."""
+
     name: str
     tokens: int
     bytes: int
+    cut_from: int | None = None
 
 
 class MethodInResult(BaseModel):
@@ -37,6 +40,19 @@ class MethodInResult(BaseModel):
     label: str
     pe: dict[str, Any] = Field(description="The request's encoding, resolved at the longest length.")
     model: str = Field(description="The served model that answered: a method may name a variant of the requested one.")
+
+
+class Partial(BaseModel):
+    """That a job ended before it was done, and what its result lacks."""
+
+    units_done: int
+    units_total: int
+    missing: dict[str, int] = Field(description="Units that are not finished, by the label of their method.")
+
+    def words(self) -> str:
+        """The same in one line."""
+        missing = ", ".join(f"{label} ({units})" for label, units in self.missing.items())
+        return f"{self.units_done} of {self.units_total} units are finished; missing: {missing}"
 
 
 class EvaluationResult(BaseModel, ABC):
@@ -51,6 +67,9 @@ class EvaluationResult(BaseModel, ABC):
     id: str = ""
     model: str
     trained_length: int
+    partial: Partial | None = Field(
+        None, description="Of a job that ended early: the result has the methods that are complete, and lacks others."
+    )
     seconds: float | None = Field(None, description="Wall time; absent in a job's result, see the job.")
     links: dict[str, str] = Field(default_factory=dict, description="The same result in other forms.")
 
@@ -91,4 +110,6 @@ def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
     """The names of the documents, the first few of many, and how long they are."""
     names = [document.name for document in documents]
     shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-    return f"{shown} ({sum(document.tokens for document in documents):,} tokens)"
+    cut = [document for document in documents if document.cut_from is not None]
+    more = f", {len(cut)} cut to {cut[0].tokens:,}" if cut else ""
+    return f"{shown} ({sum(document.tokens for document in documents):,} tokens{more})"

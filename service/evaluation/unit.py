@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,6 +110,19 @@ class Plan(ABC):
     def tokens(self) -> int:
         """Tokens that all passes read."""
         return self.cost.tokens
+
+    def reduced(self, request: Any, finished: Collection[int]) -> Any | None:
+        """``request`` with those of its methods whose units are all among the positions ``finished``; None where there
+        is none. Whether that needs other units too, its own plan tells."""
+        methods = complete_methods(self.units, finished)
+        kept = [method for method in request.methods if method in methods]
+        return request.model_copy(update={"methods": kept}) if kept else None
+
+
+def complete_methods(units: Sequence[Unit], finished: Collection[int]) -> list[Method]:
+    """The methods of ``units`` that have no unit at a position outside ``finished``, in order."""
+    unfinished = {unit.subject.method for position, unit in enumerate(units) if position not in finished}
+    return [method for method in dict.fromkeys(unit.subject.method for unit in units) if method not in unfinished]
 
 
 class Measured(NamedTuple):

@@ -8,14 +8,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, false, inspect, make_url, text
 from sqlalchemy.exc import (
     ArgumentError,
@@ -28,7 +23,10 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
-from service.jobs.tables import Base
+from service.jobs.tables import VERSION, Base
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 VERSION_TABLE = "ropeway_version"
 BUSY_S = 5.0
@@ -77,7 +75,7 @@ class Database:
             except BaseException:
                 self._reads.dispose()
                 raise
-        except (SQLAlchemyError, sqlite3.Error, OSError, CommandError, ImportError, _NotOursError) as error:
+        except (SQLAlchemyError, sqlite3.Error, OSError, ImportError, _NotOursError) as error:
             raise StoreUnusable(self.url, _reason(error)) from error
         self._file = Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
         self._inode = None if self._file is None else self._file.stat().st_ino
@@ -214,6 +212,8 @@ def _engine(url: URL) -> Engine:
 
 
 def _config(connection: Connection | None = None) -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", "service.jobs:migrations")
     config.set_main_option("path_separator", "os")
@@ -226,12 +226,25 @@ def _migrate(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
     if not _checked(connection):
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        command.upgrade(_config(connection), "head")
+        _upgrade(connection)
         _checked(connection)
     # Changes nothing, and fails where nothing may be changed: SQLite begins a transaction on a read-only file.
     for table in Base.metadata.sorted_tables:
         connection.execute(table.delete().where(false()))
+
+
+def _upgrade(connection: Connection) -> None:
+    """Raises:
+    _NotOursError: when the migrations do not fit together.
+    """
+    from alembic import command
+    from alembic.util import CommandError
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        command.upgrade(_config(connection), "head")
+    except CommandError as error:
+        raise _NotOursError(str(error)) from error
 
 
 def _checked(connection: Connection) -> bool:
@@ -245,12 +258,13 @@ def _checked(connection: Connection) -> bool:
         return False
     if VERSION_TABLE not in names:
         raise _NotOursError(f"it has tables of another program ({', '.join(sorted(names)[:5])})")
-    scripts = ScriptDirectory.from_config(_config())
-    version = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
-    known = [script.revision for script in scripts.walk_revisions()]
-    if version not in known:
-        raise _NotOursError(f"its version {version} is unknown: a newer ropeway made it")
-    if version != known[0]:
+    version = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
+    if version != VERSION:
+        from alembic.script import ScriptDirectory
+
+        known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+        if version not in known:
+            raise _NotOursError(f"its version {version} is unknown: a newer ropeway made it")
         return False
     for table in Base.metadata.sorted_tables:
         there = (

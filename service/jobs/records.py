@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.evaluation.results import Row
+from service.evaluation.tables import csv_text
+
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 UNFINISHED: tuple[JobState, ...] = ("queued", "running")
+
+ENDED_EARLY: tuple[JobState, ...] = ("failed", "cancelled")
 
 
 class JobError(BaseModel):
@@ -48,6 +54,15 @@ class JobInfo(BaseModel):
     error: JobError | None = None
     request: dict[str, Any] = Field(description="The body; empty in listings when it is long.")
     links: dict[str, str] = Field(default_factory=dict)
+
+
+def units_table(units: Sequence[UnitDone]) -> str:
+    """Units as CSV: a column for every number that any of them has in its summary."""
+    names = list(dict.fromkeys(name for unit in units for name in unit.summary))
+    rows: list[Row] = [
+        unit.model_dump(exclude={"summary"}) | {name: unit.summary.get(name) for name in names} for unit in units
+    ]
+    return csv_text(rows)
 
 
 class UnitDone(BaseModel):

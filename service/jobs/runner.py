@@ -20,12 +20,11 @@ from service import context
 from service.engine.engine import EngineFailed, EngineStopping
 from service.engine.memory import OutOfMemory
 from service.errors import as_api_error
-from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob
-from service.jobs.address import Addresses
 from service.jobs.calls import StoreCalls
 from service.jobs.database import StoreOutOfReach
+from service.jobs.planning import planned, request_of
 from service.jobs.queue import Claimed, Finished, JobQueue, LeaseLost
 from service.jobs.results import Packed, pack
 from service.jobs.signals import Signal, within
@@ -72,7 +71,6 @@ class JobRunner:
         self._store, self._models, self._settings = store, models, settings
         self._workers, self._store_threads = workers, calls
         self._queue = JobQueue(store.database, store.owner, served, only_own=not settings.resume_jobs)
-        self._addresses = Addresses(models)
         self._active: dict[int, ActiveJob] = {}
         self._held: set[int] = set()
         """Jobs whose lease is renewed: the active ones, and one being planned."""
@@ -202,10 +200,9 @@ class JobRunner:
         return job
 
     def _planned(self, claimed: Claimed) -> ActiveJob:
-        request = EVALUATIONS[claimed.request["evaluation"]].request.model_validate(claimed.request)
-        plan = plan_of(request, self._models, self._settings)
-        own = None if request.reuse else claimed.id
-        return ActiveJob(claimed, plan, [self._addresses.key(unit, claimed.tenant, own) for unit in plan.units])
+        request = request_of(claimed.request)
+        plan, keys = planned(request, claimed.tenant, claimed.id, self._models, self._settings)
+        return ActiveJob(claimed, plan, keys)
 
     async def _take(self, job: ActiveJob, positions: list[int]) -> bool:
         """Take the outcomes of ``positions`` that the store has; whether it had any."""

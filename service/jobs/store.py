@@ -17,9 +17,9 @@ from service.evaluation.request import EvaluationRequest
 from service.jobs import results
 from service.jobs.database import Database
 from service.jobs.owner import Owner
-from service.jobs.records import UNFINISHED, JobError, JobInfo, JobState, UnitDone
+from service.jobs.records import ENDED_EARLY, UNFINISHED, JobError, JobInfo, JobState, UnitDone
 from service.jobs.results import Packed
-from service.jobs.tables import FinishedUnit, Job, written
+from service.jobs.tables import FinishedUnit, Job, StoredResult, written
 
 ID = re.compile(r"[0-9a-f]{32}")
 
@@ -39,6 +39,13 @@ class JobUnfinished(RuntimeError):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"job {job_id} has not ended: cancel it first")
+
+
+class JobDone(RuntimeError):
+    """The job is done: there is nothing to go on with."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id} is done: there is nothing to resume")
 
 
 class IdempotencyMismatch(ValueError):
@@ -170,6 +177,23 @@ class JobStore:
             job = _job(session, tenant, job_id, for_update=True)
             if job.state in UNFINISHED:
                 job.state, job.finished_at, job.owner, job.lease_until = "cancelled", datetime.now(UTC), None, None
+            return self._info(job, job.request)
+
+    def resume(self, tenant: str, job_id: str) -> JobInfo:
+        """Queue a cancelled or failed job again: what is finished of it stays finished. One that has not ended stays
+        as it is.
+
+        Raises:
+            UnknownJob: when ``tenant`` has no such job; JobDone when nothing is left of it to do.
+        """
+        with self.database.writing() as session:
+            job = _job(session, tenant, job_id, for_update=True)
+            if job.state == "done":
+                raise JobDone(job_id)
+            if job.state in ENDED_EARLY:
+                session.execute(delete(StoredResult).where(StoredResult.job == job.number))  # it was partial
+                job.state, job.finished_at, job.error, job.claims = "queued", None, None, 0
+                job.added_by = str(self.owner)
             return self._info(job, job.request)
 
     def remove(self, tenant: str, job_id: str) -> None:

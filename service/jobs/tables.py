@@ -23,6 +23,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.jobs.records import JobState
 
+VERSION = "0003"
+"""The newest migration. A database of this version is opened without Alembic, whose import takes a while."""
+
 BigId = BigInteger().with_variant(Integer, "sqlite")
 """SQLite counts rows by itself in INTEGER columns only."""
 

@@ -40,7 +40,7 @@ def _sums(tensor: torch.Tensor) -> list[list[float]]:
     """Sum, sum of magnitudes and sum weighted by place of every block, then the first 64 values; all in float64."""
     tensor = tensor.detach()
     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
-    places = torch.arange(1, BLOCK + 1, dtype=torch.float64, device=flat.device) / BLOCK
+    places = torch.arange(1, min(BLOCK, len(flat)) + 1, dtype=torch.float64, device=flat.device) / BLOCK
     sums = []
     for block in flat.split(BLOCK):
         values = block.double()

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from patches import Patched
-from service.models import architecture
+from service.memory import available_bytes
+from service.models import architecture, hub
 from service.models.chat import TemplateUnusable, use_template
 from service.settings import Settings
 
 DEMO = Path(__file__).parent / "demo"
+CPU_REACH = 32
+"""Default cache on a CPU in trained lengths: how far an encoding may stretch, and where default lengths end."""
+
 CPU_CACHE_TOKENS = 32768
-"""Default cache on a CPU, where memory is shared with everything else."""
+"""Most tokens of a default cache on a CPU, where memory is shared with everything else."""
 
 
 class ModelLoadError(RuntimeError):
@@ -37,20 +44,55 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
     """Load safetensors weights onto the configured device; no remote code.
 
     Raises:
-        ModelLoadError: when the checkpoint is absent or of a kind that cannot be loaded, or the chat template unusable.
+        ModelLoadError: when the device or the chat template cannot be used, or the checkpoint is absent, damaged or of
+            a kind that cannot be loaded.
     """
-    device = torch.device(device_of(settings))
+    device = usable_device(settings)
     architecture.register()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=settings.revision)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, revision=settings.revision, dtype=dtype_of(settings, device), use_safetensors=True
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelLoadError(f"model {str(source)!r} cannot be loaded: {error}") from error
+    is_folder = Path(source).is_dir()
+    with _blamed(source, "the hub"):
+        copy = None if is_folder else hub.offline_copy(str(source), settings.revision)
+    place, revision = copy or source, settings.revision
+    with _progress_bars(shown=not is_folder and settings.log_format == "console" and sys.stderr.isatty()):
+        with _blamed(source, "its tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+        with _blamed(source, "its weights"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                place,
+                revision=revision,
+                dtype=dtype_of(settings, device),
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+            )
+            model, report = loaded
+            _refuse_weights_that_are_not_there(report)
+            model.to(device)
     _set_template(tokenizer, settings)
-    torch.nn.Module.to(model, device)
     return Checkpoint(name, model.eval(), tokenizer)
+
+
+@contextmanager
+def _blamed(source: str | Path, part: str) -> Iterator[None]:
+    """Raises:
+    ModelLoadError: for whatever is raised inside, with the setting, the model and the part at fault, in one line.
+    """
+    try:
+        yield
+    except Exception as error:  # a damaged file fails in as many ways as there are readers
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelLoadError(f"ROPEWAY_MODEL: model {str(source)!r} cannot be loaded: {part}: {reason}") from error
+
+
+def _refuse_weights_that_are_not_there(report: dict[str, Any]) -> None:
+    """Raises:
+    ValueError: when a tensor of the model is not in the files or has another shape there: transformers would go on
+        with random numbers.
+    """
+    wrong = [f"{name} is {list(there)}, not {list(here)}" for name, there, here in report["mismatched_keys"]]
+    wrong = sorted([*wrong, *(f"{name} is missing" for name in report["missing_keys"])])
+    if wrong:
+        raise ValueError(f"{len(wrong)} tensors are not as config.json says, the first: {wrong[0]}")
 
 
 def _set_template(tokenizer: Any, settings: Settings) -> None:
@@ -59,6 +101,21 @@ def _set_template(tokenizer: Any, settings: Settings) -> None:
             use_template(tokenizer, settings.chat_template)
         except TemplateUnusable as error:
             raise ModelLoadError(f"ROPEWAY_CHAT_TEMPLATE: {error}") from error
+
+
+@contextmanager
+def _progress_bars(*, shown: bool) -> Iterator[None]:
+    """transformers' and the hub's bars, on or off inside."""
+    if shown:
+        yield
+        return
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()
 
 
 def sources(settings: Settings) -> dict[str, str | Path]:
@@ -71,6 +128,23 @@ def sources(settings: Settings) -> dict[str, str | Path]:
         if inside:
             return {config.parent.name: config.parent for config in inside}
     return {path.resolve().name: path}
+
+
+def usable_device(settings: Settings) -> torch.device:
+    """The configured device, after a tensor was put there.
+
+    Raises:
+        ModelLoadError: when torch does not know it or this machine does not have it.
+    """
+    try:
+        device = torch.device(device_of(settings))
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ModelLoadError(
+            f"ROPEWAY_DEVICE: {settings.device!r} cannot be used: {reason} (torch {torch.__version__})"
+        ) from error
+    return device
 
 
 def device_of(settings: Settings) -> str:
@@ -92,7 +166,8 @@ def cache_bytes_per_token(patch: Patched) -> int:
 
 
 def cache_tokens(patch: Patched, settings: Settings) -> int:
-    """Tokens of paged cache: as configured, else 70 % of the accelerator's free memory or a fixed CPU share.
+    """Tokens of paged cache: as configured; else what fits into 70 % of an accelerator's free memory. On a CPU 32 times
+    the trained length, at most 32768, or ``max_length`` where that is more, in a quarter of the free memory.
 
     Raises:
         ModelLoadError: when what is configured exceeds free memory.
@@ -101,14 +176,17 @@ def cache_tokens(patch: Patched, settings: Settings) -> int:
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
     else:
-        free = psutil.virtual_memory().available
+        free = available_bytes()
     if settings.cache_tokens is not None:
         if settings.cache_tokens * per_token > free:
             raise ModelLoadError(
-                f"cache_tokens={settings.cache_tokens} needs {settings.cache_tokens * per_token >> 20} MiB "
+                f"ROPEWAY_CACHE_TOKENS: {settings.cache_tokens} needs {settings.cache_tokens * per_token >> 20} MiB "
                 f"and {free >> 20} MiB are free: at most {free // per_token} tokens fit"
             )
         return settings.cache_tokens
-    share = int(free * 0.7 if model.device.type == "cuda" else free * 0.25) // per_token
-    wanted = share if model.device.type == "cuda" else min(CPU_CACHE_TOKENS, share)
+    if model.device.type == "cuda":
+        wanted = int(free * 0.7) // per_token
+    else:
+        reach = min(CPU_REACH * patch.geometry.original_max_position_embeddings, CPU_CACHE_TOKENS)
+        wanted = min(max(reach, settings.max_length or 0), int(free * 0.25) // per_token)
     return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)

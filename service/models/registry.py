@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import structlog
+
 from patches import Method, Patched, UnsupportedModel, patched
 from service.engine.engine import Engine, EngineLimits
 from service.engine.verification import verify
 from service.metrics import EngineMetrics, Metrics
 from service.models.fingerprint import fingerprint
-from service.models.loading import Checkpoint, ModelLoadError, cache_tokens, load, sources
+from service.models.loading import Checkpoint, ModelLoadError, cache_bytes_per_token, cache_tokens, load, sources
 from service.settings import Settings
+
+log = structlog.get_logger()
 
 
 class UnknownModel(LookupError):
@@ -72,6 +76,7 @@ class ModelRegistry:
         self._grace_s = settings.shutdown_grace_s
         try:
             for name, source in sources(settings).items():
+                log.info("loading", model=name)
                 self._add(load(name, source, settings), settings)
         except BaseException:
             self.close()
@@ -84,7 +89,7 @@ class ModelRegistry:
             patch = self._stack.enter_context(patched(model))
             verify(patch)
         except UnsupportedModel as error:
-            raise ModelLoadError(f"model {checkpoint.name!r} cannot be served: {error}") from error
+            raise ModelLoadError(f"ROPEWAY_MODEL: model {checkpoint.name!r} cannot be served: {error}") from error
         limits = EngineLimits(
             cache_tokens=cache_tokens(patch, settings),
             score_tokens=settings.score_tokens,
@@ -97,6 +102,9 @@ class ModelRegistry:
             prefix_sharing=settings.prefix_sharing,
             shared=settings.has_keys,
         )
+        size = limits.cache_tokens * cache_bytes_per_token(patch) >> 20
+        by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
+        log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=size, by=by)
         engine = Engine(patch, limits, _eos_token_ids(model), EngineMetrics(self._metrics, checkpoint.name))
         self._stack.callback(engine.stop, self._grace_s)
         longest = settings.max_length or engine.generations.most

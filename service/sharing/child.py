@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-PRELOAD = ["service.reports.render"]
+PRELOAD = ["service.reports.forms"]
 """What the fork server imports once, for all of its children."""
 
 MEMORY_BYTES = 2 << 30

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from patches.encoding.method import Factor, Length, Method, trained_length_of
 from patches.encoding.recipe import Family, Recipe, RopeGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 
 def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
@@ -39,6 +41,8 @@ class LinearBias:
     in_bfloat16: bool = False
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        import torch
+
         slopes = torch.tensor(self.slopes, dtype=torch.float32, device=q_idx.device)[:, None, None]
         if self.in_bfloat16:
             bias = (slopes.bfloat16() * kv_idx).float().expand(-1, len(q_idx), -1)

@@ -7,13 +7,15 @@ values belong to a model. The defaults are the means of what the released code s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import Method
 from patches.encoding.recipe import Family, Recipe, RopeGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 Weight = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
 Exponent = Annotated[float, Field(ge=1e-6, le=2.0, strict=True)]
@@ -29,6 +31,8 @@ class LogBias:
     r2: tuple[float, ...]
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        import torch
+
         r1, r2 = (torch.tensor(r, device=q_idx.device)[:, None, None] for r in (self.r1, self.r2))
         return -r1 * torch.log1p(r2 * (q_idx - kv_idx).clamp_min(0).float())
 
@@ -41,6 +45,8 @@ class PowerBias:
     r2: tuple[float, ...]
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        import torch
+
         r1, r2 = (torch.tensor(r, device=q_idx.device)[:, None, None] for r in (self.r1, self.r2))
         return -r1 * (q_idx - kv_idx).clamp_min(0).float() ** r2
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import Method
 from patches.encoding.recipe import Family, Recipe, RopeGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 LARGEST_DIM = 512
 """Four times the paper's. A table of L distances takes at most 512 L products, as one query does to attend to L keys in
@@ -28,6 +30,8 @@ LEAST_TABLE, MOST_BYTES = 4096, 1 << 28
 
 def _waves(position: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of position / 10000^(2i / dim), each float64 [n, dim / 2], for angles are large."""
+    import torch
+
     frequency = 10_000.0 ** (-2 * torch.arange(dim // 2, dtype=torch.float64) / dim)
     angle = position.cpu().double()[:, None] * frequency
     return angle.cos(), angle.sin()
@@ -48,6 +52,8 @@ class _Tables:
 
     def at_least(self, length: int, dim: int, device: torch.device) -> torch.Tensor:
         """float32 [n] for distances 0 .. n - 1, of which there are ``length`` or more."""
+        import torch
+
         with self._lock:
             table = self._tables.get((dim, device))
             if table is not None and len(table) >= length:
@@ -79,6 +85,8 @@ class SandwichBias:
     heads: int
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        import torch
+
         distance = (q_idx - kv_idx).clamp_min(0)
         farthest = int(distance.max())
         if distance.numel() <= farthest:  # scattered pairs, as in a picture: fewer than a table would hold

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from patches.encoding.method import Method
 from patches.encoding.recipe import Family, Recipe, RopeGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 Value = Annotated[float, Field(ge=-1e4, le=1e4, strict=True)]
 """A number in float16 too, where a query whose keys are all at minus infinity would attend to those after it."""
@@ -25,6 +27,8 @@ Table = tuple[Annotated[tuple[Value, ...], Field(min_length=1, max_length=1024)]
 
 def t5_buckets(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
     """Bucket int64 of every distance int64 >= 0, in float32 as released: at a bucket's edge rounding decides."""
+    import torch
+
     exact = num_buckets // 2
     ratio = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact)
     far = exact + (ratio * (num_buckets - exact)).long()
@@ -45,6 +49,8 @@ class BucketBias:
     @cached_property
     def _by_head(self) -> torch.Tensor:
         """float32 [heads, num_buckets]; a large table takes milliseconds to make, and every layer asks for it."""
+        import torch
+
         return torch.tensor(self.table, dtype=torch.float32).T
 
 

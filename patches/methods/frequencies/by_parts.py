@@ -8,9 +8,8 @@ published version, which blends plain, NTK-aware and interpolated frequencies wi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from patches.encoding.method import AttentionFactor, Factor, TrainedLengthMethod, Turns
@@ -18,6 +17,9 @@ from patches.encoding.ramps import TurnRange, TurnRangeMethod, linear_ramp, msca
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
 from patches.encoding.temperature import ConstantTemperature
+
+if TYPE_CHECKING:
+    import torch
 
 Mscale = Annotated[float, Field(ge=0.0, le=100.0, strict=True)]
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import WrappingMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry, Schedule
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class ClippedSchedule:
         return self.schedule.depends_on_length
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        import torch
+
         inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length, dtype)
         kept = torch.ones(len(inv_freq), dtype=torch.float64)
         if self.hard:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import AttentionFactor, FrequencyMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 InverseFrequencies = Annotated[
     tuple[Annotated[float, Field(ge=0.0, le=6.284, strict=True)], ...], Field(min_length=1, max_length=1024)
@@ -26,6 +28,8 @@ class ListedSchedule:
     depends_on_length: bool = False
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        import torch
+
         return Frequencies(torch.tensor(self.inv_freq, dtype=dtype), self.attention_factor, 0.0)
 
 

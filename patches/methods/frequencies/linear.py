@@ -7,14 +7,16 @@ at admission, so that all its keys agree.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import Factor, FrequencyMethod, TrainedLengthMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from patches.encoding.method import Factor, TrainedLengthMethod, Turns
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Llama3Schedule:
     depends_on_length: bool = False
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        import torch
+
         plain = base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype)
         wavelength = 2 * math.pi / plain
         blend = (self.trained_length / wavelength - self.low_freq_factor) / (

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import AttentionFactor, Factor, TrainedLengthMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 Divisors = Annotated[
     tuple[Annotated[float, Field(ge=1e-6, le=1e6, strict=True)], ...], Field(min_length=1, max_length=1024)
@@ -31,6 +33,8 @@ class LongRopeSchedule:
     depends_on_length: bool = True
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        import torch
+
         divisors = torch.tensor(self.long_factor if length > self.trained_length else self.short_factor, dtype=dtype)
         exponent = torch.arange(0, geometry.rotary_dim, 2, dtype=dtype) / geometry.rotary_dim
         inv_freq = 1.0 / (divisors * self.rope_theta**exponent)

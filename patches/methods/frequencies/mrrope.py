@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import AttentionFactor, Factor
 from patches.encoding.ramps import TurnRange, TurnRangeMethod, mscale
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class RadixSchedule:
         """Rises from 0 at k = 0 to 1 at k = n."""
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        import torch
+
         low, high = self.range.pairs(geometry.rotary_dim)
         plain = base_inv_freq(self.range.rope_theta, geometry.rotary_dim, dtype)
         n = max(high - low, 0.001)  # without any pair between, the released code steps from one to the other

@@ -8,14 +8,16 @@ grows while cached keys keep their old base.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import Factor, FrequencyMethod, TrainedLengthMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
+
+if TYPE_CHECKING:
+    import torch
 
 
 def ntk_theta(rope_theta: float, scale: float, rotary_dim: int) -> float:

@@ -7,14 +7,16 @@ in head_dim, unlike partial rotary embeddings, whose exponent counts in rotated 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import Factor, FrequencyMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class ProportionalSchedule:
     depends_on_length: bool = False
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        import torch
+
         inv_freq = base_inv_freq(self.rope_theta, geometry.head_dim, dtype) / self.factor
         rotates = torch.arange(len(inv_freq)) < self.rotating_pairs
         return Frequencies(inv_freq * rotates, 1.0, self.rope_theta)

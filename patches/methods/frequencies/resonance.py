@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from patches.encoding.method import WrappingMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry, Schedule
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class ResonanceSchedule:
         return self.schedule.depends_on_length
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        import torch
+
         inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length, torch.float64)
         wavelength = (2 * math.pi / inv_freq).round()
         return Frequencies((2 * math.pi / wavelength).to(dtype), attention_factor, rope_theta)

@@ -7,14 +7,16 @@ Su 2023, kexue.fm/archives/9948, "NTK-RoPE-fixed" and "NTK-RoPE-mixed"; code in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from patches.encoding.method import Factor, FrequencyMethod
 from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
 from patches.encoding.rotary import base_inv_freq
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class MixedNtkSchedule:
     depends_on_length: bool = False
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        import torch
+
         plain = base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype)
         share = torch.arange(1, len(plain) + 1, dtype=torch.float64) / len(plain)
         return Frequencies((plain * self.factor ** -(share**self.b)).to(dtype), 1.0, self.rope_theta)

@@ -156,7 +156,10 @@ def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Set
     served = models.get(request.model)
     named = served if asked.model is None else models.get(asked.model)
     evaluator = models.for_method(named, asked.pe)
-    shared = {name: getattr(request, name) for name in ("model", "methods", "lengths", "input", "protocol", "bos")}
+    shared = {
+        name: getattr(request, name)
+        for name in ("model", "methods", "lengths", "input", "max_tokens", "protocol", "bos")
+    }
     measured = perplexity_plan_of(PerplexityRequest(**shared), models, settings)
     most = evaluator.engine.scores.most
     long = request.long_context or min(evaluator.trained_length, most)
@@ -194,7 +197,7 @@ def same_tokens(
         return
     same = evaluator.tokenizer.get_vocab() == served.tokenizer.get_vocab()
     if same:
-        theirs = documents_of(request.input, evaluator, settings)
+        theirs = documents_of(request.input, evaluator, settings, request.max_tokens)
         same = [d.token_ids for d in theirs] == [d.token_ids for d in measured.documents]
     if not same:
         raise InvalidEvaluation(

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from patches import KnownFields, PositionEncoding, examples
-from service.evaluation.checks import Bos
 from service.evaluation.documents import DEFAULT_DOCUMENT
-from service.evaluation.request import EvaluationRequest, Tokens
+from service.evaluation.request import Bos, DocumentsRequest, Tokens
 from service.inputs import TextOrTokens
 
 Scoring = Literal["curve", "sliding", "disjoint", "tail"]
@@ -26,7 +25,7 @@ class Evaluator(KnownFields):
     )
 
 
-class LongPerplexityRequest(EvaluationRequest):
+class LongPerplexityRequest(DocumentsRequest):
     """Perplexity over key tokens against context length, several encodings in one call."""
 
     evaluation: Literal["long_perplexity"] = "long_perplexity"

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from service.evaluation.checks import (
-    Bos,
     InvalidEvaluation,
     affordable,
     at_most,
@@ -27,7 +26,7 @@ from service.evaluation.perplexity import protocols
 from service.evaluation.perplexity.protocols import Window, Windows
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult, Protocol
-from service.evaluation.results import DocumentInfo
+from service.evaluation.request import Bos
 from service.evaluation.scoring import token_nll
 from service.evaluation.statistics import Scored, length_result, position_buckets
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
@@ -199,7 +198,7 @@ class PerplexityPlan(Plan):
             parameters=self.parameters(),
             bos=self.bos is not None,
             lengths=self.lengths,
-            documents=[DocumentInfo(name=d.name, tokens=len(d.token_ids), bytes=d.total_bytes) for d in self.documents],
+            documents=[document.info for document in self.documents],
             methods=[
                 self._method(subject, [(answered, [(u, next(remaining)) for u in units]) for answered, units in passes])
                 for subject, passes in zip(self.subjects, self.passes, strict=True)
@@ -263,7 +262,7 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
         InvalidEvaluation: for anything else that cannot be run as asked.
     """
     served = models.get(request.model)
-    documents = documents_of(request.input, served, settings)
+    documents = documents_of(request.input, served, settings, request.max_tokens)
     bos = prefix_of(request.bos, served) if request.protocol == "rolling" else bos_of(request.bos, served)
     special = 0 if bos is None else 1
     wanted = request.length_values()

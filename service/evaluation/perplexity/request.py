@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from patches import examples
-from service.evaluation.checks import Bos
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.perplexity.results import Protocol
-from service.evaluation.request import EvaluationRequest
+from service.evaluation.request import Bos, DocumentsRequest
 from service.inputs import TextOrTokens
 
 
-class PerplexityRequest(EvaluationRequest):
+class PerplexityRequest(DocumentsRequest):
     """Perplexity against context length, several encodings in one call."""
 
     evaluation: Literal["perplexity"] = "perplexity"

@@ -30,7 +30,6 @@ from service.evaluation.probe.averages import copying, heads_attention, mean_att
 from service.evaluation.probe.request import ProbeRequest
 from service.evaluation.probe.results import ProbeMethod, ProbeResult
 from service.evaluation.probe.units import AttentionUnit, CopyUnit, RepeatedSegment
-from service.evaluation.results import DocumentInfo
 from service.evaluation.statistics import position_buckets
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.models.registry import ModelRegistry, ServedModel
@@ -157,10 +156,7 @@ class ProbePlan(Plan):
             segment=self.segment,
             segment_of="document" if self.vocabulary is None else "random",
             seed=self.seed,
-            documents=[
-                DocumentInfo(name=document.name, tokens=len(document.token_ids), bytes=document.total_bytes)
-                for document in self.documents
-            ],
+            documents=[document.info for document in self.documents],
             methods=[self._method(*part, found) for part in zip(self.subjects, self._parts, strict=True)],
         )
 
@@ -189,7 +185,7 @@ def plan_of(request: ProbeRequest, models: ModelRegistry, settings: Settings) ->
         InvalidEvaluation: for anything else that cannot be run as asked.
     """
     served = models.get(request.model)
-    documents = documents_of(request.input, served, settings)
+    documents = documents_of(request.input, served, settings, request.max_tokens)
     bos = bos_of(request.bos, served)
     special = 0 if bos is None else 1
     lengths = lengths_of(request.length_values(), served, documents, special, settings)

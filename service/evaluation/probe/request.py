@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from patches import examples
-from service.evaluation.checks import Bos
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.probe.results import SegmentOf
-from service.evaluation.request import MOST_IN_RANGE, EvaluationRequest, Tokens
+from service.evaluation.request import MOST_IN_RANGE, Bos, DocumentsRequest, Tokens
 from service.inputs import TextOrTokens
 
 
-class ProbeRequest(EvaluationRequest):
+class ProbeRequest(DocumentsRequest):
     """Attention mass, copying and loss by distance, several encodings in one call.
 
     ``lengths`` are those at which attention is looked at (the trained length and 4 times it when absent); loss by

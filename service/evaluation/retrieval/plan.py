@@ -10,7 +10,6 @@ from typing import Any
 from service.evaluation.checks import InvalidEvaluation, at_most, check_cost, server_takes
 from service.evaluation.cost import Cost
 from service.evaluation.documents import BUILT_IN, Document, doubling_lengths
-from service.evaluation.results import DocumentInfo
 from service.evaluation.retrieval.haystack import Haystack
 from service.evaluation.retrieval.prompts import Draft, PromptTokenizer, Sample
 from service.evaluation.retrieval.results import SampleResult
@@ -81,9 +80,7 @@ class PromptsPlan(Plan):
             "trained_length": self.trained_length,
             "lengths": self.lengths,
             "bos": self.tokenizer.bos is not None,
-            "documents": [
-                DocumentInfo(name=d.name, tokens=len(d.token_ids), bytes=d.total_bytes) for d in self.documents
-            ],
+            "documents": [document.info for document in self.documents],
         }
 
     def method(self, subject: Subject) -> dict[str, Any]:
@@ -138,23 +135,26 @@ def samples_of(drafts: Sequence[Draft], lengths: Sequence[int], tokenizer: Promp
 
 
 def haystack_of(texts: Sequence[str | list[int]], documents: Sequence[Document]) -> Haystack:
-    """The documents of a request's ``input`` one after another; ``texts`` are what they were given as.
+    """The documents of a request's ``input`` one after another, as far as they were not cut; ``texts`` are what they
+    were given as.
 
     Raises:
         InvalidEvaluation: when there is not a word in them.
     """
-    parts = [
-        document.tokenizer.decode(given, skip_special_tokens=True)
-        if not isinstance(given, str)
-        else BUILT_IN[given]()
-        if given in BUILT_IN
-        else given
-        for given, document in zip(texts, documents, strict=True)
-    ]
+    parts = [_text_of(given, document) for given, document in zip(texts, documents, strict=True)]
     haystack = Haystack("\n\n".join(parts))
     if not haystack.words:
         raise InvalidEvaluation("input", "has no words to hide anything in")
     return haystack
+
+
+def _text_of(given: str | list[int], document: Document) -> str:
+    """What a document says, up to where it was cut."""
+    if not isinstance(given, str):
+        text: str = document.tokenizer.decode(document.token_ids, skip_special_tokens=True)
+        return text
+    text = BUILT_IN[given]() if given in BUILT_IN else given
+    return text if document.cut_from is None else text.encode()[: document.total_bytes].decode(errors="ignore")
 
 
 def eos_of(subjects: Sequence[Subject], models: ModelRegistry) -> dict[str, tuple[int, ...]]:

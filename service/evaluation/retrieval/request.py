@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from patches import examples
 from service.evaluation.documents import DEFAULT_DOCUMENT
-from service.evaluation.request import EvaluationRequest
+from service.evaluation.request import DocumentsRequest
 from service.inputs import TextOrTokens
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -17,7 +17,7 @@ Samples = Annotated[int, Field(ge=1, le=1000)]
 Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=4000)]
 
 
-class DepthRequest(EvaluationRequest):
+class DepthRequest(DocumentsRequest):
     """What both evaluations have: a grid of lengths and depths."""
 
     depths: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=101)] = Field(
@@ -45,6 +45,12 @@ class PasskeyRequest(DepthRequest):
         description="Haystack: a text, token ids, a list of either, or the name of a built-in document; "
         "the published filler when absent.",
     )
+
+    @model_validator(mode="after")
+    def _only_documents_are_cut(self) -> Self:
+        if self.max_tokens is not None and self.input is None:
+            raise ValueError("max_tokens cuts documents: the published filler takes as much as a prompt needs")
+        return self
 
     def texts(self) -> list[str | list[int]]:
         return [] if self.input is None else super().texts()

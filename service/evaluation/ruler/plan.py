@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.evaluation.checks import affordable, bos_of, documents_of, subjects_of
+from service.evaluation.checks import InvalidEvaluation, affordable, bos_of, documents_of, subjects_of
 from service.evaluation.retrieval.plan import (
     PromptsPlan,
     check_fits,
@@ -82,7 +82,9 @@ def plan_of(request: RulerRequest, models: ModelRegistry, settings: Settings) ->
     tasks = list(dict.fromkeys(request.tasks))
     check_grid(lengths, len(tasks) * request.samples, subjects, settings)
     uses_documents = any(needs_documents(task) for task in tasks)
-    documents = documents_of(request.input, served, settings) if uses_documents else []
+    if request.max_tokens is not None and not uses_documents:
+        raise InvalidEvaluation("max_tokens", f"cuts documents, and {', '.join(tasks)} use none")
+    documents = documents_of(request.input, served, settings, request.max_tokens) if uses_documents else []
     haystack = haystack_of(request.texts(), documents) if uses_documents else None
     drafts = {task: [draft_of(task, sample, request, haystack) for sample in range(request.samples)] for task in tasks}
     tokenizer = PromptTokenizer(served.tokenizer, bos_of("auto", served))

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from patches import examples
 from service.evaluation.documents import DEFAULT_DOCUMENT
-from service.evaluation.request import EvaluationRequest
+from service.evaluation.request import DocumentsRequest
 from service.evaluation.retrieval.request import NewTokens, Samples, Seed
 from service.evaluation.ruler.results import TaskName
 from service.inputs import TextOrTokens
@@ -16,7 +16,7 @@ from service.inputs import TextOrTokens
 Frequency = Annotated[int, Field(ge=1, le=1000)]
 
 
-class RulerRequest(EvaluationRequest):
+class RulerRequest(DocumentsRequest):
     """RULER's synthetic tasks by length; several encodings in one call.
 
     A length counts the prompt, its BOS and the task's new tokens. Lengths double from the trained one up to 4 times it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from service.evaluation.ruler.plan import plan_of as ruler_plan
 from service.evaluation.sweep.judging import Judge
 from service.evaluation.sweep.request import SweepRequest
 from service.evaluation.sweep.results import SweepResult
-from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.evaluation.unit import Outcome, Plan, Subject, Unit, complete_methods
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 
@@ -68,6 +68,22 @@ class SweepPlan(Plan):
             methods=judge.methods(),
             evaluations=results,
         )
+
+    def reduced(self, request: SweepRequest, finished: Collection[int]) -> SweepRequest | None:
+        """``request`` with those of its evaluations that are finished; where none is, with the first one and the
+        methods that are finished there."""
+        whole, begin = [], 0
+        for part, evaluation in zip(self.parts, request.evaluations, strict=True):
+            stop = begin + len(part.units)
+            if all(position in finished for position in range(begin, stop)):
+                whole.append(evaluation)
+            begin = stop
+        if whole:
+            return request.model_copy(update={"evaluations": whole})
+        complete = complete_methods(self.parts[0].units, finished)
+        methods = [subject.method for subject in self.subjects if subject.method in complete]
+        kept = {"methods": methods, "factors": None, "evaluations": request.evaluations[:1]}
+        return request.model_copy(update=kept) if methods else None
 
 
 def plan_of(request: SweepRequest, models: ModelRegistry, settings: Settings) -> SweepPlan:

@@ -37,7 +37,9 @@ class Target(KnownFields):
     model_config = ConfigDict(allow_inf_nan=False)
 
     length: Tokens | None = Field(None, description="Tokens that the model is to read; the longest length when absent.")
-    tolerance: Annotated[float, Field(ge=0, le=10)] = 0.1
+    tolerance: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.1, description="Share by which a method may be worse than the checkpoint's own encoding."
+    )
 
 
 def _perplexity() -> list[Part]:
@@ -53,7 +55,7 @@ class SweepRequest(EvaluationRequest):
     )
     evaluations: Annotated[list[Part], Field(min_length=1, max_length=16)] = Field(
         default_factory=_perplexity,
-        description="What is measured: names or bodies of other evaluations, without model, methods and lengths.",
+        description="What is measured: names of other evaluations, or their bodies without model, methods and lengths.",
     )
     target: Target = Field(default_factory=Target)
 

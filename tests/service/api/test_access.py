@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +17,12 @@ import pytest
 import structlog
 from fastapi import FastAPI
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from service import logs
-from service.api.access import ApiKeys, InvalidKeyFile, hash_of, read_hashes
+from service.api import key_file
+from service.api.access import ApiKeys
+from service.api.key_file import InvalidKeyFile, hash_of, read_hashes
 from service.cli import app as ropeway
 from service.cli.client import client_of
 from service.models.loading import load
@@ -125,15 +128,65 @@ def test_keys_are_not_kept_as_they_are() -> None:
 def test_the_command_makes_keys_that_work(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     for name in ("ann", "bob"):
-        result = CliRunner().invoke(ropeway, ["keys", name, "--file", str(file)])
+        result = CliRunner().invoke(ropeway, ["keys", "new", name, "--file", str(file)])
         key = result.stdout.strip()
         assert result.exit_code == 0
         assert key.startswith("rw-")
         assert key not in file.read_text()
         assert ApiKeys((), file).tenant_of([key]) == hash_of(key)[:16]
     assert len(read_hashes(file)) == 2
-    shown = CliRunner().invoke(ropeway, ["keys"])
+    shown = CliRunner().invoke(ropeway, ["keys", "new"])
     assert hash_of(shown.stdout.strip()) in shown.stderr
+
+
+def test_keys_are_listed_and_revoked(guarded: tuple[str, FastAPI, Path], tmp_path: Path) -> None:
+    url, _, file = guarded
+    before = file.read_text()
+    file.chmod(0o640)
+
+    def keys(*arguments: str) -> Result:
+        return CliRunner().invoke(ropeway, ["keys", *arguments, "--file", str(file)])
+
+    mine, other = (keys("new", name).stdout.strip() for name in ("eve", "eve's other"))
+    listed = " ".join(keys("list").stdout.split())
+    assert f"{hash_of(mine)[:16]} {datetime.now(UTC):%Y-%m-%d} eve" in listed
+    assert f"{hash_of(other)[:16]} {datetime.now(UTC):%Y-%m-%d} eve's other" in listed
+    assert httpx.get(f"{url}/models", headers={"x-api-key": mine}).status_code == 200
+    inode = file.stat().st_ino
+    assert keys("revoke", "eve").stdout == f"revoked {hash_of(mine)[:16]} eve\n"
+    assert (file.stat().st_ino == inode, file.stat().st_mode & 0o777) == (False, 0o640), "replaced as a whole"
+    assert httpx.get(f"{url}/models", headers={"x-api-key": mine}).status_code == 401
+    assert httpx.get(f"{url}/models", headers={"x-api-key": other}).status_code == 200
+    assert keys("revoke", hash_of(other)[:8]).exit_code == 0
+    assert file.read_text() == before, "nothing else changed"
+    assert [path.name for path in file.parent.iterdir()] == [file.name], "no other file is left behind"
+    for which in ("nobody", "", hash_of(other)[:4]):
+        refused = keys("revoke", which)
+        assert (refused.exit_code, "no keys in" in refused.stderr) == (1, True)
+
+
+def test_what_cannot_be_a_file_of_keys_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("a shopping list")
+    for command in (["new", "ann"], ["list"], ["revoke", "ann"]):
+        refused = CliRunner().invoke(ropeway, ["keys", *command, "--file", str(file)])
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert "line 1: not a SHA-256" in " ".join(refused.stderr.split())
+    assert file.read_text() == "a shopping list"
+    assert CliRunner().invoke(ropeway, ["keys", "list"]).exit_code == 2, "no file is named"
+    monkeypatch.setenv("ROPEWAY_API_KEYS_FILE", str(tmp_path / "absent"))
+    assert "cannot be read" in CliRunner().invoke(ropeway, ["keys", "list"]).stderr
+
+
+def test_names_that_occur_twice_are_told_apart_by_their_hashes(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    first, second = "a" * 64, "ab" * 32
+    file.write_text(f"# two of one name\n{first}  # ann\n\n{second}  # 2026-01-02 ann")
+    assert [(str(key.created), key.name) for key in key_file.read(file)] == [("None", "ann"), ("2026-01-02", "ann")]
+    with pytest.raises(key_file.UnknownKey, match="2 keys"):
+        key_file.revoke(file, "ann")
+    assert key_file.revoke(file, "ABABAB").digest == second
+    assert file.read_text() == f"# two of one name\n{first}  # ann\n\n"
 
 
 def test_the_shell_sends_its_key(monkeypatch: pytest.MonkeyPatch, guarded: tuple[str, FastAPI, Path]) -> None:
@@ -366,13 +419,13 @@ def test_prompts_are_logged_where_asked_for(checkpoints: Path, capsys: pytest.Ca
     assert [line["prompts"] for line in found if line["event"] == "prompts"] == [["spoken aloud"]]
 
 
-def test_checkpoints_are_safetensors_without_code_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_safetensors_without_code_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: list[dict[str, Any]] = []
     for name in ("AutoTokenizer", "AutoModelForCausalLM"):
         loader = type("Loader", (), {"from_pretrained": staticmethod(lambda *_, **kwargs: _kept(given, kwargs))})
         monkeypatch.setattr(f"service.models.loading.{name}", loader)
     with pytest.raises(RuntimeError, match="seen enough"):
-        load("m", "folder", Settings(_env_file=None))
+        load("m", tmp_path, Settings(_env_file=None))
     tokenizer, model = given
     assert model["use_safetensors"] is True
     assert not tokenizer.get("trust_remote_code")

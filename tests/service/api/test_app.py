@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from service.figures.encodings import distance_picture
 from service.figures.samples import GEOMETRY
 from service.models import loading
 from service.settings import Settings
+from tests.conftest import ROOT
 
 
 def test_methods_are_listed_in_short(client: httpx.Client) -> None:
@@ -152,3 +155,11 @@ def test_the_api_document_has_worked_examples(client: httpx.Client) -> None:
     answer = client.post("/perplexity", json={**sweep["demo"]["value"], "lengths": [64, 128]})
     assert answer.status_code == 200, answer.text
     assert client.get("/docs").status_code == 200
+
+
+def test_what_draws_and_migrates_is_loaded_when_it_is_needed() -> None:
+    code = "import sys, service.app; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(run.stdout.split())
+    assert "torch" in loaded
+    assert {"matplotlib", "plotly", "alembic", "pyarrow", "pandas", "datasets", "service.figures"} & loaded == set()

@@ -43,6 +43,26 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones(checkpoints: Path, tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_stops_at_once(second: signal.Signals, checkpoints: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    server = process(checkpoints / "tiny", *SETTINGS, "shutdown_grace_s=100", "max_new_tokens=8000", log=log)
+    with server as (running_process, url), httpx.Client(base_url=url, timeout=60) as client:
+        body = {"prompt": LONG, "max_new_tokens": 7000, "stream": True}
+        with client.stream("POST", "/generate", json=body) as stream:
+            lines = stream.iter_lines()
+            assert next(line for line in lines if line.startswith("data: "))
+            running_process.send_signal(signal.SIGTERM)
+            wait_for(lambda: '"draining"' in log.read_text())
+            assert running_process.poll() is None
+            running_process.send_signal(second)
+            assert ends(running_process, 3) == 128 + second
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+    assert json.loads(log.read_text().splitlines()[-1])["event"] == "stopped_at_once"
+
+
+@pytest.mark.slow
 def test_sigterm_fails_what_is_left_when_the_grace_is_over(checkpoints: Path, tmp_path: Path) -> None:
     settings = (*SETTINGS, "shutdown_grace_s=0.3", "max_scored_tokens=100000000")
     server = process(checkpoints / "tiny", *settings, log=tmp_path / "log")

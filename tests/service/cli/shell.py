@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import sys
+import threading
 
 from typer.testing import CliRunner, Result
 
@@ -10,10 +13,13 @@ from service.cli import app
 
 
 def ropeway(*arguments: str, stdin: str | None = None) -> Result:
-    """Run in this process; what the command does to signals is undone."""
+    """Run in this process; what the command does to signals, hooks and warnings is undone."""
+    hooks = sys.excepthook, threading.excepthook
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         return CliRunner(env={"COLUMNS": "100"}).invoke(app, arguments, input=stdin)
     finally:
+        sys.excepthook, threading.excepthook = hooks
+        logging.captureWarnings(False)
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -16,7 +16,7 @@ from service.cli.evaluations import COMMANDS, value_of
 from service.client import Ropeway
 from service.evaluation.catalogue import EVALUATIONS
 from tests.service.cli.shell import ropeway
-from tests.service.conftest import TEXT
+from tests.service.conftest import TEXT, tiny_tokenizer
 
 
 @pytest.fixture
@@ -42,6 +42,22 @@ def test_every_evaluation_has_a_command_with_its_fields() -> None:
         assert all(option in succeeded(name, "--help") for option in ["--lengths", "--report", "--fields"])
         shown = succeeded(name, "--fields")
         assert all(option in shown for option in options), shown
+
+
+def test_fields_that_are_objects_are_explained() -> None:
+    shown = " ".join(succeeded("sweep", "--fields").split())
+    for told in (
+        "--target object",
+        "length integer from 2",
+        "tolerance number from 0 up to 10 0.1",
+        "within its trained length",
+    ):
+        assert told in shown, shown
+    assert "--evaluations list of names or objects" in shown
+    assert "One of: long_perplexity, needle, passkey, perplexity, ruler." in shown
+    shown = " ".join(succeeded("long-perplexity", "--fields").split())
+    assert "--evaluator object" in shown
+    assert "model string A served model" in shown
 
 
 @pytest.mark.parametrize(
@@ -103,6 +119,14 @@ def test_documents_are_named_after_their_files(server: str, text: str) -> None:
     assert [document["name"] for document in result["documents"]] == ["ropes.txt"]
 
 
+@pytest.mark.parametrize("name", ["perplexity", "long-perplexity", "needle", "sweep"])
+def test_documents_are_cut(server: str, text: str, name: str) -> None:
+    own = ("--depths", "0.5", "--samples", "1", "--lengths", "256") if name == "needle" else ("--lengths", "64")
+    result = json.loads(succeeded(name, text, "--max-tokens", "200", *own, "--server", server, "--json"))
+    (document,) = result["evaluations"][0]["documents"] if name == "sweep" else result["documents"]
+    assert (document["tokens"], document["cut_from"]) == (200, len(tiny_tokenizer()(TEXT)["input_ids"]) - 1)
+
+
 def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -> None:
     shown = succeeded("sweep", text, "--model", str(checkpoints / "tiny"), "--pe", "yarn:2", "--lengths", "64,128")
     assert "yarn(factor=2)" in shown
@@ -118,10 +142,13 @@ def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -
         (["--sample", "1"], "did you mean --samples?"),
         (["--samples"], "--samples needs a value"),
         (["--pe", "nonsense"], "unknown method"),
+        (["--depths", "2"], "depths.0: Input should be less than or equal to 1"),
+        (["--samples", "0"], "samples: Input should be greater than or equal to 1"),
+        (["--digits", "long"], "digits: Input should be a valid integer"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_done(arguments: list[str], message: str) -> None:
-    result = ropeway("passkey", *arguments)
+    result = ropeway("passkey", *arguments, *(() if "--plot" in arguments else ("--model", "/no/such/model")))
     assert result.exit_code == 2
     assert message in result.output.replace("\n", " ")
 

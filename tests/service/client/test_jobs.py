@@ -96,6 +96,22 @@ class TestJobs:
             list(ropeway.follow(job.id))
         assert (caught.value.status, caught.value.code) == (404, "not_found")
 
+    def test_resuming_where_it_was_cancelled(self, ropeway: Ropeway) -> None:
+        job = ropeway.submit("perplexity", **LONG)
+        with closing(ropeway.follow(job.id)) as items:
+            first = next(item for item in items if isinstance(item, UnitDone))
+        ropeway.cancel(job.id)
+        partial = ropeway.result(job.id)
+        assert partial.partial is not None
+        assert partial.partial.words() == "1 of 2 units are finished; missing: yarn(factor=4) (1)"
+        assert ropeway.units(job.id) == [first]
+        assert ropeway.resume(job.id).state == "queued"
+        assert [unit.number for unit in units_of(list(ropeway.follow(job.id, after=1)))] == [2]
+        assert ropeway.result(job.id).partial is None
+        with pytest.raises(RopewayError) as caught:
+            ropeway.resume(job.id)
+        assert (caught.value.status, caught.value.code) == (409, "job_done")
+
     def test_files(self, ropeway: Ropeway) -> None:
         job = ropeway.submit("perplexity", **FIELDS)
         list(ropeway.follow(job.id))
@@ -152,6 +168,17 @@ class TestAsync:
         result = await asynchronous.result(job.id)
         assert result.numbers() == ropeway.perplexity(**FIELDS).numbers()
         assert (await asynchronous.download(job.id, "plot.png")).startswith(b"\x89PNG")
+
+    async def test_resuming_where_it_was_cancelled(self, asynchronous: AsyncRopeway) -> None:
+        job = await asynchronous.submit("perplexity", **LONG)
+        async with aclosing(asynchronous.follow(job.id)) as items:
+            while not isinstance(first := await anext(items), UnitDone):
+                pass
+        await asynchronous.cancel(job.id)
+        assert (await asynchronous.result(job.id)).partial is not None
+        assert await asynchronous.units(job.id) == [first]
+        assert (await asynchronous.resume(job.id)).state == "queued"
+        await asynchronous.cancel(job.id)
 
     async def test_cancelling_and_refusals(self, asynchronous: AsyncRopeway) -> None:
         job = await asynchronous.submit("perplexity", **LONG)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
-import shutil
+import shlex
+import socket
 import subprocess
-import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
+import yaml
 
 from service.cli.method_docs import readme_table
+from service.evaluation.bodies import BODIES
 from tests.conftest import ROOT
+from tests.service.docs.terminal import blocks, installed, missing, pages, repository, terminal
+from tests.service.serving import wait_for
 
 README = (ROOT / "README.md").read_text()
-COMMANDS = [block for block in re.findall(r"```sh\n(.*?)```", README, re.S) if "make" not in block]
 
 
 def test_the_method_table_is_the_registrys() -> None:
@@ -38,27 +44,114 @@ def test_the_files_it_names_exist() -> None:
         assert (ROOT / (link[0] or link[1])).exists(), link
 
 
-@pytest.mark.parametrize("block", COMMANDS)
-def test_its_commands_run(block: str, server: str, tmp_path: Path) -> None:
-    if shutil.which("curl") is None and "curl" in block:
-        pytest.skip("no curl on this machine")
-    script = block.replace("localhost:8000", server.removeprefix("http://")).replace("ropeway-demo", "tiny")
-    script = re.sub(
-        r"^(ropeway (?:generate|perplexity|sweep|passkey).*)$", rf"\1 --server {server}", script, flags=re.M
-    )
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    run = subprocess.run(
-        ["bash", "-euc", script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PATH": path},
-    )
-    assert run.returncode == 0, run.stderr
-    assert '"error":{' not in run.stdout, run.stdout
-    if "curve.png" in block:
-        assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-        assert (tmp_path / "curve.html").stat().st_size > 100_000
-    if "text/csv" in block:
-        assert len(run.stdout.splitlines()) == 1 + 3 * 3
+# The commands of every page
+
+SERVER = "make serve    # the demo models; `ropeway serve --model FOLDER_OR_ID` serves others\n"
+"""Goes on, in a terminal of its own."""
+
+
+def rehearsed(block: str) -> None:
+    """What make would do, without doing it."""
+    commands = [line.partition("  #")[0] for line in block.splitlines() if line.startswith("make ")]
+    assert commands
+    for command in commands:
+        run = subprocess.run(
+            [*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stderr
+        assert ".venv/bin/" in run.stdout
+
+
+def known_to_compose(block: str) -> None:
+    """Compose knows the profiles, and every one starts something."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].values()
+    for line in block.splitlines():
+        words = shlex.split(line)
+        assert words[words.index("docker") :][:2] == ["docker", "compose"]
+        assert words[-1] == "up"
+        asked = {words[index + 1] for index, word in enumerate(words) if word == "--profile"}
+        assert asked
+        assert asked <= {profile for service in services for profile in service["profiles"]}
+
+
+NOT_RUN: dict[str, Callable[[str], None]] = {
+    "make test ": rehearsed,  # this very suite
+    "git clone <this repository> ropeway && cd ropeway\nmake setup": rehearsed,  # downloads; and checks, this suite too
+    "ROPEWAY_MODEL=Qwen/Qwen2.5-0.5B docker compose": known_to_compose,  # an image of gigabytes
+    "docker compose": known_to_compose,
+}
+"""Beginnings of the blocks that are not run, and what is done with them instead."""
+
+
+def stand_in(block: str) -> Callable[[str], None] | None:
+    return next((check for beginning, check in NOT_RUN.items() if block.startswith(beginning)), None)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_commands_that_cannot_be_run_here_are_right(page: Path) -> None:
+    for block in blocks(page):
+        assert subprocess.run(["bash", "-n", "-c", block], check=False).returncode == 0 or "<this repository>" in block
+        if check := stand_in(block):
+            check(block)
+        else:
+            assert page.name == "README.md", f"the commands of {page.name} are not run: {block}"
+
+
+def test_the_list_of_what_is_not_run_is_no_longer_than_it_must_be() -> None:
+    every = [block for page in pages() for block in blocks(page)]
+    assert all(any(block.startswith(beginning) for block in every) for beginning in NOT_RUN)
+    assert SERVER in every
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(bool(missing()), reason=f"not on this machine: {', '.join(missing())}")
+def test_commands_run_in_a_fresh_terminal_one_after_another(tmp_path: Path) -> None:
+    """With nothing prepared but what `make` would download."""
+    (tmp_path / "source").mkdir()
+    source, home = repository(tmp_path / "source"), tmp_path
+    port = free_port()
+    clone = tmp_path / "ropeway"
+    with terminal(tmp_path, home) as first, terminal(tmp_path, home, ROPEWAY_PORT=str(port)) as second:
+        for number, block in enumerate(blocks(ROOT / "README.md")):
+            script = block.replace("<this repository>", str(source)).replace("localhost:8000", f"localhost:{port}")
+            if number == 0:
+                clone_line, rest = script.split("\n", 1)
+                assert first.run(clone_line)[0] == 0
+                installed(clone)
+                script = rest
+            if stand_in(block):
+                continue
+            if block == SERVER:
+                second.begin(f"cd {clone}\n{script}")
+                wait_for(lambda: answers(f"http://localhost:{port}/health/ready"), 120)
+                continue
+            code, printed = first.run(script)
+            assert code == 0, f"{block}\n{printed}"
+            assert '"error":{' not in printed, f"{block}\n{printed}"
+            if "text/csv" in block:
+                assert len(printed.splitlines()) == 1 + 3 * 3
+    assert (clone / "demo-output/curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (clone / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (clone / "curve.html").stat().st_size > 100_000
+    assert (clone / "sweep.html").stat().st_size > 100_000
+
+
+def test_bodies_that_pages_show_are_valid() -> None:
+    found = [text for page in pages() for text in re.findall(r"^```json\n(.*?)^```$", page.read_text(), re.S | re.M)]
+    assert found
+    for text in found:
+        body = json.loads(text)
+        assert BODIES[body["evaluation"]].model_validate(body)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def answers(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(url).status_code == 200
+    return False

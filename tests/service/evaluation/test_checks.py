@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from patches import parse, patched
 from service.evaluation import memory
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.documents import BUILT_IN
 from service.evaluation.memory import WORKING, free_bytes, pass_bytes
 from service.evaluation.probe.units import CopyUnit
 from service.evaluation.request import LengthRange
@@ -45,6 +47,26 @@ def models(checkpoints: Path) -> Iterator[ModelRegistry]:
 def planned(models: ModelRegistry, evaluation: str, **fields: Any) -> Plan:
     request = EVALUATIONS[evaluation].request.model_validate(BODIES[evaluation] | fields)
     return plan_of(request, models, settings_of(Path("tiny")))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (next(iter(BUILT_IN))[:-1], f"did you mean '{next(iter(BUILT_IN))}'?"),
+        (next(iter(BUILT_IN)).upper(), f"did you mean '{next(iter(BUILT_IN))}'?"),
+        ("data/chapter-1.txt", "looks like the name of a file"),
+        ("Notes.MD", "looks like the name of a file"),
+    ],
+)
+def test_a_name_that_is_no_built_in_document_is_not_scored(models: ModelRegistry, given: str, message: str) -> None:
+    with pytest.raises(InvalidEvaluation, match=re.escape(message)) as refused:
+        planned(models, "perplexity", input=[TEXT, given], lengths=[2])
+    assert refused.value.param == "input"
+
+
+@pytest.mark.parametrize("given", ["ropeways", f"see {next(iter(BUILT_IN))[:-1]}", "read a.txt", "3.14159", "e.g.text"])
+def test_a_short_text_is_scored_all_the_same(models: ModelRegistry, given: str) -> None:
+    assert planned(models, "perplexity", input=given, lengths=[2]).tokens
 
 
 @pytest.mark.parametrize("evaluation", BODIES)

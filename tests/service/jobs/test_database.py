@@ -17,12 +17,14 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.jobs.database import VERSION_TABLE, Database, StoreUnusable, default_url
+from service.jobs.database import VERSION_TABLE, Database, StoreUnusable, _config, default_url
 from service.jobs.store import JobStore
-from service.jobs.tables import Base
+from service.jobs.tables import VERSION, Base
+from tests.conftest import ROOT as REPOSITORY
 from tests.service.jobs.conftest import body
 from tests.service.jobs.postgres import NOBODY, ROOT
 
@@ -34,6 +36,24 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
         assert compare_metadata(context, Base.metadata) == []
     database.close()
     Database(url).close()  # a second opening finds them
+
+
+OPENED = """
+import sys
+from service.jobs.database import Database
+Database(sys.argv[1]).close()
+print("alembic" in sys.modules)
+"""
+
+
+def test_a_database_of_today_is_opened_without_alembic(sqlite_url: str) -> None:
+    command = [sys.executable, "-c", OPENED, sqlite_url]
+    loaded = [subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert [run.stdout.strip() for run in loaded] == ["True", "False"]
+
+
+def test_the_version_of_today_is_the_newest_migration() -> None:
+    assert ScriptDirectory.from_config(_config()).get_current_head() == VERSION
 
 
 def test_jobs_of_the_first_version_are_kept(url: str) -> None:

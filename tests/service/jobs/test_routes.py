@@ -74,6 +74,8 @@ def test_every_link_leads_to_what_it_says(client: httpx.Client) -> None:
     files = {name: client.get(link) for name, link in job["links"].items()}
     assert set(files) == {
         "events",
+        "units.json",
+        "units.csv",
         "results.json",
         "results.csv",
         "results.parquet",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 VARIABLES = DASHBOARD["templating"]["list"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+PROMETHEUS: dict[str, Any] = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+ALERTS = [
+    rule for group in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"] for rule in group["rules"]
+]
 ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 ADDED_BY_PROMETHEUS = {"job", "instance"}
 
@@ -93,10 +99,53 @@ def test_panels_are_told_apart_and_do_not_overlap() -> None:
 
 
 def test_prometheus_reads_the_services_of_the_compose_file() -> None:
-    (job,) = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
+    (job,) = PROMETHEUS["scrape_configs"]
     assert job["job_name"] == "ropeway"
-    ours = [(name, service["environment"]["ROPEWAY_PORT"]) for name, service in COMPOSE.items() if "build" in service]
-    assert job["static_configs"] == [{"targets": [f"{name}:{port}" for name, port in ours]}]
+    ((target,),) = [config["targets"] for config in job["static_configs"]]
+    for server in (one for one in COMPOSE.values() if "build" in one):
+        (alias,) = server["networks"]["default"]["aliases"]
+        assert target == f"{alias}:{server['environment']['ROPEWAY_PORT']}", "a name that nobody answers to is down"
+
+
+# Alerts
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_asks_for_what_exists(rule: dict[str, Any], metrics: dict[str, set[str]]) -> None:
+    asked = names(rule["expr"])
+    assert asked or rule["expr"].startswith("up{")
+    assert asked <= metrics.keys()
+    selected = labels(rule["expr"]) | set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
+    known = set().union(*(metrics[name] for name in asked)) if asked else set()
+    if known:
+        assert selected - ADDED_BY_PROMETHEUS <= known
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert set(rule["annotations"]) == {"summary", "action"}
+
+
+def test_reasons_that_alerts_name_are_codes_of_errors() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "service").rglob("*.py"))
+    reasons = {
+        name for rule in ALERTS for found in re.findall(r'reason=~"([^"]+)"', rule["expr"]) for name in found.split("|")
+    }
+    assert len(reasons) > 5
+    assert {reason for reason in reasons if f'code="{reason}"' not in sources} == set()
+
+
+def test_prometheus_is_given_the_alerts() -> None:
+    (file,) = PROMETHEUS["rule_files"]
+    targets = [mount.split(":")[1] for mount in COMPOSE["prometheus"]["volumes"]]
+    assert {"/etc/prometheus/prometheus.yml", f"/etc/prometheus/{file}"} <= {*targets}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on this machine")
+def test_promtool_finds_no_fault_and_the_alerts_fire(tmp_path: Path) -> None:
+    for file in ("prometheus.yml", "alerts.yml"):
+        shutil.copy(MONITORING / file, tmp_path)
+    shutil.copy(Path(__file__).parent / "alerts_test.yml", tmp_path)
+    for command in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
+        run = subprocess.run(["promtool", *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_grafana_finds_prometheus_and_the_dashboard() -> None:

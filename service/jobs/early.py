@@ -1,0 +1,92 @@
+"""Jobs that ended before they were done: what they amount to so far, and how they go on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import undefer
+
+from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.results import EvaluationResult, Partial
+from service.evaluation.unit import Outcome
+from service.jobs import outcomes, results
+from service.jobs.database import Database
+from service.jobs.planning import planned, request_of
+from service.jobs.records import ENDED_EARLY
+from service.jobs.results import Packed
+from service.jobs.tables import FinishedUnit, Job
+from service.models.registry import ModelRegistry, UnknownModel
+from service.settings import Settings
+
+
+class EndedEarly(NamedTuple):
+    """A job that was cancelled or failed; ``finished`` are the addresses of its finished units by their positions."""
+
+    number: int
+    id: str
+    tenant: str
+    request: dict[str, Any]
+    finished: dict[int, str]
+
+
+def read(database: Database, tenant: str, job_id: str) -> EndedEarly | None:
+    """The job, or None where it has not ended early or no unit of it is finished."""
+    query = select(Job).where(Job.id == job_id, Job.tenant == tenant, Job.state.in_(ENDED_EARLY))
+    with database.reading() as session:
+        job = session.scalars(query.options(undefer(Job.request))).one_or_none()
+        if job is None:
+            return None
+        rows = select(FinishedUnit.position, FinishedUnit.key).where(FinishedUnit.job == job.number)
+        finished = dict(session.execute(rows).all())
+        return EndedEarly(job.number, job.id, tenant, job.request, finished) if finished else None
+
+
+def outcome_of(database: Database, key: str) -> Outcome | None:
+    """The stored outcome, if there is one and it is whole."""
+    with database.reading() as session:
+        return outcomes.get(session, key)
+
+
+def keep(database: Database, job: EndedEarly, packed: Packed) -> None:
+    """Keep the partial result for later readers, unless the job has gone on meanwhile."""
+    try:
+        with database.writing() as session:
+            state = session.scalar(select(Job.state).where(Job.number == job.number).with_for_update())
+            if state in ENDED_EARLY and results.get(session, job.tenant, job.id) is None:
+                results.put(session, job.id, job.tenant, packed, job.number)
+    except IntegrityError:  # another reader was quicker
+        return
+
+
+def partial_result(
+    job: EndedEarly, models: ModelRegistry, settings: Settings, outcome: Callable[[str], Outcome | None]
+) -> EvaluationResult | None:
+    """What the finished units amount to: the result of the methods that are complete. None where none is, or where
+    the units cannot be told any more: the models, the limits or the code have changed.
+
+    ``outcome`` gives the outcome at an address.
+    """
+    request = request_of(job.request)
+    try:
+        plan, keys = planned(request, job.tenant, job.id, models, settings)
+        finished = {p for p, key in job.finished.items() if p < len(keys) and keys[p] == key}
+        reduced = plan.reduced(request, finished)
+        if reduced is None:
+            return None
+        part, needed = planned(reduced, job.tenant, job.id, models, settings)
+    except (UnknownModel, InvalidEvaluation):
+        return None
+    found = []
+    for key in needed:
+        if (stored := outcome(key)) is None:
+            return None
+        found.append(stored)
+    result = part.result(found)
+    missing = Counter(unit.subject.label for position, unit in enumerate(plan.units) if position not in finished)
+    result.id, result.seconds = job.id, None
+    result.partial = Partial(units_done=len(finished), units_total=len(keys), missing=dict(missing))
+    return result

@@ -1,0 +1,36 @@
+"""From a job's request to its units and their addresses."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.request import EvaluationRequest
+from service.evaluation.unit import Plan
+from service.jobs.address import Addresses
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+
+
+class Planned(NamedTuple):
+    """``keys`` are the addresses of the plan's units, in their order."""
+
+    plan: Plan
+    keys: list[str]
+
+
+def request_of(body: dict[str, Any]) -> EvaluationRequest:
+    """The request that a job was made of."""
+    return EVALUATIONS[body["evaluation"]].request.model_validate(body)
+
+
+def planned(request: EvaluationRequest, tenant: str, job_id: str, models: ModelRegistry, settings: Settings) -> Planned:
+    """The plan of a job of ``tenant``.
+
+    Raises:
+        UnknownModel: for a model that is not served.
+        InvalidEvaluation: for anything else that cannot be run as asked.
+    """
+    plan, addresses = plan_of(request, models, settings), Addresses(models)
+    own = None if request.reuse else job_id
+    return Planned(plan, [addresses.key(unit, tenant, own) for unit in plan.units])

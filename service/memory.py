@@ -1,0 +1,34 @@
+"""How much memory this process may still take: what the machine has left, or less where a container sets a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+CGROUPS = Path("/sys/fs/cgroup")
+"""Where a container finds its own limits, in the second version of control groups or below ``memory`` in the first."""
+
+FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+"""Limit, use, statistics, and the statistic of what is used and given up on demand."""
+
+
+def available_bytes() -> int:
+    """Bytes that can be taken without swapping or being killed."""
+    return max(0, min([psutil.virtual_memory().available, *_left_in_container()]))
+
+
+def _left_in_container() -> Iterator[int]:
+    for limit, used, statistics, reclaimable in FILES:
+        try:
+            most = (CGROUPS / limit).read_text().strip()
+            if most != "max":
+                lines = (line.split() for line in (CGROUPS / statistics).read_text().splitlines())
+                given_up = dict(lines).get(reclaimable, "0")
+                yield int(most) - int((CGROUPS / used).read_text()) + int(given_up)
+        except (OSError, ValueError):  # no limit there
+            continue

@@ -1,0 +1,54 @@
+"""The forms of a result, and all that draws them. The fork server imports this once for the processes that render."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+
+from service.evaluation.results import EvaluationResult
+from service.evaluation.tables import csv_of, parquet_of
+from service.figures import encodings, raster  # noqa: F401 - the fork server imports what draws
+from service.figures.results import html_of, png_of
+from service.figures.web.page import PLOTLY_FROM_A_PAGE
+from service.jobs.records import JobInfo
+from service.reports.html import report_of
+from service.reports.pages import policy_of
+from service.reports.render import PageOptions, Rendered
+
+
+def _script(options: PageOptions) -> str | None:
+    """The address of Plotly's script for a page two levels deep; None for a page that has it inside."""
+    return None if options.standalone else PLOTLY_FROM_A_PAGE
+
+
+def _page(html: str, options: PageOptions) -> Rendered:
+    return Rendered(gzip.compress(html.encode(), 6, mtime=0), "text/html", True, policy_of(options.standalone))
+
+
+def _table(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
+    return Rendered(gzip.compress(csv_of(result).encode(), 6, mtime=0), "text/csv", True)
+
+
+def _parquet(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
+    return Rendered(parquet_of(result), "application/vnd.apache.parquet", False)
+
+
+def _png(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
+    return Rendered(png_of(result), "image/png", False)
+
+
+def _html(result: EvaluationResult, _: JobInfo | None, options: PageOptions) -> Rendered:
+    return _page(html_of(result, _script(options)), options)
+
+
+def _report(result: EvaluationResult, job: JobInfo | None, options: PageOptions) -> Rendered:
+    return _page(report_of(result, job, include_text=options.include_text, plotly=_script(options)), options)
+
+
+FORMS: dict[str, Callable[[EvaluationResult, JobInfo | None, PageOptions], Rendered]] = {
+    "csv": _table,
+    "parquet": _parquet,
+    "png": _png,
+    "html": _html,
+    "report": _report,
+}

@@ -1,0 +1,84 @@
+"""What the shell says of itself: version, completion, and help that knows the defaults and ranges of requests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, get_type_hints
+
+import pytest
+
+from patches import METHODS
+from service.api.generate import GenerateRequest
+from service.cli.generate import generate
+from service.cli.perplexity import perplexity
+from service.cli.serve import serve
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.settings import Settings
+from tests.conftest import ROOT
+from tests.service.cli.shell import ropeway
+
+
+def options_of(command: Callable[..., None]) -> dict[str, Any]:
+    """What typer was told of every parameter."""
+    hints = get_type_hints(command, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert ropeway("--version").stdout == f"ropeway {version('ropeway')}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "schema"),
+    [
+        (serve, Settings.model_json_schema()),
+        (generate, GenerateRequest.model_json_schema()),
+        (perplexity, PerplexityRequest.model_json_schema()),
+    ],
+    ids=["serve", "generate", "perplexity"],
+)
+def test_help_shows_the_defaults_and_ranges_of_what_is_sent(
+    command: Callable[..., None], schema: dict[str, Any]
+) -> None:
+    shown = 0
+    for name, option in options_of(command).items():
+        field = schema["properties"].get(name, {})
+        if field.get("default") is not None:
+            assert type(field["default"])(option.show_default) == field["default"], name
+            shown += 1
+        kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") in ("integer", "number")]
+        for kind in kinds:
+            assert option.min == kind.get("minimum", kind.get("exclusiveMinimum")), name
+            assert option.max == kind.get("maximum"), name
+    assert shown >= 2
+
+
+def test_every_setting_is_listed_with_its_default_and_its_range() -> None:
+    shown = " ".join(ropeway("serve", "--settings").stdout.split())
+    assert all(name in shown for name in Settings.model_fields)
+    assert "port integer from 0 up to 65,535 8000 Port to listen on." in shown
+    assert "--settings" in ropeway("serve", "--help").stdout
+
+
+def completed(line: str) -> list[str]:
+    """What bash would offer after ``line``."""
+    environment = {
+        **os.environ,
+        "_ROPEWAY_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+    }
+    command = [sys.executable, "-m", "service.cli"]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return run.stdout.split()
+
+
+def test_a_shell_completes_commands_and_methods() -> None:
+    assert completed("ropeway per") == ["perplexity"]
+    assert completed("ropeway generate --pe ya") == [name for name in METHODS if name.startswith("ya")]
+    assert completed("ropeway methods self") == ["self_extend"]
+    assert "--install-completion" in ropeway("--help").stdout

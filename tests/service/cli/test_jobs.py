@@ -1,0 +1,155 @@
+"""Jobs in the shell: watched, left alone, cancelled, resumed, and read although they ended early."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.cli import progress
+from service.client import Ropeway, UnitDone
+from tests.conftest import ROOT
+from tests.service.cli.shell import ropeway
+from tests.service.conftest import TEXT
+from tests.service.serving import serving, wait_for
+
+LONG: dict[str, Any] = {"input": TEXT, "methods": ["default", "yarn:4"], "lengths": [64], "reuse": False}
+LONG |= {"protocol": "sliding", "stride": 12}
+"""Two units of hundreds of windows."""
+
+
+@pytest.fixture(scope="module")
+def server(checkpoints: Path) -> Iterator[str]:
+    """One that takes jobs of minutes."""
+    with serving(checkpoints, max_scored_tokens=100_000_000) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[Ropeway]:
+    with Ropeway(server) as client:
+        yield client
+
+
+@contextmanager
+def shell(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """``ropeway`` in a process of its own, which hears Ctrl-C as a signal."""
+    command = [sys.executable, "-m", "service.cli", *arguments]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "COLUMNS": "200"}, **pipes) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def interrupted(client: Ropeway, job_id: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of a command that gets Ctrl-C while the job is at work."""
+    with shell(*arguments) as running:
+        wait_for(lambda: client.job(job_id).tokens_done > 0, 60)
+        time.sleep(3)  # the process is up and follows
+        running.send_signal(signal.SIGINT)
+        _, stderr = running.communicate(timeout=30)
+        return running.returncode, stderr
+
+
+def endless(client: Ropeway) -> str:
+    """A job of many units that nobody waits for."""
+    many = LONG | {"input": [TEXT[n:] for n in range(60)], "methods": ["default"]}
+    return client.submit("perplexity", **many).id
+
+
+def test_ctrl_c_leaves_the_job_alone(server: str, client: Ropeway) -> None:
+    job_id = endless(client)
+    code, stderr = interrupted(client, job_id, "jobs", "follow", job_id, "--server", server)
+    assert code == 130
+    assert f"come back to it: ropeway jobs follow {job_id[:12]} --server {server}" in stderr
+    assert "Traceback" not in stderr
+    assert client.job(job_id).state == "running"
+    client.cancel(job_id)
+
+
+def test_ctrl_c_cancels_where_that_is_asked_for(server: str, client: Ropeway) -> None:
+    job_id = endless(client)
+    code, stderr = interrupted(client, job_id, "jobs", "follow", job_id, "--cancel", "--server", server)
+    assert code == 130
+    assert stderr.splitlines()[-1].startswith("cancelled")
+    assert client.job(job_id).state == "cancelled"
+
+
+@pytest.fixture
+def cancelled(client: Ropeway) -> str:
+    """A job of two methods that was cancelled after the first."""
+    job = client.submit("perplexity", **LONG)
+    items = client.follow(job.id)
+    assert any(isinstance(item, UnitDone) for item in items)
+    items.close()
+    client.cancel(job.id)
+    return job.id
+
+
+def test_a_job_that_ended_early_is_read_and_goes_on(server: str, client: Ropeway, cancelled: str) -> None:
+    shown = ropeway("jobs", "results", cancelled, "--server", server)
+    assert shown.exit_code == 0, shown.output
+    assert "partial: 1 of 2 units are finished; missing: yarn(factor=4) (1)" in shown.stderr
+    assert "default" in shown.stdout
+    assert "yarn" not in shown.stdout
+    resumed = ropeway("jobs", "resume", cancelled[:16], "--server", server)
+    assert "queued; 1 of 2 units are finished" in resumed.stdout
+    followed = ropeway("jobs", "follow", cancelled, "--server", server)
+    assert followed.exit_code == 0, followed.output
+    assert "yarn(factor=4)" in followed.stdout
+    again = ropeway("jobs", "resume", cancelled, "--server", server)
+    assert (again.exit_code, "nothing to resume" in again.stderr) == (1, True)
+
+
+def test_a_job_without_a_complete_method_shows_its_units(server: str, client: Ropeway) -> None:
+    job_id = endless(client)
+    wait_for(lambda: client.job(job_id).units_done, 60)
+    client.cancel(job_id)
+    done = client.job(job_id).units_done
+    followed = ropeway("jobs", "follow", job_id, "--server", server)
+    assert followed.exit_code == 1
+    told = f"{done} of 60 units are finished: ropeway jobs results {job_id[:12]} --server {server} shows them"
+    assert told in " ".join(followed.stderr.split())
+    shown = ropeway("jobs", "results", job_id, "--server", server)
+    assert (shown.exit_code, shown.stdout.count("input[")) == (0, done)
+    assert "these are its finished units" in shown.stderr
+    assert len(json.loads(ropeway("jobs", "results", job_id, "--server", server, "--json").stdout)) == done
+    rows = list(csv.DictReader(io.StringIO(ropeway("jobs", "results", job_id, "--server", server, "--csv").stdout)))
+    assert len(rows) == done
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LINE_S", "MEASURED_S", "LONG_S"):
+        monkeypatch.setattr(progress, name, 0.0)
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    protocol = ("--protocol", "sliding", "--stride", "32", "--lengths", "64", "--server", server)
+    shown = ropeway("perplexity", str(file), *protocol)
+    assert shown.exit_code == 0, shown.output
+    lines = [line for line in shown.stderr.splitlines() if " %: " in line]
+    assert len(lines) > 3
+    assert all(" tokens, default" in line for line in lines)
+    assert sum("more tokens to read, about" in line for line in shown.stderr.splitlines()) == 1
+    job = ropeway("long-perplexity", str(file), "--alpha", "0.1", "--beta", "-6", "--lengths", "64", "--server", server)
+    assert job.exit_code == 0, job.output
+    assert any(" %: " in line for line in job.stderr.splitlines())
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (99, "99 s"), (150, "2 min"), (9000, "2.5 h")])
+def test_durations(seconds: float, text: str) -> None:
+    assert progress.duration(seconds) == text

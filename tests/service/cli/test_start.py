@@ -1,0 +1,188 @@
+"""What keeps a server from starting: found early, told in one line that names the setting, exit code 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import ROOT
+from tests.service.cli.shell import ropeway
+
+Damage = Callable[[Path], object]
+
+
+def cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+
+
+def without_a_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if "norm" not in n}, folder / "model.safetensors", {"format": "pt"})
+
+
+def of_another_size(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 100}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (cut, "its weights: "),
+        (
+            without_a_tensor,
+            "5 tensors are not as config.json says, the first: model.layers.0.input_layernorm",
+        ),
+        (of_another_size, "its weights: 6 tensors are not as config.json says, the first: model.layers.0.mlp"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "its tokenizer: "),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "its tokenizer: "),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+    ],
+    ids=["cut weights", "missing weights", "other weights", "damaged tokenizer", "no tokenizer", "damaged config"],
+)
+def test_a_damaged_model_is_named(damage: Damage, told: str, checkpoints: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(checkpoints / "tiny", folder)
+    damage(folder)
+    refused(["--model", str(folder)], f"error: ROPEWAY_MODEL: model '{folder}' cannot be loaded: ", told)
+
+
+def test_a_model_that_cannot_be_carried_is_named(checkpoints: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    shutil.copytree(checkpoints / "tiny", folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    refused(["--model", str(folder)], f"error: ROPEWAY_MODEL: model '{folder}' cannot be")
+
+
+@pytest.mark.parametrize(
+    "device", ["nonsense", pytest.param("cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA"))]
+)
+def test_a_device_that_is_not_there_is_named(device: str, checkpoints: Path) -> None:
+    told = f"error: ROPEWAY_DEVICE: '{device}' cannot be used"
+    refused(["--model", str(checkpoints / "tiny"), "--device", device], told)
+
+
+def refused(arguments: list[str], *told: str) -> None:
+    result = ropeway("serve", *arguments)
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert all(words in line for words in told), line
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("setting", ["port", "metrics_port"])
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_a_busy_port_is_found_before_the_model_is_looked_for(setting: str, form: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        given = ("port=0", f"{setting}={port}", f"log_format={form}", "model=/no/such/model")
+        result = ropeway("serve", *(flag for pair in given for flag in ("--set", pair)))
+    message = f"ROPEWAY_{setting.upper()}: cannot listen on 127.0.0.1 port {port}: Address already in use"
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert (json.loads(line)["error"] if form == "json" else line.removeprefix("error: ")) == message
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    result = ropeway("serve", "--host", "192.0.2.1", "--port", "0", "--model", "/no/such/model")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert "ROPEWAY_PORT: cannot listen on 192.0.2.1" in result.stderr
+
+
+# The hub
+
+OFFLINE_COPY = "from service.models.hub import *\ntry: offline_copy('some/model', 'v2')\nexcept NotOnHub as e: print(e)"
+
+
+@contextmanager
+def hub(status: int, error_code: str = "") -> Iterator[tuple[str, list[str]]]:
+    """URL of a Hugging Face hub that answers everything like this, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("X-Error-Code", error_code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_HEAD  # noqa: N815 - the name that http.server looks for
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+
+
+def of_the_model(asked: list[str]) -> list[str]:
+    """Without what huggingface_hub asks on its own account."""
+    return [path for path in asked if path.startswith("/some/model")]
+
+
+def in_a_process(code: list[str], endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """``python`` with another hub, whose address is read at import, and another cache."""
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "ROPEWAY_DEVICE": "cpu"}
+    return subprocess.run(
+        [sys.executable, *code], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_a_hub_out_of_reach_is_asked_once(tmp_path: Path) -> None:
+    with hub(503) as (url, asked):
+        run = in_a_process(["-m", "service.cli", "serve", "--port", "0", "--model", "some/model"], url, tmp_path)
+    assert run.returncode == 1
+    assert "error: ROPEWAY_MODEL: model 'some/model' cannot be loaded: the hub: it is no folder, " in run.stderr
+    assert f"{url} is out of reach" in run.stderr
+    assert of_the_model(asked) == ["/some/model/resolve/main/config.json"]
+
+
+def test_a_hub_where_nothing_listens_is_out_of_reach(tmp_path: Path) -> None:
+    run = in_a_process(["-c", OFFLINE_COPY], "http://127.0.0.1:9", tmp_path)
+    assert "it is no folder, http://127.0.0.1:9 is out of reach (" in run.stdout, run.stderr
+    assert "and this machine has no copy" in run.stdout
+
+
+@pytest.mark.slow
+def test_the_copy_on_this_machine_serves_while_the_hub_is_out_of_reach(checkpoints: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "hub/models--some--model"
+    shutil.copytree(checkpoints / "tiny", repository / "snapshots/0123")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0123")
+    with hub(503) as (url, asked):
+        run = in_a_process(["-m", "service.cli", "models", "--model", "some/model", "--json"], url, tmp_path)
+    assert [info["id"] for info in json.loads(run.stdout)] == ["some/model"], run.stderr
+    assert len(of_the_model(asked)) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "error_code", "told"),
+    [
+        (404, "RepoNotFound", "the hub has no public model of this name"),
+        (404, "RevisionNotFound", "it has no revision 'v2' (ROPEWAY_REVISION)"),
+        (404, "EntryNotFound", "it has no config.json"),
+        (403, "GatedRepo", "set HF_TOKEN"),
+    ],
+)
+def test_what_the_hub_refuses_is_told(status: int, error_code: str, told: str, tmp_path: Path) -> None:
+    with hub(status, error_code) as (url, _):
+        run = in_a_process(["-c", OFFLINE_COPY], url, tmp_path)
+    assert told in run.stdout, run.stderr

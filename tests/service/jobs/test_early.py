@@ -1,0 +1,220 @@
+"""Jobs that end before they are done: what is finished stays readable, and they go on where they were."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.unit import Plan
+from service.jobs.results import Packed
+from service.jobs.store import JobDone, JobStore, UnknownJob
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+from tests.service.conftest import TEXT
+from tests.service.jobs.adding import claimed, queue_of, unit
+from tests.service.jobs.conftest import body
+from tests.service.serving import serving, wait_for
+
+LONG: dict[str, Any] = {
+    "evaluation": "perplexity",
+    "input": TEXT,
+    "methods": [{"method": "default"}, {"method": "yarn", "factor": 4.0}, {"method": "linear", "factor": 2.0}],
+    "protocol": "sliding",
+    "stride": 16,
+    "lengths": [64],
+    "reuse": False,
+}
+"""Three units of hundreds of windows."""
+
+PACKED = Packed("perplexity", b"packed")
+
+
+def submitted(client: httpx.Client, **fields: Any) -> str:
+    answer = client.post("/jobs", json=LONG | fields)
+    assert answer.status_code == 202, answer.text
+    job_id: str = answer.json()["id"]
+    return job_id
+
+
+def job(client: httpx.Client, job_id: str) -> dict[str, Any]:
+    told: dict[str, Any] = client.get(f"/jobs/{job_id}").json()
+    return told
+
+
+def cancelled(client: httpx.Client, *, units: int, **fields: Any) -> str:
+    """A job that was cancelled while its next unit was at work."""
+    job_id = submitted(client, **fields)
+    wait_for(lambda: job(client, job_id)["units_done"] >= units, 60)
+    assert client.delete(f"/jobs/{job_id}").json()["state"] == "cancelled"
+    return job_id
+
+
+def done(client: httpx.Client, job_id: str) -> dict[str, Any]:
+    wait_for(lambda: job(client, job_id)["state"] not in ("queued", "running"), 90)
+    return job(client, job_id)
+
+
+def result_of(client: httpx.Client, job_id: str) -> dict[str, Any]:
+    answer = client.get(f"/jobs/{job_id}/results.json")
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def test_the_methods_that_are_complete_are_the_result(client: httpx.Client) -> None:
+    job_id = cancelled(client, units=1)
+    told = job(client, job_id)
+    assert {"results.json", "units.csv"} <= told["links"].keys()
+    result = result_of(client, job_id)
+    finished = told["units_done"]
+    assert result["partial"]["units_done"] == finished < result["partial"]["units_total"] == 3
+    labels = ["default", "yarn(factor=4)", "linear(factor=2)"]
+    assert [method["label"] for method in result["methods"]] == labels[:finished]
+    assert result["partial"]["missing"] == dict.fromkeys(labels[finished:], 1)
+    alone = {name: value for name, value in LONG.items() if name not in ("evaluation", "reuse")}
+    whole = client.post("/perplexity", json=alone | {"methods": LONG["methods"][:finished]}).json()
+    assert result["methods"] == whole["methods"], "to the bit"
+    assert result_of(client, job_id) == result, "it was kept"
+    rows = list(csv.DictReader(io.StringIO(client.get(f"/jobs/{job_id}/results.csv").text)))
+    assert {row["method"] for row in rows} == set(labels[:finished])
+    assert client.get(f"/jobs/{job_id}/report.html").status_code == 200
+
+
+def test_the_finished_units_are_a_table_in_any_state(client: httpx.Client) -> None:
+    job_id = cancelled(client, units=1)
+    units = client.get(f"/jobs/{job_id}/units.json").json()["units"]
+    rows = list(csv.DictReader(io.StringIO(client.get(f"/jobs/{job_id}/units.csv").text)))
+    assert len(units) == len(rows) == job(client, job_id)["units_done"]
+    assert [float(row["nll_mean"]) for row in rows] == [unit["summary"]["nll_mean"] for unit in units]
+    assert client.get("/jobs/nonsense/units.json").status_code == 404
+
+
+def test_a_job_without_a_complete_method_points_to_its_units(client: httpx.Client) -> None:
+    several = {"methods": LONG["methods"][:1], "input": [TEXT, TEXT[1:], TEXT[2:]]}
+    job_id = cancelled(client, units=1, **several)
+    answer = client.get(f"/jobs/{job_id}/results.json")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_cancelled")
+    assert "finished units are in units.json" in answer.json()["error"]["message"]
+    assert len(client.get(f"/jobs/{job_id}/units.json").json()["units"]) == job(client, job_id)["units_done"]
+
+
+def test_a_cancelled_job_goes_on_where_it_was(client: httpx.Client) -> None:
+    job_id = cancelled(client, units=1)
+    partial = result_of(client, job_id)
+    finished = client.get(f"/jobs/{job_id}/units.json").json()["units"]
+    answer = client.post(f"/jobs/{job_id}/resume")
+    assert (answer.status_code, answer.headers["location"]) == (202, f"/jobs/{job_id}")
+    assert (answer.json()["state"], answer.json()["finished_at"]) == ("queued", None)
+    assert done(client, job_id)["state"] == "done"
+    units = client.get(f"/jobs/{job_id}/units.json").json()["units"]
+    assert units[: len(finished)] == finished, "nothing was measured again"
+    result = result_of(client, job_id)
+    assert (result["partial"], len(result["methods"])) == (None, 3)
+    assert result["methods"][: len(partial["methods"])] == partial["methods"]
+    rows = csv.DictReader(io.StringIO(client.get(f"/jobs/{job_id}/results.csv").text))
+    assert len({row["method"] for row in rows}) == 3, "the partial file is not given out again"
+    refused = client.post(f"/jobs/{job_id}/resume")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "job_done")
+
+
+def test_resuming_what_has_not_ended_changes_nothing(client: httpx.Client) -> None:
+    job_id = submitted(client)
+    assert client.post(f"/jobs/{job_id}/resume").json()["state"] in ("queued", "running")
+    client.delete(f"/jobs/{job_id}")
+    assert client.post("/jobs/nonsense/resume").status_code == 404
+
+
+def test_who_may_have_no_more_jobs_resumes_none(checkpoints: Path) -> None:
+    with serving(checkpoints, max_jobs=1) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        job_id = submitted(client)
+        client.delete(f"/jobs/{job_id}")
+        other = submitted(client)
+        refused = client.post(f"/jobs/{job_id}/resume")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_jobs")
+        client.delete(f"/jobs/{other}")
+        assert client.post(f"/jobs/{job_id}/resume").status_code == 202
+        client.delete(f"/jobs/{job_id}")
+
+
+def test_another_key_reads_and_resumes_nothing(checkpoints: Path) -> None:
+    ann, bob = ({"Authorization": f"Bearer {name}"} for name in ("ann", "bob"))
+    with serving(checkpoints, api_keys="ann,bob") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        client.headers = httpx.Headers(ann)
+        job_id = cancelled(client, units=1)
+        client.headers = httpx.Headers(bob)
+        for method, path in (("POST", "resume"), ("GET", "units.json"), ("GET", "units.csv"), ("GET", "results.json")):
+            assert client.request(method, f"/jobs/{job_id}/{path}").status_code == 404
+
+
+class TestStore:
+    def test_a_failed_job_is_queued_as_if_it_had_never_failed(self, store: JobStore) -> None:
+        queue = queue_of(store)
+        job, number = claimed(store, queue)
+        queue.record(number, [unit(0), unit(1)])
+        assert queue.fail(number, "out_of_memory", "too large")
+        resumed = store.resume("anna", job.id)
+        assert (resumed.state, resumed.error, resumed.units_done) == ("queued", None, 2)
+        assert queue.claim(number) is not None
+        queue.begin(number, [f"{position:064}" for position in range(6)], 384)
+        assert [done.number for done in store.done_units(job.id)] == [1, 2]
+
+    def test_only_its_owner_resumes_a_job_and_only_once_it_has_ended(self, store: JobStore) -> None:
+        queue = queue_of(store)
+        job, number = claimed(store, queue)
+        assert store.resume("anna", job.id).state == "running"
+        store.cancel("anna", job.id)
+        with pytest.raises(UnknownJob):
+            store.resume("bert", job.id)
+        assert store.resume("anna", job.id).state == "queued"
+        assert not queue.record(number, [unit(0)]), "whoever had it has lost it"
+
+    def test_a_job_that_is_done_stays_done(self, store: JobStore) -> None:
+        queue = queue_of(store)
+        job, number = claimed(store, queue)
+        assert queue.finish(number, PACKED)
+        with pytest.raises(JobDone):
+            store.resume("anna", job.id)
+        assert store.result("anna", job.id) == PACKED
+
+
+# What is left of a plan
+
+
+@pytest.fixture(scope="module")
+def planning(models: ModelRegistry, job_settings: Settings) -> Any:
+    def plan(fields: dict[str, Any]) -> tuple[Any, Plan]:
+        request = EVALUATIONS[fields["evaluation"]].request.model_validate(fields)
+        return request, plan_of(request, models, job_settings)
+
+    return plan
+
+
+def test_a_method_is_complete_with_all_its_documents(planning: Any) -> None:
+    request, plan = planning(body())
+    assert [unit.subject.label for unit in plan.units[:3]] == ["default", "default", "linear(factor=2)"]
+    for finished, labels in ((range(1), []), (range(3), ["default"]), (range(4), ["default", "linear"])):
+        reduced = plan.reduced(request, set(finished))
+        assert [method.method for method in reduced.methods] == labels if labels else reduced is None
+    assert [method.method for method in plan.reduced(request, {2, 3, 4}).methods] == ["linear"]
+
+
+def test_a_sweep_keeps_whole_evaluations_or_the_first_ones_methods(planning: Any) -> None:
+    parts = [{"evaluation": "perplexity", "input": TEXT}, {"evaluation": "long_perplexity", "input": TEXT}]
+    methods = [{"method": "yarn", "factor": 2.0}, {"method": "none"}]
+    fields = {"evaluation": "sweep", "evaluations": parts, "methods": methods, "factors": [2, 4], "lengths": [64, 256]}
+    request, plan = planning(fields)
+    first = len(plan.parts[0].units)
+    labels = [subject.label for subject in plan.subjects]
+    assert labels == ["default", "yarn(factor=2)", "yarn(factor=4)", "none"]
+    whole = plan.reduced(request, set(range(first + 1)))
+    assert [part.evaluation for part in whole.evaluations] == ["perplexity"]
+    some = plan.reduced(request, set(range(2)))
+    assert [part.evaluation for part in some.evaluations] == ["perplexity"]
+    assert [method.method for method in some.methods] == ["default", "yarn"]
+    assert plan.reduced(request, set()) is None

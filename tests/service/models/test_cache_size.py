@@ -1,0 +1,66 @@
+"""How many tokens the paged cache holds when nobody says."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from structlog.testing import capture_logs
+
+from patches import Patched, patched
+from service.models.loading import ModelLoadError, cache_bytes_per_token, cache_tokens
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+from tests.models import tiny_model
+
+Memory = namedtuple("Memory", "available")
+
+
+@pytest.fixture(scope="module")
+def patch() -> Iterator[Patched]:
+    with patched(tiny_model("llama")[1]) as patch:
+        yield patch
+
+
+def asked(**fields: int) -> Settings:
+    return Settings(_env_file=None, **fields)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(1 << 40))
+
+
+@pytest.mark.usefixtures("free")
+def test_it_fits_the_model(patch: Patched) -> None:
+    trained = patch.geometry.original_max_position_embeddings
+    assert cache_tokens(patch, asked()) == 32 * trained
+    assert cache_tokens(patch, asked(max_length=100 * trained)) == 100 * trained
+    assert cache_tokens(patch, asked(max_length=trained)) == 32 * trained
+    assert cache_tokens(patch, asked(cache_tokens=77)) == 77
+
+
+@pytest.mark.usefixtures("free")
+def test_a_long_model_gets_no_more_than_before() -> None:
+    with patched(tiny_model("llama", max_position_embeddings=1 << 17)[1]) as long:
+        assert cache_tokens(long, asked()) == 32768
+
+
+def test_it_takes_a_quarter_of_the_free_memory_at_most(patch: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
+    per_token = cache_bytes_per_token(patch)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(4 * 1024 * per_token))
+    assert cache_tokens(patch, asked(max_length=1 << 20)) == 1024
+    with pytest.raises(ModelLoadError, match=r"ROPEWAY_CACHE_TOKENS: 5000 needs .* at most 4096 tokens fit"):
+        cache_tokens(patch, asked(cache_tokens=5000))
+
+
+def test_the_log_tells_it(checkpoints: Path) -> None:
+    settings = Settings(_env_file=None, model=str(checkpoints / "tiny"))
+    with capture_logs() as lines:
+        models = ModelRegistry(settings)
+        models.close()
+    told = [line for line in lines if line["event"] == "cache_reserved"]
+    assert [(line["model"], line["tokens"], line["by"]) for line in told] == [("tiny", 32 * 64, "default")]

@@ -1,0 +1,80 @@
+"""The log of a server: one form for every line, whoever writes it, and nothing twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import ROOT
+from tests.service.serving import ends, process
+
+LIBRARIES = (
+    "transformers.modeling_utils",
+    "huggingface_hub.utils",
+    "torch",
+    "torch._dynamo",
+    "alembic.runtime.migration",
+    "uvicorn.error",
+    "httpx",
+    "dill",
+)
+
+WRITERS = r"""
+import logging, sys, threading, warnings
+import service.app, transformers, huggingface_hub
+from service import logs
+logs.configure("info", sys.argv[1], libraries=True)
+for name in sys.argv[2:]:
+    logging.getLogger(name).warning("\x1b[1mfrom %s\x1b[0m", name, extra={"color_message": "\x1b[36m"})
+    logging.getLogger(name).info("chatter")
+warnings.warn("of python")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+raise RuntimeError("at the end")
+"""
+
+
+def written(form: str) -> list[str]:
+    command = [sys.executable, "-c", WRITERS, form, *LIBRARIES]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    return run.stderr.splitlines()
+
+
+def test_every_writer_gets_the_form_of_the_log_and_is_heard_once() -> None:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in written("json")]
+    assert not any("\x1b" in str(line) or "color_message" in line for line in lines)
+    events = [line["event"] for line in lines if line["event"] != "chatter"]
+    warned = next(event for event in events if "of python" in event)
+    assert events == [*(f"from {name}" for name in LIBRARIES), warned, "uncaught", "uncaught"]
+    assert sum(line["event"] == "chatter" for line in lines) == 1, "uvicorn's alone"
+    assert ["ZeroDivisionError" in lines[-2]["exception"], "at the end" in lines[-1]["exception"]] == [True, True]
+
+
+def test_lines_for_people_are_not_doubled_either() -> None:
+    text = "\n".join(written("console"))
+    assert [text.count(f"from {name}") for name in LIBRARIES] == [1 if name != "torch" else 2 for name in LIBRARIES]
+    assert "\x1b" not in text
+
+
+@pytest.mark.slow
+def test_a_server_writes_nothing_but_json(checkpoints: Path, tmp_path: Path) -> None:
+    database = f"database_url=sqlite:///{tmp_path / 'jobs.db'}"
+    for start in range(2):  # the second one finds its tables
+        log = tmp_path / f"log{start}"
+        with process(checkpoints / "tiny", "log_format=json", database, "cache_tokens=2048", log=log) as (server, url):
+            httpx.post(f"{url}/generate", json={"prompt": "a", "max_new_tokens": 2}, timeout=60).raise_for_status()
+            assert httpx.post(f"{url}/generate", content=b"{").status_code == 400
+            server.terminate()
+            assert ends(server, 15) == 0
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert not any("\x1b" in str(line) or "color_message" in line for line in lines)
+        assert sum(line["event"] == "request" for line in lines) == 2
+        assert not [line for line in lines if line["event"].startswith(("Context impl", "Will assume", "Running upg"))]
