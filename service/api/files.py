@@ -111,9 +111,11 @@ async def json_response(answer: BaseModel, size: int, request: Request) -> Respo
 
 def unpacked_response(data: bytes, media_type: str, request: Request, headers: dict[str, str]) -> Response:
     """An answer from gzip: as it is to clients that take gzip, unpacked piece by piece to others."""
-    headers = {**headers, "Vary": "Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(data, media_type=media_type, headers={**headers, "Content-Encoding": "gzip"})
+        return Response(
+            data, media_type=media_type, headers={**headers, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        )
+    # ``GZipMiddleware`` says that this answer varies.
     return StreamingResponse(_pieces(data), media_type=media_type, headers=headers)
 
 

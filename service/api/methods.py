@@ -25,7 +25,6 @@ from service.api.answers import (
 from service.api.files import RenderedFiles, file_response
 from service.api.routing import Route
 from service.errors import ApiError, bad_request
-from service.figures.samples import sample
 from service.models.registry import ModelRegistry, ServedModel
 from service.reports.render import Rendered, frequencies_of
 from service.schema import type_text
@@ -122,6 +121,8 @@ def _listed(full: bool) -> bytes:
 
 @cache
 def _in_full(name: str) -> MethodInfo:
+    from service.figures.samples import sample  # figures load with the first one
+
     return MethodInfo(kind=sample(name).group, **describe_method(name))
 
 

@@ -173,12 +173,12 @@ def _parsed(raw: bytes) -> Any:
     try:
         return json.loads(raw)
     except RecursionError:
-        raise bad_request("the body is not valid JSON: nested too deeply", code="invalid_request") from None
+        raise bad_request("body: not valid JSON: nested too deeply", code="invalid_request") from None
     except json.JSONDecodeError as error:
-        message = f"the body is not valid JSON: {error.msg} at character {error.pos + 1}"
+        message = f"body: not valid JSON: {error.msg} at character {error.pos + 1}"
         raise bad_request(message, code="invalid_request") from None
     except ValueError as error:  # not UTF-8, or a number with thousands of digits
-        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_request") from None
+        raise bad_request(f"body: not valid JSON: {error}", code="invalid_request") from None
 
 
 def count_values(raw: bytes) -> int:

@@ -8,10 +8,9 @@ from functools import cache
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
-from plotly.offline import get_plotlyjs
 
 from service.api.files import unpacked_response
-from service.figures.web.page import PLOTLY_PATH
+from service.errors import ApiError
 
 router = APIRouter(include_in_schema=False)
 
@@ -19,12 +18,17 @@ HEADERS = {"Cache-Control": "public, max-age=31536000, immutable"}
 """Another version of Plotly has another path."""
 
 
-@router.get(PLOTLY_PATH)
-async def plotly(request: Request) -> Response:
+@router.get("/static/plotly-{version}.min.js")
+async def plotly(version: str, request: Request) -> Response:
     """The script, packed for browsers that take that."""
-    return unpacked_response(await run_in_threadpool(_packed), "text/javascript", request, HEADERS)
+    ours, packed = await run_in_threadpool(_packed)
+    if version != ours:
+        raise ApiError(404, f"this server has version {ours} of Plotly's script", code="not_found")
+    return unpacked_response(packed, "text/javascript", request, HEADERS)
 
 
 @cache
-def _packed() -> bytes:
-    return gzip.compress(get_plotlyjs().encode(), 6, mtime=0)
+def _packed() -> tuple[str, bytes]:
+    from plotly.offline import get_plotlyjs, get_plotlyjs_version  # a start does not wait for it
+
+    return get_plotlyjs_version(), gzip.compress(get_plotlyjs().encode(), 6, mtime=0)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from functools import cache
 
 from service.evaluation.results import EvaluationResult
 from service.evaluation.tables import csv_of, parquet_of
 from service.figures import encodings, raster  # noqa: F401 - the fork server imports what draws
 from service.figures.results import html_of, png_of
-from service.figures.web.page import PLOTLY_FROM_A_PAGE
+from service.figures.web.page import PLOTLY_FROM_A_PAGE, scripts
 from service.jobs.records import JobInfo
 from service.reports.html import report_of
-from service.reports.pages import policy_of
+from service.reports.pages import policy
 from service.reports.render import PageOptions, Rendered
+
+
+@cache
+def policy_of(standalone: bool) -> str:
+    """No script runs but those that draw figures.
+
+    A ``standalone`` page has them inside; another one loads Plotly's from the server that it came from.
+    """
+    return policy(scripts(standalone), scripts_of_server=not standalone)
 
 
 def _script(options: PageOptions) -> str | None:

@@ -5,18 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable
-from functools import cache
-
-from service.figures.web.page import scripts
-
-
-@cache
-def policy_of(standalone: bool) -> str:
-    """No script runs but those that draw figures.
-
-    A ``standalone`` page has them inside; another one loads Plotly's from the server that it came from.
-    """
-    return policy(scripts(standalone), scripts_of_server=not standalone)
 
 
 def policy(scripts: Iterable[str], *, scripts_of_server: bool = False, asks_server: bool = False) -> str:

@@ -85,7 +85,9 @@ class T5Bias(Method):
     def _buckets_fit(self) -> Self:
         exact, table = self.relative_attention_num_buckets // 2, self.relative_attention_bias
         if self.relative_attention_max_distance <= exact:
-            raise ValueError(f"relative_attention_max_distance: must be more than half of the buckets, {exact}")
+            raise ValueError(
+                f"relative_attention_max_distance: must be more than half of relative_attention_num_buckets, {exact}"
+            )
         if table is not None and len(table) != 2 * exact:
             raise ValueError(f"relative_attention_bias: needs a row per bucket, {2 * exact}, and has {len(table)}")
         return self

@@ -25,7 +25,7 @@ def test_a_deadline_ends_generation_scoring_and_streams(served: tuple[str, FastA
     long = {"prompt": LONG, "max_new_tokens": 1900, "timeout_s": 0.3}
     scoring: dict[str, Any] = {
         "input": "python-reference",
-        "lengths": {"start": 1000, "stop": 1024, "step": 1},
+        "lengths": {"start": 824, "stop": 1024, "step": 1},
         "timeout_s": 1.5,
     }
     scoring["methods"] = [{"method": "dynamic", "factor": 2}]

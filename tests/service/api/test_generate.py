@@ -213,7 +213,7 @@ def test_a_refusal_is_one_sentence(client: httpx.Client) -> None:
     assert message(b'{"prompt": "a", x}').startswith("body: not valid JSON: ")
     assert message(b'{"prompt": "a", x}').endswith(" at character 17")
     assert message([]) == "body: must be an object, not a list"
-    many = message({"prompt": "a", "pe": [{"method": "zzz"}] * 500})
+    many = message({"prompt": "a", "pe": [{"method": "zzz"}] * 200})
     assert many.startswith("pe.0.method: unknown method 'zzz': there are default, linear, ")
     assert "transformer_xl; pe.1.method: " in many
     assert many.endswith("; and more")
@@ -227,7 +227,7 @@ def test_nan_and_broken_json_are_refused(client: httpx.Client) -> None:
 
 
 def test_a_flood_of_problems_gets_a_bounded_answer(client: httpx.Client) -> None:
-    answer = client.post("/generate", json={"prompt": "a", "pe": [{"method": "x" * 5000}] * 500})
+    answer = client.post("/generate", json={"prompt": "a", "pe": [{"method": "x" * 2000}] * 500})
     assert answer.status_code == 400
     assert len(answer.content) < 5000
 

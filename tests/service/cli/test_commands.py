@@ -176,7 +176,7 @@ class TestFailures:
             (("serve", "--port", "70000"), "Input should be less than or equal to 65535"),
             (("generate", "a", "--stop", ""), "stop"),
             (("perplexity", "--stride", "8"), "stride has no meaning for protocol curve"),
-            (("perplexity", "--lengths", "1"), "lengths.0: Input should be greater than or equal to 2"),
+            (("perplexity", "--lengths", "1"), "lengths.0: must be at least 2, not 1"),
             (("serve", "--set", "max_queue"), "is not NAME=VALUE"),
             (("serve", "--set", "colour=1"), "is not NAME=VALUE with one of: model, revision"),
         ],

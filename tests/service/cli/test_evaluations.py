@@ -142,9 +142,9 @@ def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -
         (["--sample", "1"], "did you mean --samples?"),
         (["--samples"], "--samples needs a value"),
         (["--pe", "nonsense"], "unknown method"),
-        (["--depths", "2"], "depths.0: Input should be less than or equal to 1"),
-        (["--samples", "0"], "samples: Input should be greater than or equal to 1"),
-        (["--digits", "long"], "digits: Input should be a valid integer"),
+        (["--depths", "2"], "depths.0: must be at most 1, not 2"),
+        (["--samples", "0"], "samples: must be at least 1, not 0"),
+        (["--digits", "long"], "digits: must be a whole number, not 'long'"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_done(arguments: list[str], message: str) -> None:

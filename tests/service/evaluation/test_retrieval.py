@@ -364,7 +364,7 @@ def test_refusals(models: ModelRegistry) -> None:
         needle_drafts(NeedleRequest(expected=["sandwich", "Boats"]), Haystack(ESSAY))
     with pytest.raises(InvalidEvaluation, match=r"^digits: the input is full of numbers"):
         passkey_drafts(PasskeyRequest(digits=1), Haystack("0123456789"), published=False)
-    with pytest.raises(InvalidEvaluation, match=r"^lengths: 1000 prompts at each length"):
+    with pytest.raises(InvalidEvaluation, match=r"^lengths: this takes 262144000 tokens"):
         small(models, lengths=[262144], depths=[0.5], samples=1000)
     with pytest.raises(InvalidEvaluation, match=r"^lengths: 300000 is beyond what this server scores"):
         small(models, lengths=[300_000])

@@ -23,9 +23,8 @@ from service.evaluation.results import EvaluationResult
 from service.figures import pictures_of
 from service.figures.web.page import PLOTLY_FROM_A_PAGE
 from service.jobs.records import JobInfo
+from service.reports.forms import policy_of
 from service.reports.html import report_of
-from service.reports.pages import policy_of
-from service.reports.render import PageOptions
 from service.reports.words import words_of
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, figures_of, pictures
@@ -118,7 +117,7 @@ class TestContents:
 
     @pytest.mark.parametrize("standalone", [True, False])
     def test_scripts_may_run_under_the_servers_policy(self, standalone: bool) -> None:
-        text = report_of(examples.ruler(), plotly=PageOptions(standalone).plotly)
+        text = report_of(examples.ruler(), plotly=None if standalone else PLOTLY_FROM_A_PAGE)
         policy = policy_of(standalone)
         running = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
         hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in running]

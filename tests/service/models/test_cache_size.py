@@ -8,9 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from structlog.testing import capture_logs
+from structlog.testing import CapturingLogger
 
 from patches import Patched, patched
+from service.models import registry
 from service.models.loading import ModelLoadError, cache_bytes_per_token, cache_tokens
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -57,10 +58,9 @@ def test_it_takes_a_quarter_of_the_free_memory_at_most(patch: Patched, monkeypat
         cache_tokens(patch, asked(cache_tokens=5000))
 
 
-def test_the_log_tells_it(checkpoints: Path) -> None:
-    settings = Settings(_env_file=None, model=str(checkpoints / "tiny"))
-    with capture_logs() as lines:
-        models = ModelRegistry(settings)
-        models.close()
-    told = [line for line in lines if line["event"] == "cache_reserved"]
+def test_the_log_tells_it(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(registry, "log", log)
+    ModelRegistry(Settings(_env_file=None, model=str(checkpoints / "tiny"))).close()
+    told = [call.kwargs for call in log.calls if call.args == ("cache_reserved",)]
     assert [(line["model"], line["tokens"], line["by"]) for line in told] == [("tiny", 32 * 64, "default")]
