@@ -111,7 +111,7 @@ async def tables(attacker: Attacker) -> None:
         while True:
             bodies = [
                 {"prompt": [5, 6, 7], "max_new_tokens": 4, "pe": {"method": "sandwich", "dim": dim}}
-                for dim in range(4066, 4098, 2)
+                for dim in range(482, 514, 2)
             ]
             pictures = [
                 attacker.send(client, "GET", f"/methods/sandwich/frequencies.png?length=16777215&dim={dim}")

@@ -121,7 +121,9 @@ def _refuse(settings: Settings, error: Exception, *, expected: bool = True) -> N
 
 def _serve(settings: Settings) -> None:
     from service.cli.server import StartWatch, load_libraries
+    from service.sharing.heap import share_arenas
 
+    share_arenas()
     load_libraries()
     import uvicorn
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
-from service.sharing.stopping import check_wanted
+from service.sharing.stopping import check_wanted, outside_python
 
 AT_ONCE = 2 << 20
 """Characters that are tokenized at once, on all threads; a longer text is tokenized alone."""
@@ -34,7 +34,7 @@ class _Budget:
         if size <= SMALL:
             yield
             return
-        with self._changed:
+        with outside_python(), self._changed:
             while self._taken and self._taken + size > AT_ONCE:
                 check_wanted()
                 self._changed.wait(LOOK_S)

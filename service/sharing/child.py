@@ -22,6 +22,9 @@ import structlog
 PRELOAD = ["service.reports.forms"]
 """What the fork server imports once, for all of its children."""
 
+NICE = 10
+"""Priority of work that nobody waits for token by token."""
+
 MEMORY_BYTES = 2 << 30
 """Most bytes that one child may allocate, where the system can limit it."""
 
@@ -109,10 +112,16 @@ def _serve(answers: Connection, function: Callable[..., Any], args: tuple[Any, .
         answers.send_bytes(data)
 
 
+def yield_to_others() -> None:
+    """From here on, this thread takes the processor only where threads of ordinary priority leave it."""
+    if sys.platform == "linux":  # elsewhere a priority is a whole process's
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
 def _stay_small() -> None:
     """Yield to the server's own threads, and stop short of the machine's memory."""
-    with suppress(OSError, AttributeError):
-        os.nice(10)
+    yield_to_others()
     try:
         import resource
     except ImportError:  # Windows

@@ -7,11 +7,21 @@ import sys
 from functools import cache
 from typing import Any
 
+M_ARENA_MAX = -8
+"""From malloc.h."""
+
 
 def trim() -> None:
     """Give free memory back to the system, where its C library can. Takes some milliseconds, without the lock."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
+
+
+def share_arenas() -> None:
+    """Let all threads share two heaps, before there are many: by default glibc has eight per processor, and each keeps
+    what its threads once needed."""
+    if (libc := _glibc()) is not None:
+        libc.mallopt(M_ARENA_MAX, 2)
 
 
 @cache

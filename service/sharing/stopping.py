@@ -1,24 +1,51 @@
 """Manners of long work on a thread: it stops when nobody waits for it, and leaves the interpreter to generation.
 
-Nobody can kill a thread, and every step of a generation needs the interpreter hundreds of times. So long work calls
-``check_wanted`` in its loops.
+Nobody can kill a thread, and every step of a generation needs the interpreter hundreds of times, each time in a queue
+with every thread that computes in Python. So one of them does at a time, by turns, and calls ``check_wanted`` in its
+loops.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 SLICE_S = 0.005
-"""How long a thread works before it sleeps, while a generation runs; it sleeps as long."""
+"""How long a thread works before the next one does. While a generation runs, all of them rest as long."""
 
 
 class Stopped(RuntimeError):
     """Nobody waits for this work any more."""
+
+
+class Baton:
+    """Held by the one of several threads that computes in Python; who has waited longest is next."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held = False
+        self._waiting: deque[threading.Event] = deque()
+
+    def take(self) -> None:
+        with self._lock:
+            if not self._held:
+                self._held = True
+                return
+            mine = threading.Event()
+            self._waiting.append(mine)
+        mine.wait()
+
+    def give(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._held = False
 
 
 @dataclass
@@ -26,16 +53,20 @@ class Manners:
     """What one piece of work on a thread listens to. ``busy`` tells whether a generation runs."""
 
     stop: threading.Event
+    baton: Baton = field(default_factory=Baton)
     busy: Callable[[], bool] = lambda: False
+    outside: bool = False
     began: float = field(default_factory=time.monotonic)
 
     def check(self) -> None:
         if self.stop.is_set():
             raise Stopped("nobody waits for this work any more")
         worked = time.monotonic() - self.began
-        if worked > SLICE_S:
+        if worked > SLICE_S and not self.outside:
             if self.busy():
                 time.sleep(min(worked, 10 * SLICE_S))
+            self.baton.give()
+            self.baton.take()
             self.began = time.monotonic()
 
 
@@ -44,12 +75,30 @@ _manners: ContextVar[Manners | None] = ContextVar("ropeway_manners", default=Non
 
 @contextmanager
 def with_manners(manners: Manners) -> Iterator[None]:
-    """Inside, ``check_wanted`` obeys ``manners``."""
+    """Inside, the thread has the baton, and ``check_wanted`` obeys ``manners``."""
     token = _manners.set(manners)
+    manners.baton.take()
     try:
         yield
     finally:
+        manners.baton.give()
         _manners.reset(token)
+
+
+@contextmanager
+def outside_python() -> Iterator[None]:
+    """Inside, the thread waits, or computes without the interpreter: others may compute in Python."""
+    manners = _manners.get()
+    if manners is None:
+        yield
+        return
+    manners.baton.give()
+    manners.outside = True
+    try:
+        yield
+    finally:
+        manners.baton.take()
+        manners.outside = False
 
 
 def check_wanted() -> None:

@@ -8,23 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+CREDIT_S = 0.1
+"""Who comes is so far ahead of the others: a short request ends before their next long steps."""
+
+SLACK_S = 0.02
+"""Counters this close are level, so that requests of several tenants share steps."""
+
 
 class Turns:
     """Counters of the generation thread's time by tenant. Used on that thread only."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
+        self._active: set[str] = set()
+        self._now = 0.0
+        """The least counter of those that had work last; it never falls."""
 
     def enter(self, active: Iterable[str]) -> None:
-        """Note who has work. A tenant that was idle starts at the least counter: idling earns nothing."""
+        """Note who has work. Who comes, or comes back, starts at the least counter of those that had work before, less
+        ``CREDIT_S``, or at its own if that is higher: idling earns no more, and having been alone is no debt."""
         tenants = set(active)
-        least = min((self._used[tenant] for tenant in tenants if tenant in self._used), default=0.0)
-        debts = {tenant: used for tenant, used in self._used.items() if used > least}
-        self._used = debts | {tenant: max(self._used.get(tenant, least), least) for tenant in tenants}
+        served = self._active & tenants or self._active
+        self._now = max(self._now, min((self._used[tenant] for tenant in served), default=0.0))
+        start = self._now - CREDIT_S
+        debts = {tenant: used for tenant, used in self._used.items() if used > start}
+        self._used = debts | {tenant: max(self._used.get(tenant, start), start) for tenant in tenants}
+        self._active = tenants
 
     def least(self, tenants: Collection[str]) -> str | None:
         """The tenant that has used the least time; None without tenants."""
         return min(tenants, key=lambda tenant: (self._used.get(tenant, 0.0), tenant), default=None)
+
+    def level(self, tenants: Collection[str]) -> set[str]:
+        """Those that have used at most ``SLACK_S`` more than the least."""
+        most = min((self._used.get(tenant, 0.0) for tenant in tenants), default=0.0) + SLACK_S
+        return {tenant for tenant in tenants if self._used.get(tenant, 0.0) <= most}
 
     def charge(self, seconds: float, tokens: Iterable[tuple[str, int]]) -> None:
         """Divide the time of a step between (tenant, tokens of the step)."""

@@ -21,7 +21,7 @@ from fastapi.concurrency import run_in_threadpool
 from service.sharing.admission import Admission, Ticket
 from service.sharing.child import Child, ChildFailed
 from service.sharing.heap import trim
-from service.sharing.stopping import Manners, with_manners
+from service.sharing.stopping import Baton, Manners, with_manners
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -44,11 +44,11 @@ class Workers:
         self,
         *,
         shared: bool,
-        threads: int = 2,
+        threads: int = 4,
         processes: int | None = None,
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._busy = busy
+        self._busy, self._baton = busy, Baton()
         processes = processes or max(1, min(4, (os.cpu_count() or 1)))
         self._threads = Admission(threads, MAX_WAITING, shared=shared, of="a thread")
         self._processes = Admission(processes, MAX_WAITING, shared=shared, of="a process")
@@ -71,7 +71,7 @@ class Workers:
         def work() -> Returned:
             began = time.monotonic()
             try:
-                with with_manners(Manners(stop, self._busy)):
+                with with_manners(Manners(stop, self._baton, self._busy)):
                     return function(*args, **options)
             finally:
                 if time.monotonic() - began > LONG_S:

@@ -19,7 +19,8 @@ class FairScheduler(FIFOScheduler):
     """Decodes every request in each step, and reads prompts of the tenant that has used the least time.
 
     A tenant that only decodes takes its turn by a step without prompts, so a long prompt of another costs it no more
-    than an equal share of the time. Requests of one tenant keep the order of arrival.
+    than an equal share of the time. Where rows cost time, on a CPU, only tenants that are level decode in a step.
+    Requests of one tenant keep the order of arrival.
     """
 
     cache: EncodingCache
@@ -45,6 +46,8 @@ class FairScheduler(FIFOScheduler):
         if not mine and not any(self.tenant_of(state) == turn for state in decoding):
             mine = reading
         if self.prefill_beside_others is not None and len(tenants | self.others) > 1:
+            level = self.turns.level(tenants)
+            decoding = [state for state in decoding if self.tenant_of(state) in level]
             token_budget = min(token_budget, len(decoding) + self.prefill_beside_others)
         decoding.sort(key=lambda state: self.tenant_of(state) != turn)
         rows = self.max_requests_per_batch - (1 if mine else 0)  # a full batch must not keep a prompt out for ever

@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from service.api import routing
-from service.api.routing import MOST_KEYS, MOST_VALUES, check_shape, check_text, count_values
+from service.api.routing import MOST_FIELDS, MOST_KEYS, MOST_VALUES, check_shape, check_text, count
 from service.errors import ApiError
 from tests.service.serving import SHORT, idle, serving, wait_for
 
@@ -29,21 +29,23 @@ def served(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
 
 FLOODS: dict[str, tuple[str, dict[str, Any] | bytes, str | None]] = {
     "bad token ids": ("/generate", {"prompt": ["a"] + [1] * 250_000}, "prompt.1"),
-    "token ids that are none": ("/generate", {"prompt": [1] + ["a"] * 250_000}, "prompt.1"),
+    "token ids that are none": ("/generate", {"prompt": [1] + ["a"] * 60_000}, "prompt.1"),
     "bad ids to detokenize": ("/detokenize", {"tokens": [-1] * 250_000}, "tokens.0"),
     "unknown keys": ("/generate", {"prompt": "a"} | {f"k{n}": 1 for n in range(100_000)}, None),
     "unknown keys of an encoding": ("/generate", {"prompt": "a", "pe": {f"k{n}": 1 for n in range(100_000)}}, None),
-    "encodings": ("/generate", {"prompt": "a", "pe": [{"method": "x"}] * 100_000}, "pe"),
-    "methods": ("/perplexity", {"methods": [{"method": "linear"}] * 100_000}, "methods"),
-    "methods of a sweep": ("/sweep", {"methods": [{"method": "yarn", "factor": 2}] * 10_000}, "methods"),
+    "encodings": ("/generate", {"prompt": "a", "pe": [{"method": "x"}] * 16_000}, "pe"),
+    "methods": ("/perplexity", {"methods": [{"method": "linear"}] * 16_000}, "methods"),
+    "methods of a sweep": ("/sweep", {"methods": [{"method": "yarn", "factor": 2}] * 8_000}, "methods"),
     "methods times factors": (
         "/sweep",
         {"methods": [{"method": "yarn", "factor": 2}] * 60, "factors": [1 + n / 64 for n in range(60)]},
         None,
     ),
     "documents": ("/perplexity", {"input": [[1]] * 200_000}, "input"),
-    "lengths": ("/perplexity", {"lengths": ["a"] * 250_000}, "lengths"),
-    "messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": 1}] * 50_000}, "messages"),
+    "lengths": ("/perplexity", {"lengths": ["a"] * 60_000}, "lengths"),
+    "messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": 1}] * 8_000}, "messages"),
+    "strings": ("/generate", {"prompt": ["a"] * 100_000}, None),
+    "fields": ("/perplexity", {"methods": [{"method": "linear", "factor": 2}] * MOST_FIELDS}, None),
     "values": ("/generate", b'{"prompt": [' + b"1," * (1 << 18) + b"1]}", None),
     "nesting": ("/generate", b"[" * 1_000_000, None),
 }
@@ -128,12 +130,12 @@ def test_whole_pairs_are_text() -> None:
         check_text({"prompt": ["a\ud83d"]})
 
 
-def test_values_are_counted_outside_of_strings() -> None:
+def test_marks_are_counted_outside_of_strings() -> None:
     many = MOST_VALUES
-    assert count_values(json.dumps({"input": "a, b" * many}).encode()) == 1
-    assert count_values(json.dumps({"input": 'say "a", "b" \\' * many}).encode()) == 1
-    assert count_values(json.dumps({"input": [1] * many + ["a, b", 'c", "d']}).encode()) == many + 2
-    assert count_values(b'{"a": "\\\\", "b": [' + b"1," * many + b"1]}") == many + 2
+    assert count(json.dumps({"input": "a, b" * many}).encode(), b",") == 0
+    assert count(json.dumps({"input": 'say "a", "b": \\' * many}).encode(), b":") == 1
+    assert count(json.dumps({"input": [1] * many + ["a, b", 'c", "d']}).encode(), b",") == many + 1
+    assert count(b'{"a": "\\\\", "b": [' + b"1," * many + b"1]}", b",") == many + 1
 
 
 def test_shapes() -> None:

@@ -32,6 +32,17 @@ def test_a_tenant_that_was_idle_is_next_and_no_more() -> None:
     assert sorted(order[:2]) == sorted(order[2:]) == ["anna", "berta"]
 
 
+def test_who_was_alone_owes_nothing_to_who_comes() -> None:
+    turns = Turns()
+    for _ in range(100):
+        turns.enter(["anna"])
+        turns.charge(1.0, [("anna", 1)])
+    turns.enter(["berta"])
+    turns.charge(0.5, [("berta", 1)])
+    turns.enter(["anna", "berta"])
+    assert turns.least(["anna", "berta"]) == "anna"
+
+
 def test_a_step_is_divided_by_tokens() -> None:
     turns = Turns()
     turns.enter(["anna", "berta"])

@@ -17,7 +17,7 @@ from service.context import RequestContext
 from service.sharing import child, workers
 from service.sharing.admission import QueueFull
 from service.sharing.child import ChildFailed
-from service.sharing.stopping import Stopped, check_wanted
+from service.sharing.stopping import SLICE_S, Stopped, check_wanted, outside_python
 from service.sharing.workers import Workers
 
 
@@ -86,8 +86,14 @@ async def test_one_tenant_leaves_a_thread_to_the_next_and_its_queue_ends(
     pool: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
+
+    def work() -> bool:
+        while not release.wait(0.002):
+            check_wanted()
+        return True
+
     acting("anna")
-    waiting = [asyncio.create_task(pool.run(release.wait, 20)) for _ in range(workers.MAX_WAITING + 1)]
+    waiting = [asyncio.create_task(pool.run(work)) for _ in range(workers.MAX_WAITING + 1)]
     await asyncio.sleep(0.05)
     with pytest.raises(QueueFull, match="waiting for a thread"):
         await pool.run(int)
@@ -95,6 +101,48 @@ async def test_one_tenant_leaves_a_thread_to_the_next_and_its_queue_ends(
     assert await pool.run(lambda: "berta") == "berta"
     release.set()
     assert all(await asyncio.gather(*waiting))
+
+
+async def test_threads_compute_by_turns(pool: Workers) -> None:
+    """Two at once would make every step of a generation wait for both."""
+    computing, together = 0, 0
+
+    def work() -> int:
+        nonlocal computing, together
+        turns = 0
+        for _ in range(20):
+            computing += 1
+            together = max(together, computing)
+            time.sleep(2 * SLICE_S)
+            computing -= 1
+            check_wanted()
+            turns += 1
+        return turns
+
+    async def of(tenant: str) -> int:
+        acting(tenant)
+        return await pool.run(work)
+
+    began = time.monotonic()
+    assert await asyncio.gather(*(asyncio.create_task(of(tenant)) for tenant in ("anna", "berta"))) == [20, 20]
+    assert together == 1
+    assert time.monotonic() - began > 40 * 2 * SLICE_S
+
+
+async def test_a_thread_that_waits_leaves_its_turn_to_others(pool: Workers) -> None:
+    release = threading.Event()
+
+    def waits() -> bool:
+        with outside_python():
+            return release.wait(20)
+
+    acting("anna")
+    waiting = asyncio.create_task(pool.run(waits))
+    await asyncio.sleep(0.05)
+    acting("berta")
+    assert await pool.run(lambda: "berta") == "berta"
+    release.set()
+    assert await waiting
 
 
 def _pid_and_niceness() -> tuple[int, int]:
