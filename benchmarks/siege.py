@@ -147,9 +147,9 @@ class _Watch:
     async def _memory(self, until: float) -> None:
         began = time.monotonic()
         while time.monotonic() < until:
-            self.most = max(self.most, memory_of(self._process.pid))
+            self.most = max(self.most, await asyncio.to_thread(memory_of, self._process.pid))
             self._display.at(time.monotonic() - began, f"{self.most / 1e6:.0f} MB, {len(self.texts)} texts")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(1)
 
 
 async def _texts_of(client: httpx.AsyncClient, count: int) -> list[float]:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
+from transformers import TokenizersBackend
+
 from service.sharing.stopping import check_wanted, outside_python
 
 AT_ONCE = 2 << 20
@@ -58,6 +60,8 @@ def tokenized(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> 
     """
     check_wanted()
     with _budget.taking(len(text)):
+        if len(text) > SMALL and _is_plain(tokenizer):
+            return _fast(tokenizer, text, add_special_tokens)
         ids: list[int] = tokenizer(
             text,
             add_special_tokens=add_special_tokens,
@@ -65,6 +69,25 @@ def tokenized(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> 
             return_token_type_ids=False,
             verbose=False,
         )["input_ids"]
+    return ids
+
+
+def _is_plain(tokenizer: Any) -> bool:
+    """Whether its call is that of the library tokenizers, and nothing is done before or after it."""
+    kind = type(tokenizer)
+    return (
+        isinstance(tokenizer, TokenizersBackend)
+        and kind.__call__ is TokenizersBackend.__call__
+        and kind._encode_plus is TokenizersBackend._encode_plus
+    )
+
+
+def _fast(tokenizer: TokenizersBackend, text: str, add_special_tokens: bool) -> list[int]:
+    """The same ids without the place of each: in a third of the time, and without holding the interpreter for a tenth
+    of a second to free what was not asked for."""
+    tokenizer("", verbose=False)  # sets what a call sets: no truncation, no padding
+    (encoded,) = tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoded.ids
     return ids
 
 

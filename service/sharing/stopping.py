@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 SLICE_S = 0.005
-"""How long a thread works before the next one does. While a generation runs, all of them rest as long."""
+"""How long a thread works before the next one does. While a generation runs, all of them rest twice as long."""
 
 
 class Stopped(RuntimeError):
@@ -56,18 +56,21 @@ class Manners:
     baton: Baton = field(default_factory=Baton)
     busy: Callable[[], bool] = lambda: False
     outside: bool = False
-    began: float = field(default_factory=time.monotonic)
+    began: float = 0.0
 
     def check(self) -> None:
         if self.stop.is_set():
             raise Stopped("nobody waits for this work any more")
-        worked = time.monotonic() - self.began
-        if worked > SLICE_S and not self.outside:
-            if self.busy():
-                time.sleep(min(worked, 10 * SLICE_S))
+        if time.monotonic() - self.began > SLICE_S and not self.outside:
+            self.rest()
             self.baton.give()
             self.baton.take()
             self.began = time.monotonic()
+
+    def rest(self) -> None:
+        """While a generation runs, leave the interpreter to it for twice as long as this thread had it."""
+        if self.busy():
+            time.sleep(min(2 * (time.monotonic() - self.began), 20 * SLICE_S))
 
 
 _manners: ContextVar[Manners | None] = ContextVar("ropeway_manners", default=None)
@@ -78,9 +81,11 @@ def with_manners(manners: Manners) -> Iterator[None]:
     """Inside, the thread has the baton, and ``check_wanted`` obeys ``manners``."""
     token = _manners.set(manners)
     manners.baton.take()
+    manners.began = time.monotonic()
     try:
         yield
     finally:
+        manners.rest()
         manners.baton.give()
         _manners.reset(token)
 
