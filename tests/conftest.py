@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 settings.register_profile("ropeway", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ropeway")
+
+
+def pytest_runtest_setup() -> None:
+    """Engines collect garbage when they stop. Let them not look at thousands of collected tests and all libraries each
+    time: it takes seconds. A server of a test that stops undoes this."""
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
