@@ -28,6 +28,12 @@ def generate(  # noqa: PLR0913 - one argument per option
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", "-n", min=1, help="Most new tokens.", show_default="64")
     ] = None,
+    min_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Tokens before anything may end the text.", show_default="0")
+    ] = None,
+    ignore_eos: Annotated[
+        bool | None, typer.Option("--ignore-eos", help="Go on after end-of-text tokens.", show_default=False)
+    ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=100, help="0 is greedy.", show_default="0")] = None,
     top_p: Annotated[
         float | None,
@@ -51,6 +57,8 @@ def generate(  # noqa: PLR0913 - one argument per option
         "pe": methods,
         "model": model if server else None,
         "max_new_tokens": max_new_tokens,
+        "min_tokens": min_tokens,
+        "ignore_eos": ignore_eos,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,

@@ -318,6 +318,13 @@ class TestInProcess:
         assert streamed.stdout == answer["results"][0]["text"] + "\n"
         assert answer["results"][0]["pe"]["frequency_hash"] in streamed.stderr
 
+    def test_generate_asks_for_what_the_server_knows(self, served: Path) -> None:
+        result = ropeway("generate", "a", "-n", "4", "--min-tokens", "5", "--ignore-eos")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "error: min_tokens: " in result.stderr
+        answer = json.loads(ropeway("generate", "a", "-n", "9", "--ignore-eos", "--json").stdout)
+        assert answer["results"][0]["finish_reason"] == "length"
+
     def test_perplexity_of_a_file(self, served: Path, tmp_path: Path) -> None:
         file = tmp_path / "text.txt"
         file.write_text(language_reference()[:2000], encoding="utf-8")
