@@ -17,9 +17,8 @@ settings.load_profile("ropeway")
 
 def pytest_runtest_setup() -> None:
     """Engines collect garbage when they stop. Let them not look at thousands of collected tests and all libraries each
-    time: it takes seconds. A server of a test that stops undoes this."""
+    time: it takes seconds."""
     if not gc.get_freeze_count():
-        gc.collect()
         gc.freeze()
 
 

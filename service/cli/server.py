@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from service import logs
 from service.settings import Settings
+from service.sharing.heap import frozen
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -101,14 +102,14 @@ def local_server(settings: Settings) -> Iterator[str]:
 
         thread = threading.Thread(target=run, name="ropeway-server")
         thread.start()
-        try:
-            while not server.started:
-                if not thread.is_alive():
-                    raise StartFailed(str(app.error or "the server stopped while starting"))
-                time.sleep(0.02)
-            gc.freeze()  # transformers collects garbage when an engine stops: 0.3 s, were it to look at all there is
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-            gc.unfreeze()
+        with ExitStack() as until_it_has_stopped:
+            try:
+                while not server.started:
+                    if not thread.is_alive():
+                        raise StartFailed(str(app.error or "the server stopped while starting"))
+                    time.sleep(0.02)
+                until_it_has_stopped.enter_context(frozen())  # transformers collects garbage when an engine stops
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+                thread.join()

@@ -6,13 +6,12 @@ values) can pass every check of its forward and still be wrong from pages. A few
 
 from __future__ import annotations
 
-import gc
-
 import torch
 
 from patches import Method, Patched, UnsupportedModel, encode, one_per_route
 from service.engine.adapter import EncodingManager
 from service.engine.request import EngineRequest, SamplingParams
+from service.sharing.heap import frozen
 
 PROMPT, NEW = 20, 4
 """Tokens. Steps of 16 cut every prompt, and pages of 4 are given back where an encoding forgets."""
@@ -34,14 +33,13 @@ def verify(patch: Patched) -> None:
     length = min(PROMPT + NEW, patch.geometry.table_rows or PROMPT + NEW)
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
     prompt = torch.linspace(1, vocab_size - 1, length - NEW).long().tolist()
-    gc.freeze()  # transformers collects garbage when a batch is over: 0.3 s, were it to look at all that is imported
     try:
-        methods = one_per_route(patch.geometry, length)
-        requests = [_request(patch, method, prompt) for method in methods]
-        for method, request, token_ids in zip(methods, requests, _from_pages(patch, requests), strict=True):
-            _compare(patch, method, request, token_ids)
+        with frozen():  # transformers collects garbage when a batch is over
+            methods = one_per_route(patch.geometry, length)
+            requests = [_request(patch, method, prompt) for method in methods]
+            for method, request, token_ids in zip(methods, requests, _from_pages(patch, requests), strict=True):
+                _compare(patch, method, request, token_ids)
     finally:
-        gc.unfreeze()
         patch.forget_encodings()
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -15,6 +18,19 @@ def trim() -> None:
     """Give free memory back to the system, where its C library can. Takes some milliseconds, without the lock."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Inside, Python looks for no garbage among what there is now: 0.3 s a time with all libraries imported. What is
+    frozen already stays so."""
+    outermost = not gc.get_freeze_count()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if outermost:
+            gc.unfreeze()
 
 
 def share_arenas() -> None:
