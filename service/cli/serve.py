@@ -29,7 +29,7 @@ def _print_settings(asked: bool) -> None:
     from service.settings import Settings
 
     table = new_table("setting", "value", "default", "meaning")
-    table.columns[0].no_wrap = True  # to be copied
+    table.columns[0].min_width = max(map(len, Settings.model_fields)) + 1  # to be copied
     for name, field in Settings.model_json_schema()["properties"].items():
         for row in field_rows(name, field, {}):
             table.add_row(*map(Text, row))

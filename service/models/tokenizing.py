@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
-from transformers import TokenizersBackend
-
 from service.sharing.stopping import check_wanted, outside_python
 
 AT_ONCE = 2 << 20
@@ -74,6 +72,8 @@ def tokenized(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> 
 
 def _is_plain(tokenizer: Any) -> bool:
     """Whether its call is that of the library tokenizers, and nothing is done before or after it."""
+    from transformers import TokenizersBackend  # pages that tell of documents are made without
+
     kind = type(tokenizer)
     return (
         isinstance(tokenizer, TokenizersBackend)
@@ -82,7 +82,7 @@ def _is_plain(tokenizer: Any) -> bool:
     )
 
 
-def _fast(tokenizer: TokenizersBackend, text: str, add_special_tokens: bool) -> list[int]:
+def _fast(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
     """The same ids without the place of each: in a third of the time, and without holding the interpreter for a tenth
     of a second to free what was not asked for."""
     tokenizer("", verbose=False)  # sets what a call sets: no truncation, no padding
