@@ -163,6 +163,7 @@ def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
         return processor
 
     monkeypatch.setattr(EncodingManager, "_create_batch_processor", kept)
+    gc.unfreeze()
     with patched(tiny_model("llama")[1]) as patch:
         verify(patch)
         assert [recipe for recipe in patch.slots.recipes if recipe is not None] == [patch.slots[0]]
