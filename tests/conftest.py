@@ -15,11 +15,10 @@ settings.register_profile("ropeway", deadline=None, max_examples=60, suppress_he
 settings.load_profile("ropeway")
 
 
-def pytest_runtest_setup() -> None:
+def pytest_collection_finish() -> None:
     """Engines collect garbage when they stop. Let them not look at thousands of collected tests and all libraries each
     time: it takes seconds."""
-    if not gc.get_freeze_count():
-        gc.freeze()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
