@@ -38,7 +38,7 @@ def methods(
         typer.Argument(help="One method in full, with all its parameters.", autocompletion=method_names),
     ] = None,
     as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the README.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table of all methods.")] = False,
     docs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write methods.md and its pictures into this folder.")
     ] = None,
@@ -51,9 +51,9 @@ def methods(
 
         fail(unknown_method(name))
     if docs is not None or markdown:
-        from service.cli.method_docs import readme_table, write_docs
+        from service.cli.method_docs import overview, write_docs
 
-        typer.echo(readme_table() if docs is None else f"{len(write_docs(docs))} files written to {docs}")
+        typer.echo(overview() if docs is None else f"{len(write_docs(docs))} files written to {docs}")
     elif as_json:
         typer.echo(json.dumps(describe_method(name) if name else describe_methods(), indent=2))
     elif name is None:
