@@ -1,4 +1,4 @@
-"""``ropeway methods`` and ``ropeway models``: what there is to choose from."""
+"""``ropeway methods`` and ``ropeway models``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FACTS = {
     "keys rotate": "rotates_at",
     "family": "family",
 }
-"""What is printed of one method: label and key."""
+"""The printed facts of a method: label and key."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
@@ -82,7 +82,7 @@ def _all_methods(known: list[dict[str, Any]]) -> Table:
     table = new_table("method", "what it does", "cost")
     for info in known:
         table.add_row(Text(info["method"], style="bold"), *map(Text, (info["summary"], info["cost"])))
-    table.caption = "ropeway methods NAME: its formula, parameters, reach, evidence, what it is for and what not"
+    table.caption = "ropeway methods NAME: its formula, parameters, use, reach, evidence"
     table.caption_justify = "left"
     return table
 
