@@ -1,4 +1,4 @@
-"""The server that a command talks to: one that is named, or one started for the command."""
+"""The server of a command: a named one, or one started for the command."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ if TYPE_CHECKING:
     from service.client import Ropeway
 
 FOR_ONE_COMMAND = {"api_keys": (), "api_keys_file": None, "metrics_port": None, "resume_jobs": False}
-"""A server started for one command listens on loopback for as long as that takes, asks for no key, and leaves jobs
-alone that others have queued."""
+"""A server for one command listens on loopback only, needs no key, and leaves queued jobs alone."""
 
 
 @contextmanager
 def connected(server: str | None, model: str | None = None) -> Iterator[Ropeway]:
-    """A client of ``server``; without one, of a server started here for as long as it is used.
+    """A client of ``server``; without one, of a temporary server in this process, which loads ``model``.
 
-    ``model`` is what the server started here loads. Failures that a user can cause end the command
-    with a message and exit code 1.
+    Failures that a user can cause end the command with a message and exit code 1.
     """
     from service.cli.server import StartFailed, local_server, settings_with
     from service.client import RopewayError
@@ -39,7 +37,7 @@ def connected(server: str | None, model: str | None = None) -> Iterator[Ropeway]
 
 
 def client_of(url: str, *, trust_env: bool = False) -> Ropeway:
-    """A client without a limit on answers, which take as long as they take; loopback ignores proxies."""
+    """A client without a timeout; loopback ignores proxies."""
     from service.client import Ropeway
 
     return Ropeway(url, timeout=None, trust_env=trust_env)

@@ -1,4 +1,4 @@
-"""``ropeway demo``: a real server on the embedded models, real requests, the curve as pictures."""
+"""``ropeway demo``: serves the embedded models, sends requests, draws the perplexity curve."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ ANSWER: dict[str, Any] = {"max_new_tokens": 48, "temperature": 0.7, "seed": 1}
 WINDOWS_EVERY = 60_000
 """Tokens from one scored window to the next: three windows, spread over the default document."""
 ENCODINGS: dict[str, list[str]] = json.loads((Path(__file__).parent / "demo.json").read_text())
-"""What each of the two routes is asked to compare, in the short form."""
+"""The encodings to compare, by route, in the short form."""
 
 
 class DemoFailed(Exception):
-    """The demo did not do what it should; the message says what."""
+    """A step of the demo failed; the message names it."""
 
 
 def demo(
@@ -48,14 +48,14 @@ def demo(
         "demo-output"
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 takes a free one.")] = 0,
-    model: Annotated[str, typer.Option(help="What to serve; the embedded demo models by default.")] = "demo",
+    model: Annotated[str, typer.Option(help="Model to serve; the embedded demo models by default.")] = "demo",
 ) -> None:
-    """Serve the demo models, ask them under several encodings, measure perplexity, save the curve, stop."""
+    """Serve the demo models, generate under several encodings, measure perplexity, save the curve, stop."""
     from service.client import RopewayError
 
     began = time.perf_counter()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))  # so that the server is stopped then, too
+        signal.signal(number, lambda *_: sys.exit(1))  # stops the server then, too
     try:
         output.mkdir(parents=True, exist_ok=True)
         with _server(model, port, output / "server.log") as client:
@@ -68,7 +68,7 @@ def demo(
 
 @contextmanager
 def _server(model: str, port: int, log: Path) -> Iterator[Ropeway]:
-    """``ropeway serve`` as a process of its own, ready; stopped by SIGTERM, by force if it must be."""
+    """A client of ``ropeway serve`` in a child process; SIGTERM stops it, SIGKILL if that fails."""
     port = port or _free_port()
     url = f"http://127.0.0.1:{port}"
     flags = ["--model", model, "--host", "127.0.0.1", "--port", str(port)]
@@ -108,10 +108,10 @@ def _wait_until_ready(process: subprocess.Popen[bytes], client: Ropeway) -> None
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server as its operator would.
+    """End a server with SIGTERM.
 
     Raises:
-        DemoFailed: when it takes too long or its exit code is not 0.
+        DemoFailed: when it does not stop in time or its exit code is not 0.
     """
     process.terminate()
     try:
@@ -152,12 +152,12 @@ def _prompt() -> str:
 
 
 def one_line(text: str) -> str:
-    """``text`` with every run of white space as one space: a model that fails writes many empty lines."""
+    """``text`` on one line: a failing model writes many empty ones."""
     return " ".join(text.split())
 
 
 def _curve(client: Ropeway, output: Path) -> None:
-    """One sweep from the trained length to eight times it, shown and saved.
+    """Measure, print and save perplexity from the trained length to eight times it.
 
     Every length predicts the same tokens, so that only the context differs.
     """

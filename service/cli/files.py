@@ -1,4 +1,4 @@
-"""Documents that commands read, and pictures and reports that they write."""
+"""Input documents of commands, and their output files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
-    """(names, the request's input): one text or several; a built-in document goes by its name."""
+    """Names of the files, and the request's input: one text, several, or the name of a built-in document."""
     from service.evaluation.documents import BUILT_IN, close_name
 
     if not files or (files[0] in BUILT_IN and len(files) == 1 and not Path(files[0]).exists()):
@@ -34,10 +34,10 @@ def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
 
 
 def check_outputs(plots: list[Path] | None, report: Path | None = None, *, as_json: bool, as_csv: bool) -> None:
-    """Refuse what could not be printed or saved, before any work is done.
+    """Refuse impossible outputs before the work begins.
 
     Raises:
-        typer.BadParameter: for two forms at once, another ending of a picture, or a folder that does not exist.
+        typer.BadParameter: for two formats, another suffix of a picture, or a folder that does not exist.
     """
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv exclude each other")
@@ -55,7 +55,7 @@ def _check_plot(path: Path) -> None:
 
 
 def save(path: Path, content: bytes) -> None:
-    """Write a file and say so."""
+    """Write a file and print its path."""
     try:
         path.write_bytes(content)
     except OSError as error:
@@ -64,7 +64,7 @@ def save(path: Path, content: bytes) -> None:
 
 
 def picture(result: EvaluationResult, path: Path) -> bytes:
-    """The first picture as PNG or HTML, by the file's ending."""
+    """The first picture as PNG or HTML, by the suffix of ``path``."""
     from service.figures.results import html_of, png_of
 
     return png_of(result) if path.suffix.lower() == ".png" else html_of(result).encode()

@@ -1,4 +1,4 @@
-"""``ropeway generate``: one prompt, one or several encodings, text as it comes."""
+"""``ropeway generate``: one prompt, one or several encodings, streamed text."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ def generate(  # noqa: PLR0913 - one argument per option
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", "-n", min=1, help="Most new tokens.", show_default="64")
     ] = None,
-    min_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Tokens before anything may end the text.", show_default="0")
-    ] = None,
+    min_tokens: Annotated[int | None, typer.Option(min=0, help="Fewest new tokens.", show_default="0")] = None,
     ignore_eos: Annotated[
-        bool | None, typer.Option("--ignore-eos", help="Go on after end-of-text tokens.", show_default=False)
+        bool | None, typer.Option("--ignore-eos", help="Continue after end-of-text tokens.", show_default=False)
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=100, help="0 is greedy.", show_default="0")] = None,
     top_p: Annotated[
@@ -79,7 +77,7 @@ def generate(  # noqa: PLR0913 - one argument per option
 
 
 def _one(client: Ropeway, request: dict[str, Any]) -> None:
-    """Text to stdout as it comes, how it was made to stderr."""
+    """Stream the text to stdout; print its encoding and timings to stderr."""
     from service.client import ResultEnd, TextDelta
 
     shown = printable if stdout.is_terminal else str
@@ -111,7 +109,7 @@ def _side_by_side(client: Ropeway, request: dict[str, Any], titles: list[str]) -
 
 
 def panels(answers: list[tuple[str, str, str]]) -> Table:
-    """(name, text, note) side by side, as many in a row as are readable at the terminal's width."""
+    """(name, text, note) side by side, as many in a row as the terminal's width allows."""
     per_row = max(1, min(len(answers), stdout.width // PANEL_WIDTH))
     grid = Table.grid(expand=True)
     for _ in range(per_row):
@@ -130,7 +128,7 @@ def panels(answers: list[tuple[str, str, str]]) -> Table:
 
 
 def resolved_line(result: ResultEnd) -> str:
-    """What took effect and how fast, in one line, from a result or a stream's last event of it."""
+    """The resolved encoding and the speed of a result, in one line."""
     pe, usage = result.pe, result.usage
     facts = [f"{pe['method']} on {result.model}", f"keys rotated: {pe['rotates_at'].replace('_', ' ')}"]
     if pe["effective_rope_theta"]:

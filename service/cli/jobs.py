@@ -1,4 +1,4 @@
-"""``ropeway jobs`` and ``ropeway report``: what a server works on, and what came of it."""
+"""``ropeway jobs`` and ``ropeway report``: the jobs of a server and their results."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, resume, results.", no_args_is_help=True)
 
-Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or as much of it as makes it unique.")]
+Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a unique prefix of it.")]
 
 
 @contextmanager
 def _connected(server: str | None) -> Iterator[Ropeway]:
-    """A client of the server that has the jobs."""
+    """A client of the server with the jobs."""
     with connected(_address(server)) as client:
         yield client
 
 
 def _address(server: str | None) -> str:
-    """The one that is named, ROPEWAY_URL's, or the default address."""
+    """``server``, else ROPEWAY_URL, else the default address."""
     from service.client.requests import DEFAULT_URL
 
     return server or os.environ.get("ROPEWAY_URL") or DEFAULT_URL
@@ -44,7 +44,7 @@ def _whole(client: Ropeway, job_id: str) -> str:
     """The id that starts with ``job_id``.
 
     Raises:
-        typer.BadParameter: when several do, or any would.
+        typer.BadParameter: when several do, or ``job_id`` is empty.
     """
     if not job_id.strip():
         raise typer.BadParameter("an id cannot be empty", param_hint="JOB")
@@ -85,7 +85,7 @@ def follow(
     cancel_: Annotated[bool, typer.Option("--cancel", help="Ctrl-C cancels the job.")] = False,
     server: Server = None,
 ) -> None:
-    """Watch a job until it ends, then print its result. Ctrl-C leaves the job alone and ends the watching."""
+    """Follow a job until it ends, then print its result. Ctrl-C ends the following and leaves the job alone."""
     with _connected(server) as client:
         job = finish(client, client.job(_whole(client, job_id)), _address(server), cancel=cancel_)
         show(client.result(job.id), as_json=False, as_csv=False)
@@ -93,7 +93,7 @@ def follow(
 
 @jobs.command("resume")
 def resume(job_id: Id, server: Server = None) -> None:
-    """Go on with a job that was cancelled or failed. What it has finished is kept."""
+    """Queue a cancelled or failed job again. Its finished units are not repeated."""
     with _connected(server) as client:
         job = client.resume(_whole(client, job_id))
     stdout.print(f"{job.id[:12]} is {job.state}; {job.units_done} of {job.units_total} units are finished")
@@ -101,7 +101,7 @@ def resume(job_id: Id, server: Server = None) -> None:
 
 @jobs.command("cancel")
 def cancel(job_id: Id, server: Server = None) -> None:
-    """End a job. What it has finished stays in the store for other jobs."""
+    """End a job. Its finished units stay in the store for other jobs."""
     with _connected(server) as client:
         client.cancel(_whole(client, job_id))
 
@@ -121,7 +121,7 @@ def results(
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Save every number as Parquet.")] = None,
     server: Server = None,
 ) -> None:
-    """The result of a job. Of one that was cancelled or failed: that of its complete methods, or its finished units."""
+    """The result of a job. After a cancel or a failure: that of its complete methods, or its finished units."""
     from service.client import RopewayError
 
     with _connected(server) as client:

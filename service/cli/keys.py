@@ -1,4 +1,4 @@
-"""``ropeway keys``: making, listing and revoking API keys."""
+"""``ropeway keys``: creates, lists and revokes API keys."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ File = Annotated[
 
 @keys.command("new")
 def new(
-    name: Annotated[str, typer.Argument(help="Whose key it is, for a comment beside the hash.")] = "", file: File = None
+    name: Annotated[str, typer.Argument(help="The key's owner, a comment beside the hash.")] = "", file: File = None
 ) -> None:
-    """Make an API key. It is printed once, on stdout; the file, or without one stderr, gets its hash."""
+    """Create an API key and print it once, on stdout. Its hash goes into the file, or to stderr without one."""
     from service.api import key_file
 
     key, digest = key_file.new_key()
@@ -41,7 +41,7 @@ def new(
 
 @keys.command("list")
 def list_keys(file: File = None) -> None:
-    """The keys of a file: as much of each hash as logs show, the day it was made, and whose it is."""
+    """The keys of a file: the start of each hash as in the logs, the date, and the owner."""
     from service.api import key_file
 
     table = new_table("key", "made", "name")
@@ -56,7 +56,7 @@ def revoke(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Its name, or the first digits of its hash.")],
     file: File = None,
 ) -> None:
-    """Take a key out of the file. A running server that reads the file lets it in no more."""
+    """Remove a key from the file. A running server that reads the file then refuses the key."""
     from service.api import key_file
 
     with _failures():
@@ -65,7 +65,7 @@ def revoke(
 
 
 def _configured(file: Path | None) -> Path | None:
-    """The file that was named, or else that of the settings."""
+    """``file``, else the file of the settings."""
     if file is not None:
         return file
     from service.cli.server import StartFailed, settings_with
@@ -88,7 +88,7 @@ def _needed(file: Path | None) -> Path:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """What goes wrong with the file ends the command with one line."""
+    """An error with the file ends the command with one line."""
     from service.api.key_file import InvalidKeyFile, UnknownKey
 
     try:

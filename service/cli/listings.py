@@ -1,4 +1,4 @@
-"""``ropeway methods`` and ``ropeway models``: what there is to choose from."""
+"""``ropeway methods`` and ``ropeway models``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FACTS = {
     "keys rotate": "rotates_at",
     "family": "family",
 }
-"""What is printed of one method: label and key."""
+"""The printed facts of a method: label and key."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
@@ -38,7 +38,7 @@ def methods(
         typer.Argument(help="One method in full, with all its parameters.", autocompletion=method_names),
     ] = None,
     as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the README.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table of all methods.")] = False,
     docs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write methods.md and its pictures into this folder.")
     ] = None,
@@ -51,9 +51,9 @@ def methods(
 
         fail(unknown_method(name))
     if docs is not None or markdown:
-        from service.cli.method_docs import readme_table, write_docs
+        from service.cli.method_docs import overview, write_docs
 
-        typer.echo(readme_table() if docs is None else f"{len(write_docs(docs))} files written to {docs}")
+        typer.echo(overview() if docs is None else f"{len(write_docs(docs))} files written to {docs}")
     elif as_json:
         typer.echo(json.dumps(describe_method(name) if name else describe_methods(), indent=2))
     elif name is None:
@@ -82,7 +82,7 @@ def _all_methods(known: list[dict[str, Any]]) -> Table:
     table = new_table("method", "what it does", "cost")
     for info in known:
         table.add_row(Text(info["method"], style="bold"), *map(Text, (info["summary"], info["cost"])))
-    table.caption = "ropeway methods NAME: its formula, parameters, reach, evidence, what it is for and what not"
+    table.caption = "ropeway methods NAME: its formula, parameters, use, reach, evidence"
     table.caption_justify = "left"
     return table
 

@@ -1,4 +1,4 @@
-"""The documentation of the methods, made from the registry: a page, its pictures, and the table of the README."""
+"""The documentation of the methods, generated from the registry: a page and its pictures."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def pictures() -> Iterator[tuple[str, str]]:
     yield TEMPERATURES, svg(temperatures_figure())
 
 
-def readme_table() -> str:
-    """Every method in one line; the README holds the table and a test compares."""
+def overview() -> str:
+    """A Markdown table with one line per method."""
     rows = ["| kind | method | what it does | without tuning |", "|---|---|---|---|"]
     for group, members in _grouped():
         for drawn in members:
-            link = f"[`{drawn.name}`](docs/{PAGE}#{drawn.name})"
+            link = f"[`{drawn.name}`](#{drawn.name})"
             info = describe_method(drawn.name)
             rows.append(_row([group, link, info["summary"], info["training_free"]]))
     return "\n".join(rows)
@@ -94,7 +94,7 @@ def readme_table() -> str:
 
 def methods_page() -> str:
     """One section per method, by kind, and what several methods share."""
-    blocks = [_introduction()]
+    blocks = [_introduction(), overview()]
     for group, members in _grouped():
         title, about = SECTIONS[group]
         blocks += [

@@ -1,4 +1,4 @@
-"""Options that several commands share, and reading what they are given."""
+"""Options of several commands, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ if TYPE_CHECKING:
 
 
 def method_names(incomplete: str) -> list[str]:
-    """The methods that begin like this, for a shell that completes."""
+    """Methods that start with ``incomplete``, for shell completion."""
     from patches import METHODS
 
     return [name for name in METHODS if name.startswith(incomplete)]
 
 
-Server = Annotated[
-    str | None, typer.Option(metavar="URL", help="Ask this server; without it one is started for this command.")
-]
+Server = Annotated[str | None, typer.Option(metavar="URL", help="Use this server; without it, the command starts one.")]
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -42,12 +40,12 @@ Encodings = Annotated[
 
 
 def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, Any]] | None:
-    """Request fields of every encoding, None where none was given.
+    """Request fields of every encoding; None without any.
 
-    ``check`` finds mistakes before a model is loaded; another server may know more than this one.
+    ``check`` finds mistakes before a model is loaded. It is off for ``--server``, which may have other methods.
 
     Raises:
-        typer.BadParameter: naming what is wrong with the first one that cannot be used.
+        typer.BadParameter: naming the error in the first invalid encoding.
     """
     if not texts:
         return None
@@ -66,10 +64,10 @@ def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, 
 
 
 def check_body(kind: type[BaseModel], body: Mapping[str, Any]) -> None:
-    """Refuse a body that no server would take, before a model is loaded for it.
+    """Refuse an invalid body before a model is loaded for it.
 
     Raises:
-        typer.BadParameter: in the words in which a server refuses it.
+        typer.BadParameter: with the server's message.
     """
     from pydantic import ValidationError
 

@@ -1,4 +1,4 @@
-"""How far something long has got and how long it takes: a bar on a terminal, a line every few seconds elsewhere."""
+"""Progress of long commands: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from service.cli.terminal import printable, stderr
 
 LINE_S = 5.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines without a terminal."""
 
 MEASURED_S = 2.0
-"""How long tokens are counted before they tell how long the rest takes."""
+"""Seconds of counting before the first estimate."""
 
 LONG_S = 20.0
-"""What takes longer is announced."""
+"""Longer estimates, in seconds, are announced."""
 
 Show = Callable[[int, int, str], None]
-"""Called with the tokens done, all tokens, and what is at work."""
+"""Called with the tokens done, all tokens, and the label of the current unit."""
 
 
 @contextmanager
 def progress() -> Iterator[Show]:
-    """What to call as it gets further."""
+    """A function that shows progress."""
     lines = _Lines()
     if stderr.is_terminal:
         with _bar() as bar:
@@ -40,13 +40,12 @@ def progress() -> Iterator[Show]:
 
         def line(done: int, total: int, label: str) -> None:
             lines.announce(done, total)
-            lines.tell(done, total, label)
+            lines.print(done, total, label)
 
         yield line
 
 
 def _bar() -> Progress:
-    """Gone at the end."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -61,7 +60,7 @@ def _bar() -> Progress:
 
 
 class _Lines:
-    """What is printed, with the seconds that the rest takes at the rate seen so far."""
+    """Printed lines, with the seconds left at the rate so far."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
@@ -69,7 +68,7 @@ class _Lines:
         self._line_at = time.monotonic() + LINE_S
 
     def seconds_left(self, done: int, total: int) -> float | None:
-        """None until enough has been seen; the wait for the first token does not count."""
+        """None before ``MEASURED_S``; the wait for the first token does not count."""
         now = time.monotonic()
         if self._first is None:
             if not done:
@@ -81,7 +80,7 @@ class _Lines:
         return (now - began) / (done - before) * (total - done)
 
     def announce(self, done: int, total: int) -> None:
-        """Say once how long it takes, if that is long."""
+        """Print the estimate once, if it is over ``LONG_S``."""
         left = self.seconds_left(done, total)
         if self._announced or left is None:
             return
@@ -89,7 +88,7 @@ class _Lines:
         if left >= LONG_S:
             _say(f"{total - done:,} more tokens to read, about {duration(left)}")
 
-    def tell(self, done: int, total: int, label: str) -> None:
+    def print(self, done: int, total: int, label: str) -> None:
         if time.monotonic() < self._line_at:
             return
         self._line_at = time.monotonic() + LINE_S

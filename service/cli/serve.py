@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 SWITCH_S = 0.0005
-"""How long a thread may keep the interpreter from others. A generation step asks for it hundreds of times, and waits
-so long each time while another thread computes in Python."""
+"""Seconds between switches of the interpreter. A generation step needs it hundreds of times, and each time waits this
+long for another Python thread."""
 
 
 def _print_settings(asked: bool) -> None:
@@ -29,7 +29,7 @@ def _print_settings(asked: bool) -> None:
     from service.settings import Settings
 
     table = new_table("setting", "value", "default", "meaning")
-    table.columns[0].min_width = max(map(len, Settings.model_fields)) + 1  # to be copied
+    table.columns[0].min_width = max(map(len, Settings.model_fields)) + 1  # names stay whole, for copying
     for name, field in Settings.model_json_schema()["properties"].items():
         for row in field_rows(name, field, {}):
             table.add_row(*map(Text, row))
@@ -67,13 +67,13 @@ def serve(  # noqa: PLR0913 - one argument per option
     except StartFailed as error:
         fail(str(error))
     for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn raises the signal again once it has shut down: a stop that was asked for is a success.
+        # uvicorn raises the signal again after its shutdown: a requested stop is a success.
         signal.signal(number, lambda *_: _end())
     _run(settings)
 
 
 def _end() -> None:
-    """Exit with 0. Python would wait at its end for a thread that hangs in a step, or crash on it."""
+    """Exit with 0. Python itself would wait for a thread that hangs in a step, or crash on it."""
     if any(thread.name == THREAD_NAME for thread in threading.enumerate()):
         sys.stderr.flush()
         os._exit(0)
@@ -106,7 +106,7 @@ def _run(settings: Settings) -> None:
 
 
 def _refuse(settings: Settings, error: Exception, *, expected: bool = True) -> NoReturn:
-    """End with exit code 1 and one line in the log's form; an error that nobody expected brings its traceback."""
+    """End with exit code 1 and one line in the log's format; an unexpected error adds its traceback."""
     import structlog
 
     from service import logs
@@ -153,13 +153,13 @@ def _serve(settings: Settings) -> None:
         access_log=False,  # the service logs every request itself, with its id
         lifespan="on",
         **connection_options(settings),
-        timeout_graceful_shutdown=1,  # after the drain nothing is left to wait for but clients that do not read
+        timeout_graceful_shutdown=1,  # after the drain, only clients that do not read are left
     )
     sys.setswitchinterval(SWITCH_S)
     try:
         DrainingServer(config, app, settings.shutdown_grace_s).run()
     except SystemExit:
-        if watch.error is None:  # stopped by a signal, or the port is taken, which uvicorn has said
+        if watch.error is None:  # stopped by a signal, or the port is taken, and uvicorn has logged it
             raise
         expected = isinstance(watch.error, ModelLoadError | StoreUnusable | PortUnusable)
         _refuse(settings, watch.error, expected=expected and settings.log_level != "debug")

@@ -1,4 +1,4 @@
-"""The server inside this process: in front for ``serve``, behind a free loopback port for the rest."""
+"""The server inside this process: in the foreground for ``serve``, on a free loopback port for other commands."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class StartFailed(Exception):
-    """The server cannot start; the message says why."""
+    """The server cannot start; the message has the reason."""
 
 
 class StartWatch:
-    """Passes everything to ``app``; keeps the exception that ended its start, to be reported once and well."""
+    """Passes everything to ``app`` and records the exception of a failed start, which is reported once."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -49,7 +49,7 @@ class StartWatch:
 
 
 def settings_with(**given: Any) -> Settings:
-    """Settings from the environment, with the flags that were given on top.
+    """Settings from the environment; ``given`` takes precedence.
 
     Raises:
         StartFailed: naming every setting that is out of range.
@@ -62,8 +62,8 @@ def settings_with(**given: Any) -> Settings:
 
 
 def load_libraries() -> None:
-    """Import all that serving needs. Python looks for no garbage meanwhile: what modules make at import stays, and
-    looking through it again and again takes a sixth of the time."""
+    """Import the server without garbage collection: objects made at import stay, and scanning them takes a sixth of the
+    time."""
     if "service.app" in sys.modules:
         return
     gc.disable()
@@ -87,7 +87,7 @@ def local_server(settings: Settings) -> Iterator[str]:
     from service.app import create_app
 
     logs.configure("error")
-    # Among the warnings: the manager was stopped before its first request, which is no news in a shell command.
+    # They warn that the manager stopped before its first request, which is normal in a shell command.
     for name in ("transformers", "ContinuousBatchingLogger"):
         logging.getLogger(name).setLevel(logging.ERROR)
     app = StartWatch(create_app(settings))
@@ -97,7 +97,7 @@ def local_server(settings: Settings) -> Iterator[str]:
         server = uvicorn.Server(config)
 
         def run() -> None:
-            with suppress(SystemExit):  # uvicorn's way out when the app cannot start
+            with suppress(SystemExit):  # uvicorn exits when the app cannot start
                 server.run(sockets=[listener])
 
         thread = threading.Thread(target=run, name="ropeway-server")

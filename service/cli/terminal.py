@@ -1,4 +1,4 @@
-"""The two consoles: results go to stdout, everything about how it goes to stderr."""
+"""The two consoles: results go to stdout, progress and errors to stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) no
 
 
 def printable(text: str) -> str:
-    """Generated text without control characters, which could drive the reader's terminal."""
+    """``text`` without control characters, which could control the terminal."""
     return text.translate(CONTROL)
 
 
@@ -32,13 +32,13 @@ def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
 
 
 def status(message: str) -> Status:
-    """A spinner on stderr while something takes its time; invisible where stderr is no terminal."""
+    """A spinner on stderr; invisible without a terminal."""
     return stderr.status(message)
 
 
 @contextmanager
 def loading(model: str) -> Iterator[None]:
-    """The line of every command that waits for ``model``: with a spinner on a terminal, printed once elsewhere."""
+    """Show that ``model`` is loading: a spinner on a terminal, one line elsewhere."""
     line = f"loading {printable(model)}"
     if not stderr.is_terminal:
         stderr.print(line, markup=False, soft_wrap=True)
@@ -47,6 +47,6 @@ def loading(model: str) -> Iterator[None]:
 
 
 def fail(message: str) -> NoReturn:
-    """Print to stderr and leave with exit code 1."""
+    """Print to stderr and end with exit code 1."""
     stderr.print(f"error: {printable(message)}", style="red", markup=False, soft_wrap=True)
     raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The client for asyncio; ``synchronous.py`` is the same without ``await``."""
+"""The client for asyncio; tests/service/client/test_synchronous.py makes ``synchronous.py`` of it."""
 
 from __future__ import annotations
 
@@ -9,53 +9,40 @@ from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import quote
 
 import httpx
-from httpx_sse import EventSource
+from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api.answers import (
-    FullMethodList,
-    GenerateResponse,
-    JobList,
-    MethodInfo,
-    ModelInfo,
-    ModelList,
-    Ready,
-    UnitList,
-)
+from service.api import answers
+from service.api.answers import GenerateResponse, MethodInfo, ModelInfo, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated
-from service.client.events import (
-    StreamEvent,
-    job_event,
-    json_of,
-    payload,
-    read,
-    stream_event,
-    typed,
-    typed_result,
-)
+from service.client.events import StreamEvent, job_event, json_of, payload, read, stream_event, typed, typed_result
 from service.client.requests import (
     Encoding,
     GenerateOptions,
     PerplexityOptions,
     Prompt,
     connection,
-    evaluation_body,
     file_path,
-    generate_body,
+    given,
     idempotent,
-    perplexity_body,
 )
 from service.client.retries import RECONNECT_S, Following, async_retrying
-from service.client.synchronous import Received
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult, Progress
 from service.jobs.records import JobInfo, JobState, UnitDone
 
 T = TypeVar("T", bound=BaseModel)
+Headers = Mapping[str, str] | None
 
 
 class AsyncRopeway:
-    """``Ropeway`` for asyncio, with the same arguments, methods and errors; close it with ``aclose``."""
+    """A client of one server. Every method raises ``RopewayError`` and nothing else.
+
+    ``timeout`` is the longest silence in seconds; streams and perplexity send bytes every few seconds. The client
+    repeats a request up to ``max_retries`` times after 429, 503 or a connection that fails before an answer. It waits
+    at least as long as the server asks. ``http_options`` go to ``httpx.AsyncClient``: ``proxy``, ``verify``,
+    ``transport``.
+    """
 
     def __init__(
         self,
@@ -74,15 +61,18 @@ class AsyncRopeway:
     async def generate(
         self, prompt: Prompt, *, pe: Encoding | Sequence[Encoding] | None = None, **options: Unpack[GenerateOptions]
     ) -> GenerateResponse:
-        """Every prompt under every encoding, each in one result."""
-        return await self._ask(GenerateResponse, "POST", "/generate", generate_body(prompt, pe, options))
+        """Generate from every prompt under every encoding; each pair is one result."""
+        return await self._ask(GenerateResponse, "POST", "/generate", given({"prompt": prompt, "pe": pe, **options}))
 
-    def stream(
+    async def stream(
         self, prompt: Prompt, *, pe: Encoding | Sequence[Encoding] | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[StreamEvent]:
-        """The same as it comes. Closing the generator ends the work on the server; leaving a loop over it does not
-        close it at once, ``contextlib.aclosing`` does."""
-        return self._stream(generate_body(prompt, pe, options))
+        """Generate, and yield events as they arrive. Closing the generator ends the work on the server;
+        ``contextlib.aclosing`` closes it when a loop ends early."""
+        body = given({"prompt": prompt, "pe": pe, **options, "stream": True})
+        async with aclosing(self._events("POST", "/generate", body)) as events:
+            async for event, response in events:
+                yield stream_event(event, response)
 
     async def perplexity(
         self,
@@ -92,39 +82,43 @@ class AsyncRopeway:
         on_progress: Callable[[Progress], None] | None = None,
         **options: Unpack[PerplexityOptions],
     ) -> PerplexityResult:
-        """Perplexity of documents under every method at every length; ``on_progress`` hears how far it has got."""
-        result = await self._measured("perplexity", perplexity_body(input, methods, options), on_progress)
+        """Measure the perplexity of documents under every method at every length."""
+        body = given({"input": input, "methods": methods, **options})
+        result = await self._measured("perplexity", body, on_progress)
         assert isinstance(result, PerplexityResult)
         return result
 
     async def evaluate(
         self, evaluation: str, *, on_progress: Callable[[Progress], None] | None = None, **fields: Any
     ) -> EvaluationResult:
-        """Any evaluation, by its name and the fields of its body, answered when it is done. For what may take long,
-        ``submit`` makes a job of it."""
-        return await self._measured(evaluation, evaluation_body(fields), on_progress)
+        """Run an evaluation, given its name and the fields of its body, and wait for the result. ``submit`` runs a
+        long one as a job."""
+        return await self._measured(evaluation, given(fields), on_progress)
 
     async def submit(self, evaluation: str, **fields: Any) -> JobInfo:
-        """Queue an evaluation: it goes on whether or not anybody waits, and past the server's death."""
-        body = {"evaluation": evaluation, **evaluation_body(fields)}
-        response = await self._answer("POST", "/jobs", body, idempotent())
-        return read(JobInfo, response)
+        """Queue an evaluation as a job, which outlives the connection and the server process."""
+        body = {"evaluation": evaluation, **given(fields)}
+        return await self._ask(JobInfo, "POST", "/jobs", body, headers=idempotent())
 
     async def job(self, job_id: str) -> JobInfo:
-        """How far a job is."""
+        """State and progress of a job."""
         return await self._ask(JobInfo, "GET", f"/jobs/{job_id}")
 
     async def jobs(
-        self, *, state: JobState | None = None, limit: int = 100, before: str | None = None
+        self,
+        *,
+        state: JobState | None = None,
+        limit: int = 100,
+        before: str | None = None,
     ) -> list[JobInfo]:
-        """The newest jobs of this API key, or the newest that are older than the job ``before``; newest first."""
-        asked = {"limit": limit, "state": state, "before": before}
-        query = httpx.QueryParams({name: value for name, value in asked.items() if value is not None})
-        return (await self._ask(JobList, "GET", f"/jobs?{query}")).jobs
+        """The newest jobs of this API key, newest first; only those older than the job ``before``, if given."""
+        query = httpx.QueryParams(given({"limit": limit, "state": state, "before": before}))
+        listed = await self._ask(answers.JobList, "GET", f"/jobs?{query}")
+        return listed.jobs
 
     async def follow(self, job_id: str, *, after: int = 0) -> AsyncGenerator[UnitDone | JobInfo]:
-        """Units of a job as they are finished, from the one numbered ``after`` + 1 on, with the job in between as it
-        gets on; the last item is the job when it has ended. Goes on where it was when a connection is lost."""
+        """Yield the units of a job as they finish, from number ``after`` + 1, with job states in between; the last
+        item is the finished job. A lost connection is resumed at the same unit."""
         following = Following(after)
         while True:
             try:
@@ -141,51 +135,54 @@ class AsyncRopeway:
             await asyncio.sleep(RECONNECT_S)
 
     async def cancel(self, job_id: str) -> None:
-        """End a job; one that has ended stays as it is."""
+        """End a job; a job that has ended stays as it is."""
         await self._answer("DELETE", f"/jobs/{job_id}")
 
     async def resume(self, job_id: str) -> JobInfo:
-        """Go on with a job that was cancelled or failed: finished units are kept, the rest is queued again."""
+        """Queue a cancelled or failed job again; its finished units are not repeated."""
         return await self._ask(JobInfo, "POST", f"/jobs/{job_id}/resume")
 
     async def units(self, job_id: str) -> list[UnitDone]:
         """The finished units of a job in any state, in the order of finishing."""
-        return (await self._ask(UnitList, "GET", f"/jobs/{job_id}/units.json")).units
+        listed = await self._ask(answers.UnitList, "GET", f"/jobs/{job_id}/units.json")
+        return listed.units
 
     async def forget(self, job_id: str) -> None:
         """Remove a job that has ended, and its result."""
         await self._answer("DELETE", f"/jobs/{job_id}?forget=true")
 
     async def result(self, job_id: str) -> EvaluationResult:
-        """The result of a job that is done; of one that ended early, that of the methods that are complete: its
-        ``partial`` says what is missing."""
+        """The result of a finished job. A job that ended early has a result over its complete methods, and
+        ``partial`` names the missing ones."""
         response = await self._answer("GET", f"/jobs/{job_id}/results.json")
         return typed_result(json_of(response), response)
 
     async def download(self, job_id: str, file: str, *, include_text: bool = False) -> bytes:
         """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that has a result, or
-        ``units.csv`` of any. A report needs neither server nor network to be read, and has the texts that were sent
-        where ``include_text`` asks for them."""
-        return (await self._answer("GET", file_path(job_id, file, include_text))).content
+        ``units.csv`` of any job. A report opens without server or network; ``include_text`` puts the sent texts in."""
+        response = await self._answer("GET", file_path(job_id, file, include_text))
+        return response.content
 
     async def method(self, name: str) -> MethodInfo:
-        """One positional encoding that a request can choose, with the JSON schema of its parameters."""
+        """One positional encoding, with the JSON schema of its parameters."""
         return await self._ask(MethodInfo, "GET", f"/methods/{quote(name, safe='')}")
 
     async def methods(self) -> list[MethodInfo]:
-        """Every one of them."""
-        return (await self._ask(FullMethodList, "GET", "/methods?full=true")).methods
+        """All positional encodings, as ``method`` returns them."""
+        listed = await self._ask(answers.FullMethodList, "GET", "/methods?full=true")
+        return listed.methods
 
     async def models(self) -> list[ModelInfo]:
         """The served models; one of them is the default."""
-        return (await self._ask(ModelList, "GET", "/models")).models
+        listed = await self._ask(answers.ModelList, "GET", "/models")
+        return listed.models
 
     async def health(self) -> Ready:
-        """The load of every model. Not tried again: a server that is not ready is an error with status 503."""
-        with translated(self._http.base_url):
-            return read(Ready, await self._http.get("/health/ready"))
+        """The load of every model, without retries: a server that is not ready raises an error with status 503."""
+        return read(Ready, await self._send("GET", "/health/ready"))
 
     async def aclose(self) -> None:
+        """Close the connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -193,9 +190,6 @@ class AsyncRopeway:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    async def _ask(self, kind: type[T], method: str, path: str, body: dict[str, Any] | None = None) -> T:
-        return read(kind, await self._answer(method, path, body))
 
     async def _measured(
         self, evaluation: str, body: dict[str, Any], on_progress: Callable[[Progress], None] | None
@@ -212,42 +206,42 @@ class AsyncRopeway:
             raise incomplete()
         return result
 
+    async def _ask(
+        self, kind: type[T], method: str, path: str, body: dict[str, Any] | None = None, *, headers: Headers = None
+    ) -> T:
+        return read(kind, await self._answer(method, path, body, headers))
+
     async def _answer(
-        self, method: str, path: str, body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, body: dict[str, Any] | None = None, headers: Headers = None
     ) -> httpx.Response:
-        async def once() -> httpx.Response:
-            with translated(self._http.base_url):
-                response: httpx.Response = await self._http.request(method, path, json=body, headers=headers)
-            if not response.is_success:
-                raise refusal(response)
-            return response
-
-        return await self._retrying.copy()(once)
-
-    async def _stream(self, body: dict[str, Any]) -> AsyncGenerator[StreamEvent]:
-        async with aclosing(self._events("POST", "/generate", {**body, "stream": True})) as events:
-            async for event, response in events:
-                yield stream_event(event, response)
+        response: httpx.Response = await self._retrying.copy()(self._send, method, path, body, headers)
+        return response
 
     async def _events(
         self, method: str, path: str, body: dict[str, Any] | None = None, after: int | None = None
-    ) -> AsyncGenerator[Received]:
-        """Events until ``[DONE]``, with the response that they are of."""
-        response: httpx.Response = await self._retrying.copy()(self._open, method, path, body, after)
-        async with aclosing(response):
-            with translated(self._http.base_url):
-                async with aclosing(EventSource(response).aiter_sse()) as events:
-                    async for event in events:
-                        if event.data == "[DONE]":
-                            return
-                        yield event, response
+    ) -> AsyncGenerator[tuple[ServerSentEvent, httpx.Response]]:
+        """Events until ``[DONE]``, each with its response."""
+        seen = None if after is None else {"Last-Event-ID": str(after)}
+        with translated(self._http.base_url):
+            response: httpx.Response = await self._retrying.copy()(self._send, method, path, body, seen, True)
+            async with aclosing(response), aclosing(EventSource(response).aiter_sse()) as events:
+                async for event in events:
+                    if event.data == "[DONE]":
+                        return
+                    yield event, response
         raise incomplete(response)
 
-    async def _open(self, method: str, path: str, body: dict[str, Any] | None, after: int | None) -> httpx.Response:
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        headers: Headers = None,
+        stream: bool = False,
+    ) -> httpx.Response:
         with translated(self._http.base_url):
-            seen = None if after is None else {"Last-Event-ID": str(after)}
-            request = self._http.build_request(method, path, json=body, headers=seen)
-            response = await self._http.send(request, stream=True)
+            request = self._http.build_request(method, path, json=body, headers=headers)
+            response = await self._http.send(request, stream=stream)
             if not response.is_success:
                 async with aclosing(response):
                     await response.aread()

@@ -1,4 +1,4 @@
-"""Everything that can go wrong between a client and its server, as one exception."""
+"""``RopewayError``, the one exception of the client."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import httpx
 from httpx_sse import SSEError
 
 SENT_AGAIN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-"""Connections that failed before an answer came. A read that timed out is not among them: the work may go on."""
+"""Connections that failed before an answer. Read timeouts are not among them: the work may still run."""
 
 
 class RopewayError(Exception):
-    """A refusal or a failure. ``status`` is None where no answer came or it failed after it had begun.
+    """A refusal or a failure. ``status`` is None without an answer, and for a failure in the middle of one.
 
-    ``code`` and ``param`` are the server's (``connection_error``, ``timeout``, ``incomplete_answer`` and
-    ``invalid_answer`` are the client's own), ``retry_after`` the seconds after which the server would be asked again,
-    ``request_id`` what the server's log knows the request by. ``transient`` says whether asking again makes sense.
+    ``code`` and ``param`` come from the server; the client adds the codes ``connection_error``, ``timeout``,
+    ``incomplete_answer`` and ``invalid_answer``. ``retry_after`` is the server's ``Retry-After`` in seconds,
+    ``request_id`` the id in the server's log. ``transient`` is true when a retry may succeed.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ def refusal(response: httpx.Response) -> RopewayError:
 
 
 def in_stream(error: Any, response: httpx.Response) -> RopewayError:
-    """The error that an event carries."""
+    """The error in an event."""
     try:
         return _error(error, headers=response.headers)
     except (KeyError, TypeError):
@@ -67,7 +67,7 @@ def incomplete(response: httpx.Response | None = None) -> RopewayError:
 
 @contextmanager
 def translated(server: httpx.URL | str) -> Iterator[None]:
-    """Raises what httpx raises inside as a ``RopewayError``."""
+    """Turns exceptions of httpx into ``RopewayError``."""
     try:
         yield
     except SSEError as error:

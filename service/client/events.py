@@ -1,4 +1,4 @@
-"""Server-sent events as the values they carry."""
+"""Answers and server-sent events as typed values."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from httpx_sse import ServerSentEvent
 from pydantic import BaseModel, ValidationError
 
 from service.api.answers import PrefillProgress, ResultEnd, TextDelta
-from service.client.errors import RopewayError, in_stream, refusal
+from service.client.errors import RopewayError, in_stream
 from service.evaluation.answers import RESULTS
 from service.evaluation.results import EvaluationResult
 from service.jobs.records import JobInfo, UnitDone
 
 StreamEvent = TextDelta | PrefillProgress | ResultEnd
-"""What ``stream`` gives: text as it comes, how far a long prompt has been read, and how a result ended."""
+"""Items of ``stream``: text, progress of a long prompt, and the end of a result."""
 
 T = TypeVar("T", bound=BaseModel)
 
 
 def read(kind: type[T], response: httpx.Response) -> T:
-    """The answer in a response that has been read.
+    """The answer in a successful response that has been read.
 
     Raises:
-        RopewayError: for a refusal, and for what is no answer of a Ropeway server.
+        RopewayError: ``invalid_answer``, when the answer is not of a Ropeway server.
     """
-    if not response.is_success:
-        raise refusal(response)
     return typed(kind, json_of(response), response)
 
 
@@ -36,7 +34,7 @@ def json_of(response: httpx.Response) -> Any:
     """The JSON of an answer.
 
     Raises:
-        RopewayError: for what is no JSON.
+        RopewayError: ``invalid_answer``, when it is not JSON.
     """
     try:
         return response.json()
@@ -48,7 +46,7 @@ def payload(event: ServerSentEvent, response: httpx.Response) -> dict[str, Any]:
     """The JSON object of an event.
 
     Raises:
-        RopewayError: the one that the event is, or ``invalid_answer``.
+        RopewayError: the error that the event carries, or ``invalid_answer``.
     """
     try:
         value = json.loads(event.data)
@@ -65,7 +63,7 @@ def typed(kind: type[T], value: Any, response: httpx.Response) -> T:
     """``value`` as a ``kind``.
 
     Raises:
-        RopewayError: when it is none.
+        RopewayError: ``invalid_answer``, when it does not validate.
     """
     try:
         return kind.model_validate(value)
@@ -77,7 +75,7 @@ def stream_event(event: ServerSentEvent, response: httpx.Response) -> StreamEven
     """One event of a generation.
 
     Raises:
-        RopewayError: when it carries an error or nothing known.
+        RopewayError: the error that the event carries, or ``invalid_answer``.
     """
     value = payload(event, response)
     if event.event == "progress":
@@ -91,7 +89,7 @@ def job_event(event: ServerSentEvent, response: httpx.Response) -> UnitDone | Jo
     """One event of a job.
 
     Raises:
-        RopewayError: when it carries an error or nothing known.
+        RopewayError: the error that the event carries, or ``invalid_answer``.
     """
     value = payload(event, response)
     if event.event == "unit":
@@ -100,10 +98,10 @@ def job_event(event: ServerSentEvent, response: httpx.Response) -> UnitDone | Jo
 
 
 def typed_result(value: Any, response: httpx.Response) -> EvaluationResult:
-    """The result of whichever evaluation it is.
+    """The result of the evaluation that ``value`` names.
 
     Raises:
-        RopewayError: when it is of none that is known.
+        RopewayError: ``invalid_answer``, when the evaluation is unknown.
     """
     kind = RESULTS.get(str(value.get("evaluation"))) if isinstance(value, dict) else None
     if kind is None:

@@ -1,4 +1,4 @@
-"""What is sent: where to, with which key, and the bodies of requests."""
+"""Requests: address, key, options and paths."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
 """A text, token ids, or a list of either."""
 
 Encoding = str | Mapping[str, Any]
-"""``{"method": "yarn", "factor": 4}``, or the short form of the same, ``"yarn:4"``."""
+"""``{"method": "yarn", "factor": 4}`` or its short form ``"yarn:4"``."""
 
 DEFAULT_URL = "http://localhost:8000"
 CONNECT_S = 10.0
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Fields of ``POST /generate``; None is the same as leaving it out."""
+    """Fields of ``POST /generate``; None leaves a field out."""
 
     model: str | None
     max_new_tokens: int | None
@@ -39,7 +39,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 class PerplexityOptions(TypedDict, total=False):
-    """Fields of ``POST /perplexity``; None is the same as leaving it out."""
+    """Fields of ``POST /perplexity``; None leaves a field out."""
 
     model: str | None
     lengths: Sequence[int] | Mapping[str, int] | None
@@ -52,12 +52,12 @@ class PerplexityOptions(TypedDict, total=False):
 
 
 def idempotent() -> dict[str, str]:
-    """A header by which a server knows a request that is sent again after a lost answer."""
+    """A header that lets the server recognise a repeated request."""
     return {"Idempotency-Key": uuid.uuid4().hex}
 
 
 def connection(base_url: str | None, api_key: str | None, timeout: float | httpx.Timeout | None) -> dict[str, Any]:
-    """Arguments of an httpx client. Without a URL or a key the variables ROPEWAY_URL and ROPEWAY_API_KEY count."""
+    """Arguments of an httpx client. ROPEWAY_URL and ROPEWAY_API_KEY are the defaults."""
     url = base_url or os.environ.get("ROPEWAY_URL") or DEFAULT_URL
     key = api_key or os.environ.get("ROPEWAY_API_KEY")
     return {
@@ -67,31 +67,13 @@ def connection(base_url: str | None, api_key: str | None, timeout: float | httpx
     }
 
 
-def generate_body(
-    prompt: Prompt, pe: Encoding | Sequence[Encoding] | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The body of ``POST /generate``."""
-    return _given({"prompt": prompt, "pe": pe, **options})
-
-
-def perplexity_body(
-    documents: Prompt | None, methods: Encoding | Sequence[Encoding] | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The body of ``POST /perplexity``."""
-    return evaluation_body({"input": documents, "methods": methods, **options})
-
-
-def evaluation_body(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of any evaluation."""
-    return _given(fields)
-
-
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def file_path(job_id: str, file: str, include_text: bool) -> str:
-    """Where a job's file is; of a report, the one that can be read without the server."""
+    """The path of a job's file; a report is the standalone one."""
     if not file.endswith(".html"):
         return f"/jobs/{job_id}/{file}"
     return f"/jobs/{job_id}/{file}?standalone=true&include_text={str(include_text).lower()}"

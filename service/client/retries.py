@@ -1,4 +1,4 @@
-"""Which requests are sent again, and when: what a server says about that counts before what a client would guess."""
+"""Retry policy: the server's ``Retry-After`` and ``X-Should-Retry`` take precedence over the client's back-off."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from service.client.errors import RopewayError
 from service.jobs.records import JobInfo, UnitDone
 
 LONGEST_WAIT_S = 120.0
-"""A server that asks for more patience than this is not waited for."""
+"""Longest ``Retry-After`` in seconds that the client waits for."""
 
 RECONNECTS, RECONNECT_S = 30, 2.0
-"""A job is followed across a restart of its server: so often, so many seconds apart."""
+"""Attempts to follow a job across a restart of its server, and the seconds between them."""
 
 GATEWAY = (502, 504)
-"""What a proxy answers for a server that is away."""
+"""Status codes of a proxy whose server is away."""
 
 _backoff = wait_exponential(multiplier=0.5, max=8.0) + wait_random(0, 0.5)
 
@@ -31,28 +31,28 @@ def async_retrying(max_retries: int) -> AsyncRetrying:
 
 
 def comes_back(error: RopewayError) -> bool:
-    """Whether a job may be followed again later: the connection was lost, or its server is ending or away."""
+    """True when a job can be followed again: the connection was lost, or the server is ending or away."""
     return error.status is None or error.transient or error.status in GATEWAY
 
 
 class Following:
-    """Where following a job stands, across the connections that it takes."""
+    """Progress of following one job over several connections."""
 
     def __init__(self, after: int) -> None:
         self.after, self.ended, self._reconnects = after, False, 0
 
     def take(self, item: UnitDone | JobInfo, event: str) -> None:
-        """An event has come: the connection is good."""
+        """Record an event; it resets the count of attempts."""
         self._reconnects = 0
         if isinstance(item, UnitDone):
             self.after = item.number
         self.ended = event == "job"
 
     def lost(self, error: RopewayError) -> None:
-        """A connection has ended before the job.
+        """Count a connection that ended before the job did.
 
         Raises:
-            RopewayError: ``error``, when there is no point in another, or after the last of them.
+            RopewayError: ``error``, when it is permanent or the attempts are used up.
         """
         if self._reconnects == RECONNECTS or not comes_back(error):
             raise error
@@ -69,7 +69,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _wait(state: RetryCallState) -> float:
-    """Seconds: at least what the server asks for, and at least a wait that doubles, with jitter."""
+    """Seconds: the larger of ``Retry-After`` and an exponential back-off with jitter."""
     error = state.outcome and state.outcome.exception()
     asked = error.retry_after if isinstance(error, RopewayError) else None
     return max(asked or 0.0, _backoff(state))

@@ -1,10 +1,10 @@
-"""The client for ordinary code; ``asynchronous.py`` is the same with ``await``."""
+"""The blocking client, generated from ``asynchronous.py``: edit that file."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -12,38 +12,19 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api.answers import (
-    FullMethodList,
-    GenerateResponse,
-    JobList,
-    MethodInfo,
-    ModelInfo,
-    ModelList,
-    Ready,
-    UnitList,
-)
+from service.api import answers
+from service.api.answers import GenerateResponse, MethodInfo, ModelInfo, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated
-from service.client.events import (
-    StreamEvent,
-    job_event,
-    json_of,
-    payload,
-    read,
-    stream_event,
-    typed,
-    typed_result,
-)
+from service.client.events import StreamEvent, job_event, json_of, payload, read, stream_event, typed, typed_result
 from service.client.requests import (
     Encoding,
     GenerateOptions,
     PerplexityOptions,
     Prompt,
     connection,
-    evaluation_body,
     file_path,
-    generate_body,
+    given,
     idempotent,
-    perplexity_body,
 )
 from service.client.retries import RECONNECT_S, Following, retrying
 from service.evaluation.perplexity.results import PerplexityResult
@@ -51,15 +32,16 @@ from service.evaluation.results import EvaluationResult, Progress
 from service.jobs.records import JobInfo, JobState, UnitDone
 
 T = TypeVar("T", bound=BaseModel)
-Received = tuple[ServerSentEvent, httpx.Response]
+Headers = Mapping[str, str] | None
 
 
 class Ropeway:
     """A client of one server. Every method raises ``RopewayError`` and nothing else.
 
-    ``timeout`` is in seconds without a byte; streams and perplexity get one every few seconds. A request refused with
-    429 or 503, or whose connection fails before an answer, is sent again up to ``max_retries`` times, after as long
-    as the server asks for. ``http_options`` go to ``httpx.Client``: ``proxy``, ``verify``, ``transport``.
+    ``timeout`` is the longest silence in seconds; streams and perplexity send bytes every few seconds. The client
+    repeats a request up to ``max_retries`` times after 429, 503 or a connection that fails before an answer. It waits
+    at least as long as the server asks. ``http_options`` go to ``httpx.Client``: ``proxy``, ``verify``,
+    ``transport``.
     """
 
     def __init__(
@@ -79,14 +61,18 @@ class Ropeway:
     def generate(
         self, prompt: Prompt, *, pe: Encoding | Sequence[Encoding] | None = None, **options: Unpack[GenerateOptions]
     ) -> GenerateResponse:
-        """Every prompt under every encoding, each in one result."""
-        return self._ask(GenerateResponse, "POST", "/generate", generate_body(prompt, pe, options))
+        """Generate from every prompt under every encoding; each pair is one result."""
+        return self._ask(GenerateResponse, "POST", "/generate", given({"prompt": prompt, "pe": pe, **options}))
 
     def stream(
         self, prompt: Prompt, *, pe: Encoding | Sequence[Encoding] | None = None, **options: Unpack[GenerateOptions]
     ) -> Generator[StreamEvent]:
-        """The same as it comes. Closing the generator ends the work on the server."""
-        return self._stream(generate_body(prompt, pe, options))
+        """Generate, and yield events as they arrive. Closing the generator ends the work on the server;
+        ``contextlib.closing`` closes it when a loop ends early."""
+        body = given({"prompt": prompt, "pe": pe, **options, "stream": True})
+        with closing(self._events("POST", "/generate", body)) as events:
+            for event, response in events:
+                yield stream_event(event, response)
 
     def perplexity(
         self,
@@ -96,37 +82,43 @@ class Ropeway:
         on_progress: Callable[[Progress], None] | None = None,
         **options: Unpack[PerplexityOptions],
     ) -> PerplexityResult:
-        """Perplexity of documents under every method at every length; ``on_progress`` hears how far it has got."""
-        result = self._measured("perplexity", perplexity_body(input, methods, options), on_progress)
+        """Measure the perplexity of documents under every method at every length."""
+        body = given({"input": input, "methods": methods, **options})
+        result = self._measured("perplexity", body, on_progress)
         assert isinstance(result, PerplexityResult)
         return result
 
     def evaluate(
         self, evaluation: str, *, on_progress: Callable[[Progress], None] | None = None, **fields: Any
     ) -> EvaluationResult:
-        """Any evaluation, by its name and the fields of its body, answered when it is done. For what may take long,
-        ``submit`` makes a job of it."""
-        return self._measured(evaluation, evaluation_body(fields), on_progress)
+        """Run an evaluation, given its name and the fields of its body, and wait for the result. ``submit`` runs a
+        long one as a job."""
+        return self._measured(evaluation, given(fields), on_progress)
 
     def submit(self, evaluation: str, **fields: Any) -> JobInfo:
-        """Queue an evaluation: it goes on whether or not anybody waits, and past the server's death."""
-        body = {"evaluation": evaluation, **evaluation_body(fields)}
-        response = self._answer("POST", "/jobs", body, idempotent())
-        return read(JobInfo, response)
+        """Queue an evaluation as a job, which outlives the connection and the server process."""
+        body = {"evaluation": evaluation, **given(fields)}
+        return self._ask(JobInfo, "POST", "/jobs", body, headers=idempotent())
 
     def job(self, job_id: str) -> JobInfo:
-        """How far a job is."""
+        """State and progress of a job."""
         return self._ask(JobInfo, "GET", f"/jobs/{job_id}")
 
-    def jobs(self, *, state: JobState | None = None, limit: int = 100, before: str | None = None) -> list[JobInfo]:
-        """The newest jobs of this API key, or the newest that are older than the job ``before``; newest first."""
-        asked = {"limit": limit, "state": state, "before": before}
-        query = httpx.QueryParams({name: value for name, value in asked.items() if value is not None})
-        return (self._ask(JobList, "GET", f"/jobs?{query}")).jobs
+    def jobs(
+        self,
+        *,
+        state: JobState | None = None,
+        limit: int = 100,
+        before: str | None = None,
+    ) -> list[JobInfo]:
+        """The newest jobs of this API key, newest first; only those older than the job ``before``, if given."""
+        query = httpx.QueryParams(given({"limit": limit, "state": state, "before": before}))
+        listed = self._ask(answers.JobList, "GET", f"/jobs?{query}")
+        return listed.jobs
 
     def follow(self, job_id: str, *, after: int = 0) -> Generator[UnitDone | JobInfo]:
-        """Units of a job as they are finished, from the one numbered ``after`` + 1 on, with the job in between as it
-        gets on; the last item is the job when it has ended. Goes on where it was when a connection is lost."""
+        """Yield the units of a job as they finish, from number ``after`` + 1, with job states in between; the last
+        item is the finished job. A lost connection is resumed at the same unit."""
         following = Following(after)
         while True:
             try:
@@ -143,51 +135,54 @@ class Ropeway:
             time.sleep(RECONNECT_S)
 
     def cancel(self, job_id: str) -> None:
-        """End a job; one that has ended stays as it is."""
+        """End a job; a job that has ended stays as it is."""
         self._answer("DELETE", f"/jobs/{job_id}")
 
     def resume(self, job_id: str) -> JobInfo:
-        """Go on with a job that was cancelled or failed: finished units are kept, the rest is queued again."""
+        """Queue a cancelled or failed job again; its finished units are not repeated."""
         return self._ask(JobInfo, "POST", f"/jobs/{job_id}/resume")
 
     def units(self, job_id: str) -> list[UnitDone]:
         """The finished units of a job in any state, in the order of finishing."""
-        return (self._ask(UnitList, "GET", f"/jobs/{job_id}/units.json")).units
+        listed = self._ask(answers.UnitList, "GET", f"/jobs/{job_id}/units.json")
+        return listed.units
 
     def forget(self, job_id: str) -> None:
         """Remove a job that has ended, and its result."""
         self._answer("DELETE", f"/jobs/{job_id}?forget=true")
 
     def result(self, job_id: str) -> EvaluationResult:
-        """The result of a job that is done; of one that ended early, that of the methods that are complete: its
-        ``partial`` says what is missing."""
+        """The result of a finished job. A job that ended early has a result over its complete methods, and
+        ``partial`` names the missing ones."""
         response = self._answer("GET", f"/jobs/{job_id}/results.json")
         return typed_result(json_of(response), response)
 
     def download(self, job_id: str, file: str, *, include_text: bool = False) -> bytes:
         """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that has a result, or
-        ``units.csv`` of any. A report needs neither server nor network to be read, and has the texts that were sent
-        where ``include_text`` asks for them."""
-        return self._answer("GET", file_path(job_id, file, include_text)).content
+        ``units.csv`` of any job. A report opens without server or network; ``include_text`` puts the sent texts in."""
+        response = self._answer("GET", file_path(job_id, file, include_text))
+        return response.content
 
     def method(self, name: str) -> MethodInfo:
-        """One positional encoding that a request can choose, with the JSON schema of its parameters."""
+        """One positional encoding, with the JSON schema of its parameters."""
         return self._ask(MethodInfo, "GET", f"/methods/{quote(name, safe='')}")
 
     def methods(self) -> list[MethodInfo]:
-        """Every one of them."""
-        return self._ask(FullMethodList, "GET", "/methods?full=true").methods
+        """All positional encodings, as ``method`` returns them."""
+        listed = self._ask(answers.FullMethodList, "GET", "/methods?full=true")
+        return listed.methods
 
     def models(self) -> list[ModelInfo]:
         """The served models; one of them is the default."""
-        return self._ask(ModelList, "GET", "/models").models
+        listed = self._ask(answers.ModelList, "GET", "/models")
+        return listed.models
 
     def health(self) -> Ready:
-        """The load of every model. Not tried again: a server that is not ready is an error with status 503."""
-        with translated(self._http.base_url):
-            return read(Ready, self._http.get("/health/ready"))
+        """The load of every model, without retries: a server that is not ready raises an error with status 503."""
+        return read(Ready, self._send("GET", "/health/ready"))
 
     def close(self) -> None:
+        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -195,9 +190,6 @@ class Ropeway:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _ask(self, kind: type[T], method: str, path: str, body: dict[str, Any] | None = None) -> T:
-        return read(kind, self._answer(method, path, body))
 
     def _measured(
         self, evaluation: str, body: dict[str, Any], on_progress: Callable[[Progress], None] | None
@@ -214,40 +206,42 @@ class Ropeway:
             raise incomplete()
         return result
 
+    def _ask(
+        self, kind: type[T], method: str, path: str, body: dict[str, Any] | None = None, *, headers: Headers = None
+    ) -> T:
+        return read(kind, self._answer(method, path, body, headers))
+
     def _answer(
-        self, method: str, path: str, body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, body: dict[str, Any] | None = None, headers: Headers = None
     ) -> httpx.Response:
-        def once() -> httpx.Response:
-            with translated(self._http.base_url):
-                response: httpx.Response = self._http.request(method, path, json=body, headers=headers)
-            if not response.is_success:
-                raise refusal(response)
-            return response
-
-        return self._retrying.copy()(once)
-
-    def _stream(self, body: dict[str, Any]) -> Generator[StreamEvent]:
-        with closing(self._events("POST", "/generate", {**body, "stream": True})) as events:
-            for event, response in events:
-                yield stream_event(event, response)
+        response: httpx.Response = self._retrying.copy()(self._send, method, path, body, headers)
+        return response
 
     def _events(
         self, method: str, path: str, body: dict[str, Any] | None = None, after: int | None = None
-    ) -> Generator[Received]:
-        """Events until ``[DONE]``, with the response that they are of."""
-        response = self._retrying.copy()(self._open, method, path, body, after)
-        with closing(response), translated(self._http.base_url):
-            for event in EventSource(response).iter_sse():
-                if event.data == "[DONE]":
-                    return
-                yield event, response
+    ) -> Generator[tuple[ServerSentEvent, httpx.Response]]:
+        """Events until ``[DONE]``, each with its response."""
+        seen = None if after is None else {"Last-Event-ID": str(after)}
+        with translated(self._http.base_url):
+            response: httpx.Response = self._retrying.copy()(self._send, method, path, body, seen, True)
+            with closing(response), nullcontext(EventSource(response).iter_sse()) as events:
+                for event in events:
+                    if event.data == "[DONE]":
+                        return
+                    yield event, response
         raise incomplete(response)
 
-    def _open(self, method: str, path: str, body: dict[str, Any] | None, after: int | None) -> httpx.Response:
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        headers: Headers = None,
+        stream: bool = False,
+    ) -> httpx.Response:
         with translated(self._http.base_url):
-            seen = None if after is None else {"Last-Event-ID": str(after)}
-            request = self._http.build_request(method, path, json=body, headers=seen)
-            response = self._http.send(request, stream=True)
+            request = self._http.build_request(method, path, json=body, headers=headers)
+            response = self._http.send(request, stream=stream)
             if not response.is_success:
                 with closing(response):
                     response.read()
