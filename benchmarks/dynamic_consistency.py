@@ -22,7 +22,7 @@ from service.evaluation.perplexity.plan import plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
 from service.evaluation.unit import evaluate
-from service.figures.perplexity import perplexity_png
+from service.figures.evaluations.perplexity import perplexity_png
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 

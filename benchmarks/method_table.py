@@ -23,7 +23,7 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
 from service.evaluation.perplexity.tables import short_number
 from service.evaluation.unit import evaluate
-from service.figures.perplexity import perplexity_png
+from service.figures.evaluations.perplexity import perplexity_png
 from service.models.loading import DEMO
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings

@@ -121,7 +121,7 @@ def _listed(full: bool) -> bytes:
 
 @cache
 def _in_full(name: str) -> MethodInfo:
-    from service.figures.samples import sample  # figures load with the first one
+    from service.figures.encodings.samples import sample  # figures load with the first one
 
     return MethodInfo(kind=sample(name).group, **describe_method(name))
 

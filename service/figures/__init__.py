@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from service.figures.encodings import pictures_of_encoding
+    from service.figures.encodings.distances import pictures_of_encoding
     from service.figures.picture import Picture
     from service.figures.results import pictures_of
 
 __all__ = ["Picture", "pictures_of", "pictures_of_encoding"]
 
-_MODULES = {"Picture": "picture", "pictures_of": "results", "pictures_of_encoding": "encodings"}
+_MODULES = {"Picture": "picture", "pictures_of": "results", "pictures_of_encoding": "encodings.distances"}
 
 
 def __getattr__(name: str) -> Any:

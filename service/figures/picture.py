@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from service.evaluation.results import Row
 from service.evaluation.tables import csv_text
-from service.figures.style import png
+from service.figures.drawing.style import png
 
 CONFIG = {"responsive": True, "displaylogo": False}
 
@@ -36,7 +36,7 @@ class Picture:
         """The picture as PNG, without a browser."""
         if self.draw is not None:
             return self.draw()
-        from service.figures.raster import raster
+        from service.figures.drawing.raster import raster
 
         return png(raster(self.figure))
 

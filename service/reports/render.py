@@ -47,6 +47,6 @@ def frequencies_of(
     pairs: Sequence[dict[str, Any]], trained_length: int, title: str, recipe: Recipe, length: int
 ) -> Rendered:
     """The picture of what an encoding changes."""
-    from service.figures.encodings import encoding_png
+    from service.figures.encodings.distances import encoding_png
 
     return Rendered(encoding_png(pairs, trained_length, title, recipe, length), "image/png", False)

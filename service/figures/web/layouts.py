@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from service.figures.charts import CHAR, GAP, LINE
+from service.figures.drawing.charts import CHAR, GAP, LINE
 
 NARROW = 340
 """Pixels of a figure on a telephone."""

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
-from service.figures.style import DARK
+from service.figures.drawing.style import DARK
 from service.figures.web.layouts import narrow, wide
 
 if TYPE_CHECKING:

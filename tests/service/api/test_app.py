@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from patches import METHODS, parse
-from service.figures.encodings import distance_picture
-from service.figures.samples import GEOMETRY
+from service.figures.encodings.distances import distance_picture
+from service.figures.encodings.samples import GEOMETRY
 from service.models import loading
 from service.settings import Settings
 from tests.conftest import ROOT

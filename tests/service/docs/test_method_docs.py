@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 
 from patches import METHODS
 from service.cli.method_docs import PICTURES, TEMPERATURES, methods_page, temperatures_figure, write_docs
-from service.figures.methods import method_figure, svg
-from service.figures.samples import HEADS, STANDING_IN, TRAINED, plain, sample, samples
+from service.figures.encodings.methods import method_figure, svg
+from service.figures.encodings.samples import HEADS, STANDING_IN, TRAINED, plain, sample, samples
 from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"

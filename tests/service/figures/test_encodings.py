@@ -10,17 +10,17 @@ import pytest
 
 from patches import parse
 from service.figures import pictures_of_encoding
-from service.figures.encodings import (
+from service.figures.drawing.raster import raster
+from service.figures.encodings.distances import (
     bias_picture,
     distance_picture,
     encoding_png,
     rotation_picture,
     sinusoid_picture,
 )
-from service.figures.frequencies import frequency_png
+from service.figures.encodings.frequencies import frequency_png
+from service.figures.encodings.samples import GEOMETRY, HEADS, PAIRS, TRAINED, sample
 from service.figures.picture import Picture
-from service.figures.raster import raster
-from service.figures.samples import GEOMETRY, HEADS, PAIRS, TRAINED, sample
 from tests.service.figures.test_raster import data_lines
 
 PLAIN = [10_000 ** (-pair / PAIRS) for pair in range(PAIRS)]

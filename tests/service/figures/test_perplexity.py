@@ -20,10 +20,10 @@ from matplotlib.text import Text
 
 from patches import parse
 from service.evaluation.perplexity.results import PerplexityResult
-from service.figures.frequencies import frequency_figure, frequency_png
-from service.figures.perplexity import perplexity_figure, perplexity_html, perplexity_png
-from service.figures.samples import GEOMETRY
-from service.figures.style import apart, line_style, tick_text, value_ticks
+from service.figures.drawing.style import apart, line_style, tick_text, value_ticks
+from service.figures.encodings.frequencies import frequency_figure, frequency_png
+from service.figures.encodings.samples import GEOMETRY
+from service.figures.evaluations.perplexity import perplexity_figure, perplexity_html, perplexity_png
 from tests.service.figures.examples import figures_of
 from tests.service.results import result_of
 
@@ -127,7 +127,7 @@ class TestPng:
             assert set(pool.map(lambda _: perplexity_png(USUAL), range(8))) == {expected}
 
     def test_never_imports_pyplot(self) -> None:
-        code = "import service.figures.perplexity, service.figures.frequencies, sys; print(sorted(sys.modules))"
+        code = "import service.figures.encodings.frequencies, sys; print(sorted(sys.modules))"
         printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert "'matplotlib.figure'" in printed.stdout
         assert "'matplotlib.pyplot'" not in printed.stdout

@@ -14,8 +14,8 @@ import pytest
 
 from service.evaluation.results import Interval
 from service.figures import Picture, pictures_of
+from service.figures.drawing.style import COLOURS
 from service.figures.results import html_of, png_of
-from service.figures.style import COLOURS
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, LENGTHS, NAMES, pictures
 
@@ -208,7 +208,7 @@ def test_importing_the_folder_imports_no_drawing() -> None:
     code = "import service.figures, sys; print([m for m in ('plotly', 'matplotlib', 'torch') if m in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert printed.stdout.strip() == "[]"
-    code = "from service.figures import pictures_of; import service.figures.raster, sys; print(sorted(sys.modules))"
+    code = "import service.figures.results, service.figures.drawing.raster, sys; print(sorted(sys.modules))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "'matplotlib.figure'" in printed.stdout
     assert "'matplotlib.pyplot'" not in printed.stdout

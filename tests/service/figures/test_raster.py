@@ -14,13 +14,13 @@ from matplotlib.patches import Polygon, Rectangle
 from matplotlib.text import Text
 
 from service.figures import pictures_of
-from service.figures.axes import linear_axis, log_axis, token_axis
-from service.figures.bars import Bar, add_bars
-from service.figures.charts import mark_trained, new_figure
-from service.figures.curves import Curve, add_curves
-from service.figures.panels import Panel, heat_maps
-from service.figures.raster import raster, text
-from service.figures.style import COLOURS
+from service.figures.drawing.axes import linear_axis, log_axis, token_axis
+from service.figures.drawing.bars import Bar, add_bars
+from service.figures.drawing.charts import mark_trained, new_figure
+from service.figures.drawing.curves import Curve, add_curves
+from service.figures.drawing.panels import Panel, heat_maps
+from service.figures.drawing.raster import raster, text
+from service.figures.drawing.style import COLOURS
 from tests.service.figures.examples import EVERY, pictures
 
 COUNTS = {"perplexity": 2, "long_perplexity": 2, "passkey": 3, "ruler": 3, "probe": 3, "sweep": 2}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from service.figures import pictures_of
-from service.figures.style import COLOURS, DARK, FAINT, GRID, INK, PAPER
+from service.figures.drawing.style import COLOURS, DARK, FAINT, GRID, INK, PAPER
 from service.figures.web.layouts import NARROW, narrow, wide
 from service.figures.web.page import PLOTLY_FROM_A_PAGE
 from tests.service.figures import examples

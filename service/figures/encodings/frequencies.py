@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from patches import Recipe
-from service.figures.positions import draw_bias, draw_distance
-from service.figures.style import (
+from service.figures.drawing.style import (
     FAINT,
     INK,
     TIMES,
@@ -23,6 +22,7 @@ from service.figures.style import (
     scale_values,
     write_titles,
 )
+from service.figures.encodings.positions import draw_bias, draw_distance
 
 TIMES_LONGER = 4
 MOST_TOKENS = 1 << 20

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Any, TypeVar
 
-from service.figures.style import GRID, tick_text, value_ticks
+from service.figures.drawing.style import GRID, tick_text, value_ticks
 
 OFF_SCALE, MOST_RANGE = 20, 1e9
 """A line may leave the picture at so many times what the better half stays below, and of the least value."""

@@ -8,7 +8,7 @@ import torch
 from matplotlib.axes import Axes
 
 from patches import Recipe, effective_distance
-from service.figures.style import FAINT, INK, line_style
+from service.figures.drawing.style import FAINT, INK, line_style
 
 POINTS = 256
 PLAIN, PLAIN_WIDTH = "#b5b5b5", 4

@@ -21,8 +21,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.transforms import ScaledTranslation
 
-from service.figures.raster_traces import Colours, draw_bars, draw_heat_map, draw_scatter, legend_line
-from service.figures.style import FAINT, GRID, INK, RULE, drawable
+from service.figures.drawing.raster_traces import Colours, draw_bars, draw_heat_map, draw_scatter, legend_line
+from service.figures.drawing.style import FAINT, GRID, INK, RULE, drawable
 
 WIDTH, HEIGHT = 1000, 480
 """Pixels of a page for a figure that leaves its size open."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from service.evaluation.long_perplexity.results import LongLengthResult, LongMethodResult, LongPerplexityResult
 from service.evaluation.perplexity.tables import short_number
 from service.evaluation.results import documents_text, name_of
-from service.figures.axes import beyond, token_axis, value_axis
-from service.figures.charts import mark_trained, new_figure
-from service.figures.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.drawing.axes import beyond, token_axis, value_axis
+from service.figures.drawing.charts import mark_trained, new_figure
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
 from service.figures.picture import Picture, rows_of
 
 Value = Callable[[LongLengthResult], float | None]

@@ -24,11 +24,10 @@ from service.evaluation.perplexity.tables import (
     spaced,
 )
 from service.evaluation.results import documents_text, name_of
-from service.figures.axes import leave_room, log_axis, value_range
-from service.figures.charts import counted, mark_trained, new_figure, note
-from service.figures.curves import ALONE, INTERVALS, NOT_SHADED, SHADE, Curve, add_curves, interval_text
-from service.figures.picture import Picture
-from service.figures.style import (
+from service.figures.drawing.axes import leave_room, log_axis, value_range
+from service.figures.drawing.charts import counted, mark_trained, new_figure, note
+from service.figures.drawing.curves import ALONE, INTERVALS, NOT_SHADED, SHADE, Curve, add_curves, interval_text
+from service.figures.drawing.style import (
     FAINT,
     INK,
     TIMES,
@@ -43,6 +42,7 @@ from service.figures.style import (
     shortened,
     write_titles,
 )
+from service.figures.picture import Picture
 
 LABEL_CHARS = 48
 MARKED_POINTS = 12

@@ -12,7 +12,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from service.figures.style import FAINT, GRID, INK, PAPER, RULE, shortened
+from service.figures.drawing.style import FAINT, GRID, INK, PAPER, RULE, shortened
 
 LABEL_CHARS = 40
 CHAR, LINE = 7.0, 22

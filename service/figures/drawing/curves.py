@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 
 from service.evaluation.results import Interval
-from service.figures.axes import leave_room
-from service.figures.charts import LINE, grow, label, note, room_for
-from service.figures.style import LineStyle, line_style
+from service.figures.drawing.axes import leave_room
+from service.figures.drawing.charts import LINE, grow, label, note, room_for
+from service.figures.drawing.style import LineStyle, line_style
 
 MARKED = 32
 """Above so many points a line has no markers."""

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from patches import Recipe
-from service.figures.frequencies import frequency_figure, wavelength
-from service.figures.positions import (
+from service.figures.drawing.style import plain_axes, write_titles
+from service.figures.encodings.frequencies import frequency_figure, wavelength
+from service.figures.encodings.positions import (
     draw_absolute,
     draw_bias,
     draw_distance,
@@ -22,8 +23,7 @@ from service.figures.positions import (
     draw_matrix,
     draw_multipliers,
 )
-from service.figures.samples import HEADS, PAIRS, TIMES_LONGER, TRAINED, Sample, plain
-from service.figures.style import plain_axes, write_titles
+from service.figures.encodings.samples import HEADS, PAIRS, TIMES_LONGER, TRAINED, Sample, plain
 from service.models.architecture import RELATIVE
 
 ONE_PANEL = (0.1, 0.15, 0.86, 0.62)

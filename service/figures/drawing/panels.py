@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from service.figures.axes import spread
-from service.figures.charts import BOTTOM, GAP, TOP, label, write_layout
-from service.figures.style import INK
+from service.figures.drawing.axes import spread
+from service.figures.drawing.charts import BOTTOM, GAP, TOP, label, write_layout
+from service.figures.drawing.style import INK
 
 COLUMNS = 3
 """Panels side by side."""

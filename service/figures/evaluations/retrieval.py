@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from service.evaluation.results import documents_text, name_of
 from service.evaluation.retrieval.results import Averages, DepthResult, DepthScore, LengthScore
-from service.figures.axes import category_axis, linear_axis, percent, percent_bar, share_axis, token_axis
-from service.figures.charts import counted, mark_trained, new_figure, note
-from service.figures.curves import INTERVALS, Curve, add_curves, interval_text
-from service.figures.panels import Axes, Panel, cells_drawn, heat_maps
+from service.figures.drawing.axes import category_axis, linear_axis, percent, percent_bar, share_axis, token_axis
+from service.figures.drawing.charts import counted, mark_trained, new_figure, note
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.drawing.panels import Axes, Panel, cells_drawn, heat_maps
 from service.figures.picture import Picture, rows_of
 
 WRITTEN = 8

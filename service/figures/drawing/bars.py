@@ -9,9 +9,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from service.figures.axes import category_axis
-from service.figures.charts import BOTTOM, TITLE_Y, TOP, label, room_for
-from service.figures.style import COLOURS, INK
+from service.figures.drawing.axes import category_axis
+from service.figures.drawing.charts import BOTTOM, TITLE_Y, TOP, label, room_for
+from service.figures.drawing.style import COLOURS, INK
 
 HATCHES = ("", "/", "x", ".", "\\", "-", "|", "+")
 ROW = 34

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from service.evaluation.perplexity.results import MethodResult, PositionBucket
 from service.evaluation.probe.results import ProbeMethod
 from service.evaluation.results import DocumentInfo, EvaluationResult, documents_text, name_of
-from service.figures.axes import linear_axis, log_axis
-from service.figures.charts import mark_trained, new_figure
-from service.figures.curves import Curve, add_curves
+from service.figures.drawing.axes import linear_axis, log_axis
+from service.figures.drawing.charts import mark_trained, new_figure
+from service.figures.drawing.curves import Curve, add_curves
 from service.figures.picture import Picture, rows_of
 
 FIRST = 8

@@ -18,14 +18,14 @@ from plotly.subplots import make_subplots
 
 from patches import Recipe, ResolvedRecipe, RopeGeometry, effective_distance, parse, resolve
 from service.evaluation.results import Row
-from service.figures.axes import linear_axis, log_axis
-from service.figures.charts import TOP, new_figure, write_layout
-from service.figures.curves import Curve, add_curves
-from service.figures.frequencies import MOST_TOKENS, TIMES_LONGER, frequency_png, wavelength
-from service.figures.panels import SEQUENTIAL, Panel, grid, heat_maps
+from service.figures.drawing.axes import linear_axis, log_axis
+from service.figures.drawing.charts import TOP, new_figure, write_layout
+from service.figures.drawing.curves import Curve, add_curves
+from service.figures.drawing.panels import SEQUENTIAL, Panel, grid, heat_maps
+from service.figures.drawing.style import FAINT, INK, line_style
+from service.figures.encodings.frequencies import MOST_TOKENS, TIMES_LONGER, frequency_png, wavelength
+from service.figures.encodings.positions import PLAIN, different_columns
 from service.figures.picture import Picture, rows_of
-from service.figures.positions import PLAIN, different_columns
-from service.figures.style import FAINT, INK, line_style
 
 LEAST_BIAS = -16.0
 """Where the colours of biases end: a weight of exp(-16) of the largest is nothing."""

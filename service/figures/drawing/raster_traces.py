@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, Normalize, to_rgb
 from matplotlib.lines import Line2D
 
-from service.figures.style import DASHES, INK, MARKERS, drawable
+from service.figures.drawing.style import DASHES, INK, MARKERS, drawable
 
 MARKER_NAMES = {plotly: matplotlib for matplotlib, plotly in MARKERS}
 DASH_NAMES = {plotly: matplotlib for matplotlib, plotly in DASHES}

@@ -8,13 +8,13 @@ from typing import Any
 
 from service.evaluation.probe.results import Attention, DistanceBucket, HeadAttention, ProbeResult
 from service.evaluation.results import Row, documents_text, name_of
-from service.figures.axes import linear_axis, log_axis, percent, share_axis, spread, token_axis
-from service.figures.charts import counted, mark_trained, new_figure, note, room_for
-from service.figures.curves import INTERVALS, Curve, add_curves, curve_traces, interval_text
-from service.figures.nll import nll_by_position
-from service.figures.panels import COLUMNS, grid, place
+from service.figures.drawing.axes import linear_axis, log_axis, percent, share_axis, spread, token_axis
+from service.figures.drawing.charts import counted, mark_trained, new_figure, note, room_for
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves, curve_traces, interval_text
+from service.figures.drawing.panels import COLUMNS, grid, place
+from service.figures.drawing.style import line_style
+from service.figures.evaluations.nll import nll_by_position
 from service.figures.picture import Picture
-from service.figures.style import line_style
 
 MOST_LENGTHS = 8
 """Lengths that have a picture of attention: the ends and those at equal steps between them."""
