@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+import plotly.graph_objects as go
 
 from patches import METHODS, describe_method, parse, to_shorthand
-from service.figures.encodings.methods import method_figure, multipliers_figure, svg
+from service.figures.drawing.raster import svg
+from service.figures.encodings.methods import method_figure
+from service.figures.encodings.positions import multipliers_figure
 from service.figures.encodings.samples import (
     GEOMETRY,
     GROUPS,
@@ -192,7 +194,7 @@ def _bases() -> Iterator[str]:
     yield f"`base` is one of {_names(underneath)}."
 
 
-def temperatures_figure() -> Figure:
+def temperatures_figure() -> go.Figure:
     """Every kind of attention temperature, one line each."""
     recipes = {}
     for kind, definition in _temperature_schema()[1].items():
@@ -200,7 +202,7 @@ def temperatures_figure() -> Figure:
         method = parse({"method": "default", "attention_temperature": {"kind": kind, **fields}})
         values = "".join(f" {key} {value:g}" for key, value in fields.items())
         recipes[kind + values] = method.recipe(GEOMETRY).resolve(GEOMETRY, TIMES_LONGER * TRAINED).recipe
-    return multipliers_figure(recipes, TIMES_LONGER * TRAINED, "attention temperatures")
+    return multipliers_figure(recipes, TIMES_LONGER * TRAINED, TRAINED, "attention temperatures")
 
 
 def _temperature_schema() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -92,7 +92,9 @@ def leave_room(intervals: Sequence[Sequence[Ends]], low: float, high: float, *, 
 def beyond(curves: Sequence[Sequence[float]], axis: dict[str, Any]) -> str:
     """A note on lines that leave a logarithmic axis at the top; nothing where none does."""
     most = max(value for curve in curves for value in curve)
-    return f" · lines that leave the picture reach {most:,.4g}" if math.log10(most) > axis["range"][1] else ""
+    if math.log10(most) <= axis["range"][1]:
+        return ""
+    return f" · lines that leave the picture reach {tick_text(float(format(most, '.4g')))}"
 
 
 def token_axis(title: str, lengths: Sequence[int], trained_length: int, most: int = 10) -> dict[str, Any]:

@@ -20,6 +20,9 @@ CHAR, LINE = 7.0, 22
 TOP, BOTTOM, LEFT, RIGHT = 96, 64, 76, 24
 HEIGHT, TITLE_Y, GAP = 480, 16, 64
 """``GAP`` is between one row of panels and the next."""
+MARK = {"color": FAINT, "dash": "dash", "width": 1.2}
+SHADE: dict[str, Any] = {"fillcolor": "#000000", "opacity": 0.035, "line_width": 0, "layer": "below"}
+NOTE: dict[str, Any] = {"font": {"size": 11, "color": FAINT}, "showarrow": False}
 AXIS = {"gridcolor": GRID, "linecolor": RULE, "zerolinecolor": RULE}
 TEMPLATE: dict[str, Any] = {"layout": {"paper_bgcolor": PAPER, "plot_bgcolor": PAPER, "xaxis": AXIS, "yaxis": AXIS}}
 """Plotly's own templates bring 7 kB of looks that no figure here has."""
@@ -79,29 +82,36 @@ def grow(figure: go.Figure, content: float) -> None:
 
 
 def mark_trained(
-    figure: go.Figure, trained_length: int, axis: dict[str, Any], named: bool = True, **panel: int
+    figure: go.Figure, trained_length: int, axis: dict[str, Any], *, named: bool = True, **panel: int
 ) -> None:
-    """A dashed line at the trained length on the x axis ``axis``, where it is on the picture."""
+    """A dashed line at the trained length on the x axis ``axis`` and a shade right of it, or an arrow towards it."""
     low, high = axis["range"]
-    at = math.log10(trained_length) if axis.get("type") == "log" else trained_length
-    if not low < at < high:
-        return
-    figure.add_vline(x=trained_length, line={"color": FAINT, "dash": "dash", "width": 1.2}, **panel)
-    if not named:
-        return
+    at, end = (math.log10(trained_length), 10.0**high) if axis.get("type") == "log" else (trained_length, high)
     share = (at - low) / (high - low)
-    ref = figure.layout.shapes[-1].xref
-    figure.add_annotation(
-        x=at,
-        xref=ref,
-        y=1,
-        yref=figure.layout.shapes[-1].yref,
-        xanchor="left" if share < 0.1 else "center" if share < 0.9 else "right",
-        yanchor="bottom",
-        text=f"trained length {trained_length:,}",
-        font={"size": 11, "color": FAINT},
-        showarrow=False,
-    )
+    name, ref, height = f"trained length {trained_length:,}", "x", "y domain"
+    if low < at < high:
+        figure.add_vline(x=trained_length, line=MARK, **panel)
+        ref, height = figure.layout.shapes[-1].xref, figure.layout.shapes[-1].yref
+        figure.add_vrect(x0=trained_length, x1=end, **SHADE, **panel)
+    else:
+        at, name = (low, f"← {name}") if at <= low else (high, f"{name} →")
+    anchor = "left" if share < 0.1 else "center" if share < 0.9 else "right"
+    if named:
+        figure.add_annotation(x=at, xref=ref, xanchor=anchor, y=1, yref=height, yanchor="bottom", text=name, **NOTE)
+
+
+def mark_trained_height(
+    figure: go.Figure, trained_length: int, axis: dict[str, Any], *, right: bool, **panel: int
+) -> None:
+    """A dashed line at the trained length on the y axis ``axis``, its name at one end, and a shade above it."""
+    logarithmic, (_, high) = axis.get("type") == "log", axis["range"]
+    at, end = (math.log10(trained_length), 10.0**high) if logarithmic else (trained_length, high)
+    figure.add_hline(y=trained_length, line=MARK, **panel)
+    x, y = figure.layout.shapes[-1].xref, figure.layout.shapes[-1].yref
+    figure.add_hrect(y0=trained_length, y1=end, **SHADE, **panel)
+    side = {"x": 1, "xanchor": "right", "xshift": -4} if right else {"x": 0, "xanchor": "left", "xshift": 4}
+    name = f"trained length {trained_length:,}"
+    figure.add_annotation(xref=x, y=at, yref=y, yanchor="bottom", yshift=2, text=name, **side, **NOTE)
 
 
 def counted(count: int, noun: str) -> str:

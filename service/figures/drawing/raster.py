@@ -7,13 +7,15 @@ Through matplotlib's object interface, never pyplot, whose global state is not s
 
 from __future__ import annotations
 
-import html
-import re
+import io
 from typing import Any
 
+import matplotlib
 import plotly.graph_objects as go
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
@@ -21,16 +23,32 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.transforms import ScaledTranslation
 
+from service.figures.drawing.raster_text import POINTS, text
 from service.figures.drawing.raster_traces import Colours, draw_bars, draw_heat_map, draw_scatter, legend_line
-from service.figures.drawing.style import FAINT, GRID, INK, RULE, drawable
+from service.figures.drawing.style import FAINT, GRID, INK, RULE
 
 WIDTH, HEIGHT = 1000, 480
 """Pixels of a page for a figure that leaves its size open."""
-DPI, PIXELS_PER_INCH, POINTS = 150, 100, 0.69
-"""The PNG has 1.5 pixels for one of the page; a text of 13 pixels is one of 9 points."""
+DPI, PIXELS_PER_INCH = 150, 100
+"""The PNG has 1.5 pixels for one of the page."""
 BAR_WIDTH = 16
 MARGINS = {"l": 80, "r": 80, "t": 100, "b": 80}
 Box = tuple[float, float, float, float]
+
+
+def png(figure: go.Figure) -> bytes:
+    """``figure`` as PNG, through Agg, which needs no display."""
+    out = io.BytesIO()
+    FigureCanvasAgg(raster(figure)).print_png(out)  # type: ignore[no-untyped-call]
+    return out.getvalue()
+
+
+def svg(figure: go.Figure) -> str:
+    """``figure`` as SVG, the same text for the same figure. Not for threads: it sets matplotlib's own settings."""
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "ropeway", "svg.fonttype": "none"}):
+        FigureCanvasSVG(raster(figure)).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 def raster(figure: go.Figure) -> Figure:
@@ -63,8 +81,9 @@ def raster(figure: go.Figure) -> Figure:
     for note in layout.get("annotations", ()):
         _annotation(out, panels, note, box)
     _titles(out, layout.get("title", {}), width, height)
-    if layout.get("showlegend", True):
-        _legend(out, drawn["data"], box, width, layout.get("legend", {}))
+    named = [trace for trace in drawn["data"] if trace["type"] == "scatter" and _in_legend(trace)]
+    if named and layout.get("showlegend", len(named) > 1):
+        _legend(out, named, box, width, layout.get("legend", {}))
     if colours is not None and any(trace["type"] == "heatmap" for trace in drawn["data"]):
         _colour_bar(out, layout["coloraxis"], colours, box, width)
     return out
@@ -205,13 +224,10 @@ def _titles(figure: Figure, title: dict[str, Any], width: float, height: float) 
 
 
 def _legend(figure: Figure, traces: list[dict[str, Any]], box: Box, width: float, look: dict[str, Any]) -> None:
-    named = [trace for trace in traces if trace["type"] == "scatter" and _in_legend(trace)]
-    if len(named) < 2 and not look.get("title"):
-        return
-    handles = [legend_line(trace) for trace in named]
+    ranked = sorted(traces, key=lambda trace: trace.get("legendrank", 1000))
     figure.legend(
-        handles,
-        [text(trace["name"]) for trace in named],
+        [legend_line(trace) for trace in ranked],
+        [text(trace["name"]) for trace in ranked],
         loc="upper left",
         bbox_to_anchor=(box[0] + box[2] + 8 / width, box[1] + box[3] + 0.01),
         frameon=False,
@@ -238,10 +254,3 @@ def _colour_bar(figure: Figure, axis: dict[str, Any], colours: Colours, box: Box
         axes.yaxis.set_major_locator(ticker.FixedLocator(list(look["tickvals"])))
         axes.yaxis.set_major_formatter(ticker.FixedFormatter([text(shown) for shown in look["ticktext"]]))
     axes.set_title(text((look.get("title") or {}).get("text", "")), size=11 * POINTS, color=INK, loc="left")
-
-
-def text(shown: str) -> str:
-    """Plotly's text without its tags, with nothing in it that matplotlib reads as a formula or cannot draw."""
-    lines = re.split(r"<br\s*/?>", str(shown))
-    plain = [html.unescape(re.sub(r"</?(?:b|i|sub|sup|span)\b[^>]*>", "", line)) for line in lines]
-    return "\n".join(drawable(line).replace("$", r"\$") for line in plain)

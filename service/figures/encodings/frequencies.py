@@ -1,4 +1,4 @@
-"""Wavelengths of the rotary pairs before and after an encoding, and what else it changes, as a picture."""
+"""Wavelengths of the rotary pairs before and after an encoding, and the other changes that it makes."""
 
 from __future__ import annotations
 
@@ -6,122 +6,108 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib import ticker
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from patches import Recipe
-from service.figures.drawing.style import (
-    FAINT,
-    INK,
-    TIMES,
-    line_style,
-    matplotlib_style,
-    plain_axes,
-    png,
-    scale_values,
-    write_titles,
-)
-from service.figures.encodings.positions import draw_bias, draw_distance
+from service.figures.drawing.axes import linear_axis, log_axis
+from service.figures.drawing.charts import LEFT, NOTE, mark_trained_height, note, write_layout
+from service.figures.drawing.curves import Curve, curve_traces
+from service.figures.drawing.style import RULE, TIMES, line_style, value_ticks
+from service.figures.encodings.positions import PLAIN, add_heads, add_last_token, bias_of, distance_figure
 
 TIMES_LONGER = 4
 MOST_TOKENS = 1 << 20
-"""Drawn for at least so many trained lengths, and for so many tokens at most."""
+"""Pictures of distances and biases reach this many trained lengths, up to this many tokens."""
+Pairs = Sequence[Mapping[str, Any]]
 
 
-def frequency_png(
-    pairs: Sequence[Mapping[str, Any]],
-    trained_length: int,
-    title: str,
-    recipe: Recipe | None = None,
-    length: int | None = None,
-) -> bytes:
-    """``frequency_figure`` as PNG."""
-    return png(frequency_figure(pairs, trained_length, title, recipe, length))
+def encoding_figure(pairs: Pairs, trained_length: int, name: str, recipe: Recipe, length: int) -> go.Figure:
+    """The changes that an encoding makes: its distances where it only moves positions, else ``frequency_figure``.
+
+    ``pairs`` are as for ``frequency_figure``; distances and biases are drawn for ``length`` tokens, but for at least 4
+    times the trained length.
+    """
+    drawn = min(max(length, TIMES_LONGER * trained_length), MOST_TOKENS)
+    if _moves(recipe) and recipe.score_bias is None and not _changed(pairs):
+        return distance_figure(recipe, drawn, trained_length, name)
+    return frequency_figure(pairs, trained_length, f"{name} at {length:,} tokens", recipe, drawn)
 
 
 def frequency_figure(
-    pairs: Sequence[Mapping[str, Any]],
-    trained_length: int,
-    title: str,
-    recipe: Recipe | None = None,
-    length: int | None = None,
-) -> Figure:
-    """Wavelength of each rotary pair before and after; below, what else ``recipe`` changes, or the stretch.
+    pairs: Pairs, trained_length: int, title: str, recipe: Recipe | None = None, length: int = 0
+) -> go.Figure:
+    """Wavelength of each rotary pair before and after; below, the bias or the distances of ``recipe``, or the stretch.
 
-    Each of ``pairs`` has ``pair``, ``wavelength_before`` and ``wavelength_after`` in tokens; None
-    stands for no rotation. ``length`` is how many tokens positions and biases are drawn for.
+    Each of ``pairs`` has ``pair``, ``wavelength_before`` and ``wavelength_after`` in tokens; None means no rotation.
+    Distances and biases are drawn for ``length`` tokens.
     """
-    figure = Figure(figsize=(8, 6), dpi=150, facecolor="white")
-    write_titles(figure, title, f"each rotary pair; shaded: no full turn within the trained {trained_length:,} tokens")
-    upper = plain_axes(figure, (0.11, 0.39, 0.85, 0.45))
-    lower = plain_axes(figure, (0.11, 0.1, 0.85, 0.19))
+    figure = make_subplots(rows=2, cols=1, row_heights=[0.68, 0.32], vertical_spacing=0.15)
+    write_layout(
+        figure, title, "each rotary pair; shaded: no full turn within the trained length", height=640, right=124
+    )
+    figure.update_layout(margin_l=LEFT + 16, showlegend=True)
     index = [row["pair"] for row in pairs]
-    before, after = ([_or_nan(row[f"wavelength_{when}"]) for row in pairs] for when in ("before", "after"))
-    _draw_wavelengths(upper, index, before, after, trained_length)
-    drawn = max(length or 0, TIMES_LONGER * trained_length)
-    _scale_pairs(upper, index)
+    before, after = ([row[f"wavelength_{when}"] for row in pairs] for when in ("before", "after"))
+    x = linear_axis("rotary pair, fastest first", index[0] - 0.5, index[-1] + 0.5)
+    _add_wavelengths(figure, index, before, after, trained_length)
+    figure.update_xaxes(**x, row=1, col=1)
     if recipe is not None and recipe.score_bias is not None:
-        draw_bias(lower, recipe, min(drawn, MOST_TOKENS), trained_length)
-    elif recipe is not None and recipe.bands != Recipe(None).bands:
-        draw_distance(lower, recipe, min(drawn, MOST_TOKENS), trained_length)
+        add_heads(figure, *bias_of(recipe, length), trained_length, row=2, col=1)
+    elif recipe is not None and _moves(recipe):
+        add_last_token(figure, recipe, length, trained_length, row=2, col=1)
     else:
-        _draw_stretch(lower, index, before, after)
-        _scale_pairs(lower, index)
-        upper.set_xlabel("")
+        _add_stretch(figure, index, before, after)
+        figure.update_xaxes(**x, row=2, col=1)
+        figure.update_xaxes(title_text="", row=1, col=1)
     return figure
 
 
-def _draw_wavelengths(axes: Axes, index: list[int], before: list[float], after: list[float], trained: int) -> None:
-    for label, values, style in (
-        ("before", before, {"color": "#b5b5b5", "lw": 5, "solid_capstyle": "round"}),
-        ("after", after, matplotlib_style(line_style(0))),
-    ):
-        if not all(map(math.isnan, values)):
-            axes.plot(index, values, label=label, **style)
-    known = [value for value in (*before, *after) if not math.isnan(value)]
-    scale_values(axes, min([*known, trained]) / 1.5, max([*known, trained]) * 1.5)
-    axes.axhline(trained, color=FAINT, lw=1.2, dashes=(5, 3), zorder=1)
-    axes.axhspan(trained, axes.get_ylim()[1], color="black", alpha=0.035, lw=0, zorder=0)
-    axes.text(0.01, trained * 1.15, "trained length", transform=axes.get_yaxis_transform(), size=8, color=FAINT)
-    axes.set_ylabel("wavelength, tokens", color=INK)
-    still = sum(map(math.isnan, after))
-    if known and 0 < still < len(index):
-        note = f"{still} of {len(index)} pairs do not rotate"
-        axes.text(0.99, 1.02, note, transform=axes.transAxes, ha="right", size=8, color=FAINT)
-    if known:
-        axes.legend(frameon=False, loc="lower right", fontsize=9)
+def _moves(recipe: Recipe) -> bool:
+    return recipe.bands != Recipe(None).bands
 
 
-def _draw_stretch(axes: Axes, index: list[int], before: list[float], after: list[float]) -> None:
-    axes.set_ylabel("stretch", color=INK)
-    stretch = [b / a for a, b in zip(before, after, strict=True)]
-    known = [value for value in stretch if not math.isnan(value)]
-    if not known:
-        note = "this encoding rotates nothing" if all(map(math.isnan, after)) else "the checkpoint rotates nothing"
-        axes.text(0.5, 0.5, note, transform=axes.transAxes, ha="center", va="center", color=FAINT)
-        axes.set_yticks([])
+def _changed(pairs: Pairs) -> bool:
+    return any(pair["wavelength_before"] != pair["wavelength_after"] for pair in pairs)
+
+
+Wavelengths = Sequence[float | None]
+
+
+def _add_wavelengths(
+    figure: go.Figure, index: list[int], before: Wavelengths, after: Wavelengths, trained_length: int
+) -> None:
+    figure.add_scatter(x=index, y=before, mode="lines", line=PLAIN, name="before", showlegend=any(before), row=1, col=1)
+    (line,) = curve_traces(Curve("after", index, after), line_style(0), "")
+    figure.add_trace(line.update(showlegend=any(after)), row=1, col=1)
+    known = [value for value in (*before, *after, float(trained_length)) if value is not None]
+    y = log_axis("wavelength, tokens", min(known) / 1.5, max(known) * 1.5)
+    figure.update_yaxes(**y, row=1, col=1)
+    mark_trained_height(figure, trained_length, y, right=False, row=1, col=1)
+    still = sum(value is None for value in after)
+    if 0 < still < len(index):
+        note(figure, f"{still} of {len(index)} pairs do not rotate")
+
+
+def _add_stretch(figure: go.Figure, index: list[int], before: Wavelengths, after: Wavelengths) -> None:
+    stretch = [b / a if a and b else None for a, b in zip(before, after, strict=True)]
+    figure.add_traces(curve_traces(Curve("stretch", index, stretch), line_style(0), ""), rows=2, cols=1)
+    figure.data[-1].showlegend = False
+    if not any(stretch):
+        text = f"{'the checkpoint' if any(after) else 'this encoding'} rotates nothing"
+        place = {"x": 0.5, "xref": "x2 domain", "y": 0.5, "yref": "y2 domain"}
+        figure.add_annotation(text=text, **place, **NOTE)
+        figure.update_yaxes(**linear_axis("stretch", 0, 1, ticks=[]), row=2, col=1)
         return
-    axes.plot(index, stretch, **matplotlib_style(line_style(0)))
-    least, most = min([*known, 1.0]), max([*known, 1.0])
-    scale_values(axes, least / 1.15, most * 1.15, most=5)
-    if 2 <= most / least <= 64:
-        axes.yaxis.set_major_locator(ticker.LogLocator(base=2, numticks=8))
-    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}{TIMES}"))
-    axes.axhline(1, color=FAINT, lw=0.8, zorder=1)
-
-
-def _scale_pairs(axes: Axes, index: list[int]) -> None:
-    axes.set_xlim(index[0] - 0.5, index[-1] + 0.5)
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    axes.set_xlabel("rotary pair, fastest first", color=INK)
+    known = [1.0, *(value for value in stretch if value is not None)]
+    low, high = min(known) / 1.15, max(known) * 1.15
+    doublings = [2.0**power for power in range(-16, 17) if low <= 2.0**power <= high]
+    ticks = doublings if 2 < len(doublings) < 8 else value_ticks(low, high, 5)
+    axis = log_axis("stretch", low, high, ticks=ticks) | {"ticktext": [f"{tick:g}{TIMES}" for tick in ticks]}
+    figure.update_yaxes(**axis, row=2, col=1)
+    figure.add_hline(y=1, line={"color": RULE, "width": 0.8}, row=2, col=1)
 
 
 def wavelength(inv_freq: float) -> float | None:
     """Tokens in which a pair turns once; None where it does not rotate."""
     return math.tau / inv_freq if inv_freq else None
-
-
-def _or_nan(wavelength: float | None) -> float:
-    """NaN draws nothing: a pair that does not rotate has no wavelength."""
-    return math.nan if wavelength is None else wavelength

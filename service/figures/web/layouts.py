@@ -46,7 +46,7 @@ def narrow(figure: go.Figure) -> Layout:
     _stack(figure, layout)
     names = [trace.name for trace in figure.data if _in_legend(trace)]
     below = 0
-    if len(names) > 1:
+    if len(names) > 1 or layout.get("showlegend"):
         below = _legend_below(layout, names)
     elif "coloraxis" in layout and any(trace.type == "heatmap" for trace in figure.data):
         below = COLOUR_BAR
@@ -70,8 +70,10 @@ def _in_legend(trace: Any) -> bool:
 def _legend_below(layout: Layout, names: list[str]) -> int:
     """Put the legend under the axes; the pixels that it takes."""
     widest = max(50 + CHAR * len(html.unescape(name)) for name in names)
-    lines = -(-len(names) // max(1, int(NARROW // widest)))
+    title = layout["legend"].get("title")
+    lines = -(-len(names) // max(1, int(NARROW // widest))) + bool(title)
     layout["legend"] = {
+        **({"title": {**title, "side": "top"}} if title else {}),
         **{"orientation": "h", "x": 0, "xref": "container", "xanchor": "left"},
         **{"y": 0, "yref": "container", "yanchor": "bottom", "tracegroupgap": 2, "maxheight": lines * LINE + 8},
     }

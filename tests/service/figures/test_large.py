@@ -142,6 +142,6 @@ def test_the_first_picture_is_drawn_without_the_others(
 ) -> None:
     result = examples.sweep()
     expected = draw(result)
-    monkeypatch.setattr(perplexity, "perplexity_chart", None)
+    monkeypatch.setattr(perplexity, "perplexity_picture", None)
     monkeypatch.setattr(retrieval, "depth_picture", None)
     assert draw(result) == expected

@@ -27,7 +27,7 @@ def named(evaluation: str, name: str) -> Picture:
 def lines(picture: Picture) -> dict[str, tuple[list[float], list[float]]]:
     """x and y by name of the lines in the legend."""
     return {
-        trace.name: (list(trace.x), list(trace.y))
+        trace.name.split(": ")[0]: (list(trace.x), list(trace.y))
         for trace in picture.figure.data
         if trace.type == "scatter" and trace.mode != "none" and trace.showlegend is not False
     }

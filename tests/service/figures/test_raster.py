@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
+from matplotlib.collections import LineCollection, PathCollection, QuadMesh
 from matplotlib.image import imread
 from matplotlib.patches import Polygon, Rectangle
 from matplotlib.text import Text
@@ -19,7 +19,8 @@ from service.figures.drawing.bars import Bar, add_bars
 from service.figures.drawing.charts import mark_trained, new_figure
 from service.figures.drawing.curves import Curve, add_curves
 from service.figures.drawing.panels import Panel, heat_maps
-from service.figures.drawing.raster import raster, text
+from service.figures.drawing.raster import raster
+from service.figures.drawing.raster_text import text
 from service.figures.drawing.style import COLOURS
 from tests.service.figures.examples import EVERY, pictures
 
@@ -58,8 +59,7 @@ class TestPng:
         picture = pictures(evaluation)[index]
         image = imread(io.BytesIO(picture.png()))[..., :3]
         height = picture.figure.layout.height
-        if picture.draw is None:
-            assert image.shape[:2] == (round(1.5 * height), 1500)
+        assert image.shape[:2] == (round(1.5 * height), 1500)
         assert 0.002 < (image.mean(-1) < 0.6).mean() < 0.6
         border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
         assert (border == 1).all(), "something is cut off"
@@ -105,6 +105,27 @@ class TestLines:
         corners = [tuple(corner) for corner in np.asarray(shape.get_xy())[:-1]]  # type: ignore[attr-defined]
         assert corners == [(256, 4), (512, 5), (1024, 40), (1024, 60), (512, 7), (256, 6)]
         assert shape.get_alpha() == 0.12
+
+    def test_triangles_show_where_a_line_leaves_a_log_axis(self) -> None:
+        figure = curves()
+        figure.update_layout(yaxis=log_axis("perplexity", 1, 10))
+        (axes,) = raster(figure).axes
+        triangles = [np.asarray(points.get_offsets()) for points in axes.findobj(PathCollection)]  # type: ignore[attr-defined]
+        assert [at.tolist() for points in triangles for at in points] == [[1024, 10]]
+
+    def test_a_single_point_has_its_interval_as_a_bar(self) -> None:
+        figure = new_figure("", "")
+        figure.update_layout(yaxis=linear_axis("", 0, 10))
+        add_curves(figure, [Curve("a", [256], [5], [4], [7])])
+        (axes,) = raster(figure).axes
+        (bar,) = (segment.tolist() for lines in axes.findobj(LineCollection) for segment in lines.get_segments())  # type: ignore[attr-defined]
+        assert bar == [[256, 4], [256, 7]]
+
+    def test_the_legend_has_last_values_in_their_order(self) -> None:
+        figure = new_figure("", "")
+        add_curves(figure, [Curve("a", [1, 2], [1, 2]), Curve("b", [1, 2], [1, 3])], end=str)
+        (legend,) = raster(figure).legends
+        assert [entry.get_text() for entry in legend.get_texts()] == ["b: 3", "a: 2"]
 
     def test_a_gap_stays_a_gap(self) -> None:
         figure = new_figure("", "")
