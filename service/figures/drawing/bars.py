@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from service.figures.drawing.axes import category_axis
-from service.figures.drawing.charts import BOTTOM, TITLE_Y, TOP, label, room_for
+from service.figures.drawing.charts import BOTTOM, TITLE_Y, TOP, error_bar, label, room_for
 from service.figures.drawing.style import COLOURS, INK
 
 HATCHES = ("", "/", "x", ".", "\\", "-", "|", "+")
@@ -54,7 +54,7 @@ def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> No
                     "solidity": 0.15,
                 },
             },
-            error_x=_error_bar(bar),
+            error_x=None if bar.value is None or bar.interval is None else error_bar(bar.value, *bar.interval, INK),
             showlegend=False,
         )
         figure.add_annotation(
@@ -69,10 +69,3 @@ def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> No
         height=height,
         title_y=1 - TITLE_Y / height,
     )
-
-
-def _error_bar(bar: Bar) -> dict[str, Any] | None:
-    if bar.value is None or bar.interval is None:
-        return None
-    more, less = [bar.interval[1] - bar.value], [bar.value - bar.interval[0]]
-    return {"type": "data", "symmetric": False, "array": more, "arrayminus": less, "color": INK, "thickness": 1.2}

@@ -114,6 +114,12 @@ def mark_trained_height(
     figure.add_annotation(xref=x, y=at, yref=y, yanchor="bottom", yshift=2, text=name, **side, **NOTE)
 
 
+def error_bar(value: float, low: float, high: float, colour: str) -> dict[str, Any]:
+    """Plotly's error bar from ``low`` to ``high`` around one value."""
+    ends = {"array": [high - value], "arrayminus": [value - low]}
+    return {"type": "data", "symmetric": False, **ends, "color": colour, "thickness": 1.2}
+
+
 def counted(count: int, noun: str) -> str:
     """ "1 prompt", "3 prompts"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

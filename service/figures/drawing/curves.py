@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from service.evaluation.results import Interval
 from service.figures.drawing.axes import leave_room
-from service.figures.drawing.charts import LINE, grow, label, note, room_for
+from service.figures.drawing.charts import LINE, error_bar, grow, label, note, room_for
 from service.figures.drawing.style import LineStyle, line_style
 
 MARKED = 32
@@ -122,8 +122,7 @@ def curve_traces(
     name = label(curve.name)
     traces, bar = [], None
     if curve.low is not None and curve.high is not None and len(curve.x) == 1 and curve.y[0] is not None:
-        more, less = [curve.high[0] - curve.y[0]], [curve.y[0] - curve.low[0]]
-        bar = {"type": "data", "symmetric": False, "array": more, "arrayminus": less, "color": style.colour}
+        bar = error_bar(curve.y[0], curve.low[0], curve.high[0], style.colour)
     elif shaded and curve.low is not None and curve.high is not None:
         traces.append(
             go.Scatter(
