@@ -1,4 +1,4 @@
-"""A picture: one Plotly figure, what it is called, and the numbers that it shows."""
+"""A picture: one Plotly figure, its name and title, and its numbers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ class Picture:
 
     @property
     def subtitle(self) -> str:
-        """How and on what it was measured, and how it is drawn, as plain text."""
+        """Measurement, documents and notes on the drawing, as plain text."""
         return html.unescape(self.figure.layout.title.subtitle.text or "")
 
     def html(self, plotly: str | None = None) -> str:
-        """One page. With the address ``plotly`` it loads Plotly's script from there; without it, the script is in the
-        page, which then works offline and loads nothing."""
+        """One page, which loads Plotly's script from the address ``plotly``.
+
+        Without an address the script is in the page, which then works offline.
+        """
         from service.figures.web.page import plot_page
 
         return plot_page(self, plotly)

@@ -20,9 +20,9 @@ ROW = 34
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its value (None: no bar), what is written beside it, its interval.
+    """One bar: its value (None: no bar), the text beside it, its interval.
 
-    ``look`` is the index of its colour and hatch, ``best`` puts a star before its name.
+    ``look`` is the index of the colour and hatch; ``best`` puts a star before the name.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Bar:
 
 
 def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> None:
-    """From the top, in the colours of the lines, with hatches for print; texts are at the right, clear of intervals."""
+    """Add bars from the top, in the colours of the lines, with hatches for print; texts are right of the intervals."""
     names = [f"★ {label(bar.name)}" if bar.best else label(bar.name) for bar in bars]
     for index, bar in enumerate(bars):
         name = label(bar.name)

@@ -1,4 +1,4 @@
-"""What every Plotly figure begins with: titles, margins, the mark at the trained length.
+"""Titles and margins of every Plotly figure, and the mark at the trained length.
 
 Every figure has explicit margins, ranges and ticks, so that the page and the PNG look alike.
 """
@@ -16,16 +16,16 @@ from service.figures.drawing.style import FAINT, GRID, INK, PAPER, RULE, shorten
 
 LABEL_CHARS = 40
 CHAR, LINE = 7.0, 22
-"""Pixels that a character of a label takes, and a line of a legend."""
+"""Width of a character of a label and height of a line of a legend, pixels."""
 TOP, BOTTOM, LEFT, RIGHT = 96, 64, 76, 24
 HEIGHT, TITLE_Y, GAP = 480, 16, 64
-"""``GAP`` is between one row of panels and the next."""
+"""``GAP`` is the space between two rows of panels."""
 MARK = {"color": FAINT, "dash": "dash", "width": 1.2}
 SHADE: dict[str, Any] = {"fillcolor": "#000000", "opacity": 0.035, "line_width": 0, "layer": "below"}
 NOTE: dict[str, Any] = {"font": {"size": 11, "color": FAINT}, "showarrow": False}
 AXIS = {"gridcolor": GRID, "linecolor": RULE, "zerolinecolor": RULE}
 TEMPLATE: dict[str, Any] = {"layout": {"paper_bgcolor": PAPER, "plot_bgcolor": PAPER, "xaxis": AXIS, "yaxis": AXIS}}
-"""Plotly's own templates bring 7 kB of looks that no figure here has."""
+"""Plotly's own templates add 7 kB of styles that no figure here uses."""
 
 
 def label(text: str, most: int = LABEL_CHARS) -> str:
@@ -65,18 +65,18 @@ def write_layout(
 
 
 def note(figure: go.Figure, text: str) -> None:
-    """Put ``text`` before the subtitle: what a reader must know of how the figure is drawn."""
+    """Put ``text`` before the subtitle, for facts about how the figure is drawn."""
     subtitle = figure.layout.title.subtitle
     subtitle.text = f"{label(text, 200)} · {subtitle.text}" if subtitle.text else label(text, 200)
 
 
 def room_for(names: Sequence[str], extra: int = 0) -> int:
-    """Pixels that the longest of ``names`` takes as a label."""
+    """Width of the longest of ``names`` as a label, and ``extra``, pixels."""
     return int(CHAR * max((min(len(name), LABEL_CHARS) for name in names), default=0)) + extra
 
 
 def grow(figure: go.Figure, content: float) -> None:
-    """Make the figure high enough for ``content`` pixels beside its axes."""
+    """Increase the height so that ``content`` pixels fit beside the axes."""
     height = int(max(figure.layout.height, content + TOP + BOTTOM))
     figure.update_layout(height=height, title_y=1 - TITLE_Y / height)
 
@@ -84,7 +84,10 @@ def grow(figure: go.Figure, content: float) -> None:
 def mark_trained(
     figure: go.Figure, trained_length: int, axis: dict[str, Any], *, named: bool = True, **panel: int
 ) -> None:
-    """A dashed line at the trained length on the x axis ``axis`` and a shade right of it, or an arrow towards it."""
+    """Draw a dashed line at the trained length on the x axis ``axis`` and a shade right of it.
+
+    Outside the axis, the name of the line has an arrow towards it.
+    """
     low, high = axis["range"]
     at, end = (math.log10(trained_length), 10.0**high) if axis.get("type") == "log" else (trained_length, high)
     share = (at - low) / (high - low)
@@ -103,7 +106,7 @@ def mark_trained(
 def mark_trained_height(
     figure: go.Figure, trained_length: int, axis: dict[str, Any], *, right: bool, **panel: int
 ) -> None:
-    """A dashed line at the trained length on the y axis ``axis``, its name at one end, and a shade above it."""
+    """Draw a dashed line at the trained length on the y axis ``axis``, with its name, and a shade above it."""
     logarithmic, (_, high) = axis.get("type") == "log", axis["range"]
     at, end = (math.log10(trained_length), 10.0**high) if logarithmic else (trained_length, high)
     figure.add_hline(y=trained_length, line=MARK, **panel)

@@ -1,4 +1,4 @@
-"""Lines with their intervals, no more of them than a screen can show."""
+"""Lines with their intervals, thinned to the points that a screen can show."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from service.figures.drawing.charts import LINE, error_bar, grow, label, note, r
 from service.figures.drawing.style import LineStyle, line_style
 
 MARKED = 32
-"""Above so many points a line has no markers."""
+"""Lines with more points have no markers."""
 MOST_POINTS = 20_000
-"""Of all lines of a figure: a line of a thousand points has more of them than most screens have columns."""
+"""Points of all lines of a figure, at most."""
 SHADE = 0.12
 NOT_SHADED = "95 % intervals are with the numbers"
-INTERVALS = "95 % intervals are shaded where they leave the lines readable; hovering tells all of them."
+INTERVALS = "95 % intervals are shaded where the lines stay readable; hovering shows all of them."
 ALONE = "a point and no line"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line: x and y [points], the ends of its intervals where it has them, what hovering adds to each point."""
+    """A line: x and y [points], the ends of its intervals if any, the text that hovering adds to each point."""
 
     name: str
     x: Sequence[float]
@@ -35,7 +35,7 @@ class Curve:
 
     @property
     def known(self) -> list[float]:
-        """The y that there are."""
+        """The y values without gaps."""
         return [value for value in self.y if value is not None]
 
     def points(self, kept: Sequence[int]) -> Curve:
@@ -51,13 +51,15 @@ class Curve:
 
 
 def interval_text(interval: Interval, text: Callable[[float], str]) -> str:
-    """What hovering tells of an interval."""
+    """The text of an interval for hovering."""
     return f"95 % interval {text(interval.low)} to {text(interval.high)}"
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """``curve`` with at most ``most`` points, at least 4: both ends, and of every stretch between them the lowest and
-    the highest, so that no peak is lost."""
+    """``curve`` with at most ``most`` points (at least 4).
+
+    Both ends stay, and the lowest and the highest point of every stretch between them, so that no peak is lost.
+    """
     count = len(curve.x)
     if count <= most:
         return curve
@@ -104,7 +106,7 @@ def add_curves(
 
 
 def intervals_fit(figure: go.Figure, curves: Sequence[Curve]) -> bool:
-    """Whether the intervals of ``curves`` can be shaded on the figure's y axis; single points have bars instead."""
+    """True if the intervals of ``curves`` can be shaded on the figure's y axis; single points have bars instead."""
     lines = [curve for curve in curves if len(curve.x) > 1]
     ends = [(curve.low, curve.high) for curve in lines if curve.low is not None and curve.high is not None]
     if len(ends) < 2:
@@ -118,7 +120,7 @@ def intervals_fit(figure: go.Figure, curves: Sequence[Curve]) -> bool:
 def curve_traces(
     curve: Curve, style: LineStyle, group: str, *, faint: bool = False, shaded: bool = True
 ) -> list[go.Scatter]:
-    """The interval as a closed shape where it is ``shaded`` and there is one, then the line; a bar at one point."""
+    """The interval as a closed shape if ``shaded``, then the line; a single point has its interval as a bar."""
     name = label(curve.name)
     traces, bar = [], None
     if curve.low is not None and curve.high is not None and len(curve.x) == 1 and curve.y[0] is not None:

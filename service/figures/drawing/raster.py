@@ -1,8 +1,8 @@
-"""A Plotly figure drawn by matplotlib: PNG without a browser.
+"""A Plotly figure drawn by Matplotlib: PNG and SVG without a browser.
 
-Draws what our figures use: scatter lines, markers and closed shapes, horizontal and vertical bars, heat maps with one
-colour axis; linear and logarithmic axes, subplots, shapes, annotations, the legend. Anything else is refused.
-Through matplotlib's object interface, never pyplot, whose global state is not safe in a server.
+Traces: scatter lines, markers and closed shapes, bars, heat maps with one colour axis; others are refused.
+Around them: linear and logarithmic axes, subplots, shapes, annotations, the legend.
+Matplotlib's object interface is used, never pyplot: its global state is not safe in a server.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from service.figures.drawing.raster_traces import Colours, draw_bars, draw_heat_
 from service.figures.drawing.style import FAINT, GRID, INK, RULE
 
 WIDTH, HEIGHT = 1000, 480
-"""Pixels of a page for a figure that leaves its size open."""
+"""Size of a figure without a width or a height, pixels."""
 DPI, PIXELS_PER_INCH = 150, 100
-"""The PNG has 1.5 pixels for one of the page."""
+"""The PNG has 1.5 pixels for each pixel of the page."""
 BAR_WIDTH = 16
 MARGINS = {"l": 80, "r": 80, "t": 100, "b": 80}
 Box = tuple[float, float, float, float]
@@ -44,7 +44,7 @@ def png(figure: go.Figure) -> bytes:
 
 
 def svg(figure: go.Figure) -> str:
-    """``figure`` as SVG, the same text for the same figure. Not for threads: it sets matplotlib's own settings."""
+    """``figure`` as SVG, the same text for the same figure. Not thread-safe: it sets Matplotlib's settings."""
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "ropeway", "svg.fonttype": "none"}):
         FigureCanvasSVG(raster(figure)).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
@@ -52,10 +52,10 @@ def svg(figure: go.Figure) -> str:
 
 
 def raster(figure: go.Figure) -> Figure:
-    """``figure`` as a matplotlib figure of the same proportions.
+    """``figure`` as a Matplotlib figure of the same proportions.
 
     Raises:
-        ValueError: for a kind of trace that is not drawn here.
+        ValueError: for a type of trace without a drawing here.
     """
     drawn = figure.to_plotly_json()
     layout: dict[str, Any] = drawn["layout"]
@@ -152,7 +152,7 @@ def _scale(axes: Axes, name: str, axis: dict[str, Any]) -> None:
 
 
 def _place(panels: dict[tuple[str, str], Axes], ref: dict[str, Any]) -> tuple[Axes | None, str, str]:
-    """The axes that a shape or an annotation refers to (None: the paper), and how x and y are given."""
+    """The axes that a shape or an annotation refers to (None: the paper), and the units of x and y."""
     x, y = ref.get("xref", "x"), ref.get("yref", "y")
     x_name, y_name = x.removesuffix(" domain"), y.removesuffix(" domain")
     found = next((axes for (a, b), axes in panels.items() if x_name in (a, "paper") and y_name in (b, "paper")), None)

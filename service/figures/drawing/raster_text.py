@@ -1,4 +1,4 @@
-"""Plotly's texts as Matplotlib writes them."""
+"""Plotly's texts as Matplotlib draws them."""
 
 from __future__ import annotations
 

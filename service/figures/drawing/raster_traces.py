@@ -1,4 +1,4 @@
-"""Plotly's traces drawn into matplotlib's axes: lines, closed shapes, bars, heat maps."""
+"""Plotly's traces drawn into Matplotlib's axes: lines, closed shapes, bars, heat maps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Colours(NamedTuple):
 
 
 def draw_scatter(axes: Axes, trace: dict[str, Any], order: int) -> None:
-    """A line with or without markers and intervals, or a filled shape; triangles where it leaves a log axis."""
+    """Draw a line, its markers and intervals, or a filled shape; triangles mark points above a log axis."""
     x, y = numbers(trace["x"]), numbers(trace["y"])
     if trace.get("fill") == "toself":
         axes.fill(x, y, color=trace["fillcolor"], alpha=trace.get("opacity", 1.0), lw=0, zorder=1.5)
@@ -71,7 +71,7 @@ def _line_style(trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw_bars(axes: Axes, trace: dict[str, Any]) -> None:
-    """Bars from zero, or from the end of a logarithmic axis, with their intervals."""
+    """Draw bars from zero, or from the low end of a logarithmic axis, with their intervals."""
     sideways = trace.get("orientation") == "h"
     values, places = (numbers(trace[name]) for name in ("xy" if sideways else "yx"))
     marker = trace.get("marker", {})
@@ -104,7 +104,7 @@ def _draw_intervals(axes: Axes, error: dict[str, Any], values: np.ndarray, place
 
 
 def draw_heat_map(axes: Axes, trace: dict[str, Any], colours: Colours) -> None:
-    """A rectangle per cell, white where there is no value, with its text in it where it has one."""
+    """Draw a rectangle per cell, white without a value, with its text if any."""
     x, y = numbers(trace["x"]), numbers(trace["y"])
     z = np.array([[np.nan if value is None else value for value in row] for row in trace["z"]], dtype=float)
     look: dict[str, Any] = {"cmap": colours.ramp, "norm": colours.norm, "zorder": 1}
@@ -125,7 +125,7 @@ def draw_heat_map(axes: Axes, trace: dict[str, Any], colours: Colours) -> None:
 
 
 def _edges(centres: np.ndarray) -> np.ndarray:
-    """Borders of cells around ``centres``: half way between neighbours."""
+    """Edges of the cells around ``centres``: half way between neighbours."""
     if len(centres) == 1:
         return np.array([centres[0] - 0.5, centres[0] + 0.5])
     between = (centres[1:] + centres[:-1]) / 2

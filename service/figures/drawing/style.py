@@ -1,7 +1,7 @@
-"""What the pictures share: colours, markers and dashes, ticks of log axes, room for labels.
+"""Colours, markers and dashes of all pictures, and round ticks of their axes.
 
-Colours are Okabe and Ito's (jfly.uni-koeln.de/color), without the yellow, which is lost on white;
-markers and dashes tell lines apart in print.
+The colours are Okabe and Ito's (jfly.uni-koeln.de/color), without the yellow, which is too light on white.
+Markers and dashes distinguish lines in print.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DARK = {
     "#000000": "#ffffff",
     "#0072B2": "#3d9bd6",
 }
-"""Colours of pages, and what they are where the reader's screen is dark. The others are bright enough for both."""
+"""Colours of light pages and their replacements on dark ones. The other colours are readable on both."""
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -38,9 +38,9 @@ class LineStyle(NamedTuple):
 
 
 def line_style(index: int) -> LineStyle:
-    """Looks of line ``index``: the first seven differ in colour, the first 140 in something.
+    """Style of line ``index``: the first seven differ in colour, the first 140 in colour, dash or marker.
 
-    Neighbours differ in dash as well, so that a line shows where another covers it.
+    Neighbours differ in dash too, so that a line stays visible under another one.
     """
     return LineStyle(COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)], MARKERS[index % len(MARKERS)])
 
@@ -65,14 +65,14 @@ def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
     least = (high - low) / most
     power = 10.0 ** math.floor(math.log10(least))
     step = next(times * power for times in (1, 2, 2.5, 5, 10, 20) if times * power >= least)
-    # Rounding takes off what the product has beyond the step's own digits.
+    # The product has rounding errors beyond the digits of the step.
     digits = 2 - math.floor(math.log10(step))
     multiples = range(math.ceil(low / step), math.floor(high / step) + 1)
     return [value for value in (round(step * times, digits) for times in multiples) if low <= value <= high]
 
 
 def tick_text(value: float) -> str:
-    """7.5, 1,000, 10⁶: as short as it can be read."""
+    """A short number: 7.5, 1,000, 10⁶."""
     power = math.log10(value)
     if value < 1e6:
         return f"{value:,.10g}"
@@ -82,5 +82,5 @@ def tick_text(value: float) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """``text`` with its end cut to an ellipsis."""
+    """``text`` cut to ``most`` characters, the last one an ellipsis."""
     return text if len(text) <= most else text[: most - 1] + "…"

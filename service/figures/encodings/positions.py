@@ -1,4 +1,4 @@
-"""Where an encoding puts tokens: distances, biases, positions that are read, multipliers of scores."""
+"""Distances, biases, positions and multipliers of scores that an encoding makes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ HEIGHT = 400
 
 
 def distance_figure(recipe: Recipe, length: int, trained_length: int, name: str) -> go.Figure:
-    """Effective distance of every query and key for the slowest pair, empty where a key is not attended; and that of
-    the last token to each key, one line per group of pairs that differ."""
+    """Effective distance of every query and key, and of the last token to each key.
+
+    Every query and key: the slowest pair, empty for keys that are not attended. The last token: one line per group of
+    pairs that differ.
+    """
     every = -(-length // CELLS)
-    keys = torch.arange(0, length, every)  # masks keep the first ones
+    keys = torch.arange(0, length, every)  # includes the first keys, which masks keep
     queries = (keys + every - 1).clamp(max=length - 1)
     distance = effective_distance(recipe, queries, keys)[..., -1]
     title = f"Effective distance at {length:,} tokens: {name}"

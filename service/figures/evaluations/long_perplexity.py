@@ -1,4 +1,4 @@
-"""Perplexity of the tokens that need long context, and of all, by context length."""
+"""Perplexity by context length: of the tokens that need long context, and of all tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = Callable[[LongLengthResult], float | None]
 
 
 def long_perplexity_pictures(result: LongPerplexityResult) -> list[Picture]:
-    """Long perplexity where there is one at all, then perplexity over all scored tokens."""
+    """Long perplexity if any was measured, then perplexity over all scored tokens."""
     key = result.evaluator
     chosen = (
         f"{key.key_tokens:,} of {key.tokens:,} tokens, chosen by {name_of(key, result)}: "
@@ -34,7 +34,7 @@ def long_perplexity_pictures(result: LongPerplexityResult) -> list[Picture]:
             result,
             ("perplexity", "Perplexity over all scored tokens", documents_text(result.documents)),
             lambda at: at.perplexity,
-            "For contrast: most tokens need only a little context, so this tells less about long context.",
+            "For contrast: most tokens need only a little context, so this shows less about long context.",
         ),
     ]
     return [picture for picture in pictures if picture is not None]

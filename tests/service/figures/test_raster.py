@@ -150,6 +150,13 @@ class TestAxes:
         note = next(note for note in axes.texts if note.get_text() == "trained length 256")
         assert note.get_position()[0] == pytest.approx(256)
 
+    def test_beyond_the_trained_length_is_shaded(self) -> None:
+        (axes,) = raster(curves()).axes
+        (shade,) = (patch for patch in axes.patches if isinstance(patch, Rectangle))
+        assert shade.get_x() == 256
+        assert shade.get_x() + shade.get_width() == pytest.approx(axes.get_xlim()[1])
+        assert shade.get_alpha() == 0.035
+
     def test_many_lengths_keep_the_last_tick_and_few_others(self) -> None:
         axis = token_axis("", list(range(256, 65537, 256)), 256)
         assert len(axis["tickvals"]) <= 10

@@ -87,6 +87,10 @@ class TestNarrow:
         bar = narrow(picture.figure)["coloraxis"]["colorbar"]
         assert (bar["orientation"], bar["yref"], bar["yanchor"]) == ("h", "container", "bottom")
 
+    def test_the_legend_keeps_its_title(self) -> None:
+        legend = narrow(pictures("perplexity")[0].figure)["legend"]
+        assert (legend["title"]["text"], legend["title"]["side"]) == ("at 2,048 tokens", "top")
+
     def test_panels_keep_their_height(self) -> None:
         picture = next(picture for picture in pictures("passkey") if picture.name == "retrieval")
 
