@@ -22,7 +22,7 @@ from service.evaluation.perplexity.plan import plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
 from service.evaluation.unit import evaluate
-from service.figures.perplexity import perplexity_png
+from service.figures.evaluations.perplexity import perplexity_picture
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 
@@ -74,7 +74,7 @@ def add(report: Report, result: PerplexityResult) -> None:
         {"model": result.model, "trained_length": result.trained_length, "lengths": result.lengths, **by_key}
     )
     report.notes.append(f"{result.model}: {min(windows)} windows at every length, the same scored tokens")
-    report.pictures[f"{report.name}-{result.model}"] = perplexity_png(result)
+    report.pictures[f"{report.name}-{result.model}"] = perplexity_picture(result).png()
 
 
 def measure(models: ModelRegistry, multiples: tuple[float, ...], characters: int) -> PerplexityResult:

@@ -23,7 +23,7 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
 from service.evaluation.perplexity.tables import short_number
 from service.evaluation.unit import evaluate
-from service.figures.perplexity import perplexity_png
+from service.figures.evaluations.perplexity import perplexity_picture
 from service.models.loading import DEMO
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
@@ -160,9 +160,9 @@ def add(report: Report, result: PerplexityResult, requests: list[Fields], refuse
         f"{result.model}: trained at {result.trained_length} tokens, {books}, {tokens:,} tokens at every length; "
         f"{len(refused)} methods do not apply ({report.name}.json has the reasons)"
     )
-    report.pictures[f"{report.name}-{result.model}"] = perplexity_png(
+    report.pictures[f"{report.name}-{result.model}"] = perplexity_picture(
         result.model_copy(update={"methods": drawn(requests, result.methods)})
-    )
+    ).png()
 
 
 def drawn(requests: list[Fields], methods: list[MethodResult]) -> list[MethodResult]:

@@ -1,4 +1,4 @@
-"""``GET /methods``, ``GET /methods/{name}``, its frequencies, and ``GET /models``: what there is to choose from."""
+"""``GET /methods``, ``GET /methods/{name}``, its frequencies, and ``GET /models``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Length = Annotated[int | None, Query(ge=1, le=(1 << 24) - 1)]
 
 
 class Pair(BaseModel):
-    """One rotary pair, before and after. Wavelengths are in tokens; null stands for no rotation."""
+    """One rotary pair, before and after. Wavelengths are in tokens; null means no rotation."""
 
     pair: int
     inv_freq_before: float
@@ -85,7 +85,7 @@ async def frequencies(
 async def frequencies_png(name: str, request: Request, model: str | None = None, length: Length = None) -> Response:
     """Rotary frequencies as a picture: wavelengths before and after, and the stretch of each pair.
 
-    Where the encoding adds a bias, this is drawn instead of the stretch; where it only moves positions, its distances.
+    A bias replaces the stretch in the picture. An encoding that only moves positions is drawn as its distances.
     """
     table, label, recipe = _resolved(name, request, model, length)
     title = f"{label} on {table.model}"
@@ -121,7 +121,7 @@ def _listed(full: bool) -> bytes:
 
 @cache
 def _in_full(name: str) -> MethodInfo:
-    from service.figures.samples import sample  # figures load with the first one
+    from service.figures.encodings.samples import sample  # figures load with the first one
 
     return MethodInfo(kind=sample(name).group, **describe_method(name))
 

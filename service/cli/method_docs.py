@@ -7,51 +7,63 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+import plotly.graph_objects as go
 
 from patches import METHODS, describe_method, parse, to_shorthand
-from service.figures.methods import method_figure, multipliers_figure, svg
-from service.figures.samples import GEOMETRY, GROUPS, HEADS, PAIRS, TIMES_LONGER, TRAINED, Group, Sample, samples
+from service.figures.drawing.raster import svg
+from service.figures.encodings.methods import method_figure
+from service.figures.encodings.positions import multipliers_figure
+from service.figures.encodings.samples import (
+    GEOMETRY,
+    GROUPS,
+    HEADS,
+    PAIRS,
+    TIMES_LONGER,
+    TRAINED,
+    Group,
+    Sample,
+    samples,
+)
 from service.schema import choices, default_text, type_text
 
 PAGE, PICTURES = "methods.md", "methods"
 TEMPERATURES = "attention-temperatures"
 TEMPERED = {"multiplier": 1.5, "factor": float(TIMES_LONGER)}
-"""Parameters of attention temperatures as they are drawn."""
+"""Parameters of the attention temperatures in the picture."""
 
 SECTIONS: dict[Group, tuple[str, str]] = {
     "frequency schedule": (
         "Frequency schedules",
-        "How fast each rotary pair turns. Keys are rotated once, when they are written to the cache, and attention is "
-        "ordinary. Pictures: the wavelength of every pair before and after, and by how much it was stretched.",
+        "A schedule sets the frequency of each rotary pair. Keys are rotated once, when they are written to the cache, "
+        "and attention is ordinary. Pictures: the wavelength of every pair before and after, and its stretch.",
     ),
     "position map": (
         "Position maps",
-        "Which positions a query and a key stand at, depending on how far they are apart. Every token is still "
-        "attended. Pictures: the effective distance of every pair of tokens, and that of the last token.",
+        "A map changes the positions of a query and a key by their distance. Every token is still attended. "
+        "Pictures: the effective distance of every pair of tokens, and that of the last token.",
     ),
     "mask": (
         "Masks",
-        "Which tokens are attended at all. What is left out is lost, however low the perplexity. Pictures: the "
+        "A mask limits the tokens that are attended. Other tokens are lost, however low the perplexity. Pictures: the "
         "effective distance of every pair of tokens, white where not attended, and that of the last token.",
     ),
     "bias": (
         "Biases",
-        "No rotation; a number for the distance is added to each score. Pictures: that number, per head.",
+        "No rotation; each score gets a term for the distance. Pictures: this term, per head.",
     ),
     "relative vectors": (
         "Relative vectors",
-        "No rotation; learned vectors for the distance meet the query. They are weights of the model. Pictures: what "
-        "they add for one query, with random weights.",
+        "No rotation; the query is multiplied by learned vectors for the distance, which are weights of the model. "
+        "Pictures: the terms of one query, with random weights.",
     ),
     "absolute": (
         "Absolute positions",
-        "No rotation; the model adds a vector for the position to each token. Pictures: which positions of its own "
-        "embedding it reads.",
+        "No rotation; the model adds a vector for the position to each token. Pictures: the positions of the model's "
+        "embedding that each token reads.",
     ),
     "none": (
         "No positions",
-        "Neither rotation nor bias: order is known only through the causal mask. Pictures: the multiplier of scores.",
+        "Neither rotation nor bias: only the causal mask gives the order. Pictures: the multiplier of the scores.",
     ),
 }
 FACTS = {
@@ -66,7 +78,7 @@ FACTS = {
 
 
 def write_docs(folder: Path) -> list[Path]:
-    """Write the page and every picture below ``folder``; returns what was written."""
+    """Write the page and every picture below ``folder``; returns the paths."""
     (folder / PICTURES).mkdir(parents=True, exist_ok=True)
     texts = {PAGE: methods_page()} | {f"{PICTURES}/{name}.svg": picture for name, picture in pictures()}
     for name, text in texts.items():
@@ -93,7 +105,7 @@ def overview() -> str:
 
 
 def methods_page() -> str:
-    """One section per method, by kind, and what several methods share."""
+    """One section per method, by kind, then the parameters that methods share."""
     blocks = [_introduction(), overview()]
     for group, members in _grouped():
         title, about = SECTIONS[group]
@@ -148,14 +160,15 @@ def _temperatures() -> Iterator[str]:
     field, definitions = _temperature_schema()
     yield "## Attention temperatures"
     yield (
-        "`attention_temperature` multiplies every score of a query and is independent of where tokens stand, so any "
-        "method takes one: a number, the name of a kind whose parameters all have defaults, or an object with `kind`, "
-        "as in `" + '{"kind": "yarn", "factor": 4}' + "`. It takes the place of a multiplier that the method has."
+        "`attention_temperature` multiplies every score of a query. Every method takes one: a number, the name of a "
+        "kind whose parameters all have defaults, or an object with `kind`, as in `"
+        + '{"kind": "yarn", "factor": 4}'
+        + "`. It replaces the method's own multiplier."
     )
     yield f"![attention temperatures]({PICTURES}/{TEMPERATURES}.svg)"
     rows = ["| kind | multiplier | parameters |", "|---|---|---|"]
     for kind, definition in definitions.items():
-        # Where a kind is one number, the description of its required parameter has the formula.
+        # A kind of one number has its formula in the description of its required parameter.
         fields = {key: inner for key, inner in definition["properties"].items() if key != "kind"}
         formula = definition.get("description") or fields[definition["required"][0]]["description"]
         parameters = []
@@ -174,15 +187,15 @@ def _bases() -> Iterator[str]:
     underneath = choices(next(iter(wrapping.values()))["base"])
     yield "## Schedules underneath: base"
     yield (
-        "Position maps, masks and methods that change another schedule stand on one: `base` names it, with its own "
-        "parameters. When absent it is the checkpoint's own. In the short form: `NAME:base=yarn:4`, with parentheses "
-        "where there are several parameters, `NAME:base=(yarn:4,beta_fast=16)`.".replace("NAME", next(iter(wrapping)))
+        "Position maps, masks and methods that change another schedule take `base`: the name of that schedule, with "
+        "its parameters. The default is the checkpoint's schedule. In the short form: `NAME:base=yarn:4`, or, with "
+        "several parameters, `NAME:base=(yarn:4,beta_fast=16)`.".replace("NAME", next(iter(wrapping)))
     )
     yield f"Taken by {_names(wrapping)}."
     yield f"`base` is one of {_names(underneath)}."
 
 
-def temperatures_figure() -> Figure:
+def temperatures_figure() -> go.Figure:
     """Every kind of attention temperature, one line each."""
     recipes = {}
     for kind, definition in _temperature_schema()[1].items():
@@ -190,7 +203,7 @@ def temperatures_figure() -> Figure:
         method = parse({"method": "default", "attention_temperature": {"kind": kind, **fields}})
         values = "".join(f" {key} {value:g}" for key, value in fields.items())
         recipes[kind + values] = method.recipe(GEOMETRY).resolve(GEOMETRY, TIMES_LONGER * TRAINED).recipe
-    return multipliers_figure(recipes, TIMES_LONGER * TRAINED, "attention temperatures")
+    return multipliers_figure(recipes, TIMES_LONGER * TRAINED, TRAINED, "attention temperatures")
 
 
 def _temperature_schema() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -214,7 +227,7 @@ def _grouped() -> Iterator[tuple[Group, list[Sample]]]:
 
 
 def _drawn(drawn: Sample) -> str:
-    """The request of the picture in the short form; longer lists, which are made up, are not written out."""
+    """The request of the picture in the short form, without its long made-up lists."""
     long = {key for key, value in drawn.fields.items() if isinstance(value, list) and len(value) >= PAIRS}
     short = to_shorthand({key: "LIST" if key in long else value for key, value in drawn.fields.items()})
     note = "; `[...]` are made-up values" if long else ""
@@ -231,7 +244,7 @@ def _names(names: Any) -> str:
 
 
 def _anchor(title: str) -> str:
-    """What GitHub makes of a heading."""
+    """GitHub's anchor of a heading."""
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 

@@ -1,17 +1,16 @@
-"""Pictures of results and of encodings: ``from service.figures import pictures_of`` in a notebook shows them."""
+"""Pictures of results: ``from service.figures import pictures_of`` in a notebook shows them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from service.figures.encodings import pictures_of_encoding
     from service.figures.picture import Picture
     from service.figures.results import pictures_of
 
-__all__ = ["Picture", "pictures_of", "pictures_of_encoding"]
+__all__ = ["Picture", "pictures_of"]
 
-_MODULES = {"Picture": "picture", "pictures_of": "results", "pictures_of_encoding": "encodings"}
+_MODULES = {"Picture": "picture", "pictures_of": "results"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,8 @@
-"""A picture: one Plotly figure, what it is called, and the numbers that it shows."""
+"""A picture: one Plotly figure, its name and title, and its numbers."""
 
 from __future__ import annotations
 
 import html
-import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,17 +10,16 @@ import plotly.graph_objects as go
 
 from service.evaluation.results import Row
 from service.evaluation.tables import csv_text
-from service.figures.style import png
+from service.figures.drawing.raster import png
 
 CONFIG = {"responsive": True, "displaylogo": False}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure as a page, as PNG and as the table behind it; a notebook shows it as it is.
+    """One figure as a page, as PNG and as the table behind it; notebooks display it.
 
-    ``name`` is a word for files and addresses, ``caption`` a sentence on how to read it. ``draw`` is a drawing of its
-    own for PNG; otherwise the Plotly figure is drawn.
+    ``name`` is a word for files and addresses, ``caption`` a sentence on how to read the figure.
     """
 
     name: str
@@ -30,24 +27,21 @@ class Picture:
     figure: go.Figure = field(repr=False)
     rows: list[Row] = field(repr=False)
     caption: str = ""
-    draw: Callable[[], bytes] | None = field(default=None, repr=False)
 
     def png(self) -> bytes:
         """The picture as PNG, without a browser."""
-        if self.draw is not None:
-            return self.draw()
-        from service.figures.raster import raster
-
-        return png(raster(self.figure))
+        return png(self.figure)
 
     @property
     def subtitle(self) -> str:
-        """How and on what it was measured, and how it is drawn, as plain text."""
+        """Measurement, documents and notes on the drawing, as plain text."""
         return html.unescape(self.figure.layout.title.subtitle.text or "")
 
     def html(self, plotly: str | None = None) -> str:
-        """One page. With the address ``plotly`` it loads Plotly's script from there; without it, the script is in the
-        page, which then works offline and loads nothing."""
+        """One page, which loads Plotly's script from the address ``plotly``.
+
+        Without an address the script is in the page, which then works offline.
+        """
         from service.figures.web.page import plot_page
 
         return plot_page(self, plotly)
@@ -62,11 +56,6 @@ class Picture:
 
     def _repr_png_(self) -> bytes:
         return self.png()
-
-
-def file_name(text: str) -> str:
-    """``text`` as a word for files and addresses: lower case, hyphens between words."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "picture"
 
 
 def rows_of(**columns: Any) -> list[Row]:

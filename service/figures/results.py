@@ -38,8 +38,8 @@ def _described(result: EvaluationResult) -> Iterator[Picture]:
 
 
 def _perplexity(result: Any) -> Iterator[Picture]:
-    from service.figures.nll import nll_by_position
-    from service.figures.perplexity import perplexity_picture
+    from service.figures.evaluations.nll import nll_by_position
+    from service.figures.evaluations.perplexity import perplexity_picture
 
     yield perplexity_picture(result)
     by_position = nll_by_position(result, result.methods, result.lengths[-1], result.documents)
@@ -48,32 +48,32 @@ def _perplexity(result: Any) -> Iterator[Picture]:
 
 
 def _long_perplexity(result: Any) -> Iterator[Picture]:
-    from service.figures.long_perplexity import long_perplexity_pictures
+    from service.figures.evaluations.long_perplexity import long_perplexity_pictures
 
     yield from long_perplexity_pictures(result)
 
 
 def _retrieval(result: Any) -> Iterator[Picture]:
-    from service.figures.retrieval import retrieval_pictures
+    from service.figures.evaluations.retrieval import retrieval_pictures
 
     return retrieval_pictures(result)
 
 
 def _probe(result: Any) -> Iterator[Picture]:
-    from service.figures.probe import probe_pictures
+    from service.figures.evaluations.probe import probe_pictures
 
     return probe_pictures(result)
 
 
 def _ruler(result: Any) -> Iterator[Picture]:
-    from service.figures.ruler import ruler_pictures
+    from service.figures.evaluations.ruler import ruler_pictures
 
     return ruler_pictures(result)
 
 
 def _sweep(result: Any) -> Iterator[Picture]:
     """Bars of every part at the target length, then what each part has itself."""
-    from service.figures.sweep import target_picture
+    from service.figures.evaluations.sweep import target_picture
 
     for index in range(len(result.evaluations)):
         yield target_picture(result, index)

@@ -8,7 +8,8 @@ from functools import cache
 
 from service.evaluation.results import EvaluationResult
 from service.evaluation.tables import csv_of, parquet_of
-from service.figures import encodings, raster  # noqa: F401 - the fork server imports what draws
+from service.figures.drawing import raster  # noqa: F401 - the fork server imports what draws
+from service.figures.encodings import frequencies  # noqa: F401
 from service.figures.results import html_of, png_of
 from service.figures.web.page import PLOTLY_FROM_A_PAGE, scripts
 from service.jobs.records import JobInfo

@@ -9,7 +9,7 @@ from service.evaluation.perplexity.tables import short_number
 from service.evaluation.results import EvaluationResult, MethodInResult, name_of
 from service.evaluation.scores import Score, Scores, scores_of
 from service.evaluation.sweep.results import SweepResult
-from service.figures.axes import percent, spread
+from service.figures.drawing.axes import percent, spread
 
 MOST_COLUMNS = 16
 """Of a table by method and length."""

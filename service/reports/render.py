@@ -47,6 +47,7 @@ def frequencies_of(
     pairs: Sequence[dict[str, Any]], trained_length: int, title: str, recipe: Recipe, length: int
 ) -> Rendered:
     """The picture of what an encoding changes."""
-    from service.figures.encodings import encoding_png
+    from service.figures.drawing.raster import png
+    from service.figures.encodings.frequencies import encoding_figure
 
-    return Rendered(encoding_png(pairs, trained_length, title, recipe, length), "image/png", False)
+    return Rendered(png(encoding_figure(pairs, trained_length, title, recipe, length)), "image/png", False)

@@ -10,7 +10,7 @@ from service.evaluation.results import EvaluationResult, Interval, MethodInResul
 from service.evaluation.ruler.results import RulerResult
 from service.evaluation.scores import Score, Scores, scores_of
 from service.evaluation.sweep.results import SweepResult
-from service.figures.axes import percent
+from service.figures.drawing.axes import percent
 
 TOLERANCE = 0.1
 """How far above the model's own perplexity within its trained length another one still counts as near it."""

@@ -1,4 +1,4 @@
-"""Layouts of a figure on a page, whose text has the titles: one for wide screens, one for telephones."""
+"""Layouts of a figure on a page: one for wide screens, one for telephones. The page's text has the titles."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from service.figures.charts import CHAR, GAP, LINE
+from service.figures.drawing.charts import CHAR, GAP, LINE
 
 NARROW = 340
-"""Pixels of a figure on a telephone."""
+"""Width of a figure on a telephone, pixels."""
 TITLES = 56
-"""Pixels that titles take in a figure that has them."""
+"""Height of the titles of a figure, pixels."""
 LEFT, RIGHT = 56, 12
 COLOUR_BAR = 72
 BARS_TOP = 24
-"""Pixels that bars do not need: nothing is written above them."""
+"""Height saved above bars, which have no text there, pixels."""
 BAR_ROW = 60
-"""Pixels from one bar to the next where its name and text stand above it."""
+"""Pixels from one bar to the next, with the name and the text above each bar."""
 
 Layout = dict[str, Any]
 
@@ -46,7 +46,7 @@ def narrow(figure: go.Figure) -> Layout:
     _stack(figure, layout)
     names = [trace.name for trace in figure.data if _in_legend(trace)]
     below = 0
-    if len(names) > 1:
+    if len(names) > 1 or layout.get("showlegend"):
         below = _legend_below(layout, names)
     elif "coloraxis" in layout and any(trace.type == "heatmap" for trace in figure.data):
         below = COLOUR_BAR
@@ -68,10 +68,12 @@ def _in_legend(trace: Any) -> bool:
 
 
 def _legend_below(layout: Layout, names: list[str]) -> int:
-    """Put the legend under the axes; the pixels that it takes."""
+    """Put the legend under the axes; returns its height in pixels."""
     widest = max(50 + CHAR * len(html.unescape(name)) for name in names)
-    lines = -(-len(names) // max(1, int(NARROW // widest)))
+    title = layout["legend"].get("title")
+    lines = -(-len(names) // max(1, int(NARROW // widest))) + bool(title)
     layout["legend"] = {
+        **({"title": {**title, "side": "top"}} if title else {}),
         **{"orientation": "h", "x": 0, "xref": "container", "xanchor": "left"},
         **{"y": 0, "yref": "container", "yanchor": "bottom", "tracegroupgap": 2, "maxheight": lines * LINE + 8},
     }
@@ -79,7 +81,7 @@ def _legend_below(layout: Layout, names: list[str]) -> int:
 
 
 def _stack(figure: go.Figure, layout: Layout) -> None:
-    """Panels that are side by side one below the other, each as high as it was."""
+    """Put panels one below the other, each with its height."""
     panels = list(dict.fromkeys((trace.xaxis or "x", trace.yaxis or "y") for trace in figure.data))
     if len(panels) < 2:
         return
@@ -102,7 +104,7 @@ def _stack(figure: go.Figure, layout: Layout) -> None:
 
 
 def _share_titles(axes: list[Layout], *, everywhere: bool) -> None:
-    """Where all panels have the same title: at every one of them, or at the last one only."""
+    """If all panels have the same title, put it at every panel, or at the last one only."""
     titles = {axis["title"]["text"] for axis in axes if axis.get("title", {}).get("text")}
     if len(titles) != 1:
         return
@@ -112,7 +114,7 @@ def _share_titles(axes: list[Layout], *, everywhere: bool) -> None:
 
 
 def _names_above_bars(figure: go.Figure, layout: Layout) -> None:
-    """Names and texts take the width that a bar needs: both go above it."""
+    """Put names and texts above the bars, which then have the full width."""
     names = layout["yaxis"]["ticktext"]
     layout["yaxis"] |= {"showticklabels": False, "ticktext": list(names)}
     for note in layout["annotations"]:

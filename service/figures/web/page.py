@@ -11,20 +11,20 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
-from service.figures.style import DARK
+from service.figures.drawing.style import DARK
 from service.figures.web.layouts import narrow, wide
 
 if TYPE_CHECKING:
     from service.figures.picture import Picture
 
 PLOTLY_PATH = f"/static/plotly-{get_plotlyjs_version()}.min.js"
-"""Where the server has Plotly's script: another version has another path, so that it may be kept for ever."""
+"""The server's path of Plotly's script. Each version has its path, so clients may cache it for ever."""
 PLOTLY_FROM_A_PAGE = f"../..{PLOTLY_PATH}"
-"""The same from a page two levels deep, behind whatever prefix a proxy adds."""
+"""The relative path from a page two levels deep: it works behind any prefix of a proxy."""
 
 
 def plot_page(picture: Picture, plotly: str | None = None) -> str:
-    """One picture as a page. ``plotly`` is the address of Plotly's script, which is in the page when absent."""
+    """One picture as a page. ``plotly`` is the address of Plotly's script; None puts the script into the page."""
     return template("service.figures.web", "plot.html").render(
         picture=picture,
         css=css(),
@@ -35,7 +35,7 @@ def plot_page(picture: Picture, plotly: str | None = None) -> str:
 
 
 def embedded(picture: Picture, div_id: str) -> Markup:
-    """The place of a figure and its description, which ``drawing`` draws."""
+    """The element of a figure and its JSON, for the script of ``drawing``."""
     figure = picture.figure
     described = {"data": figure.to_plotly_json()["data"], "wide": wide(figure), "narrow": narrow(figure)}
     # Plotly's JSON has no "<" and no "/" in it: nothing in it can end the script.
@@ -45,7 +45,7 @@ def embedded(picture: Picture, div_id: str) -> Markup:
 
 
 def plotly_script(address: str | None) -> Markup:
-    """Plotly itself: from its address, or in the page."""
+    """Plotly's script: from its address, or in the page."""
     if address is None:
         return Markup("<script>{0}</script>").format(Markup(get_plotlyjs()))
     return Markup('<script src="{0}"></script>').format(address)
@@ -59,18 +59,18 @@ def drawing() -> Markup:
 
 
 def scripts(standalone: bool) -> list[str]:
-    """What runs in a page with figures from inside it: a ``standalone`` one has Plotly's script too."""
+    """Inline scripts of a page with figures; a ``standalone`` page includes Plotly's."""
     return [_file("figures.js"), *([get_plotlyjs()] if standalone else [])]
 
 
 def css() -> Markup:
-    """What every page looks like."""
+    """The style sheet of every page."""
     return Markup(_file("page.css"))
 
 
 @cache
 def template(package: str, name: str) -> Template:
-    """A page of ``package``; what is filled in is escaped unless it is markup."""
+    """A page of ``package``; values are escaped unless they are markup."""
     text = files(package).joinpath(name).read_text(encoding="utf-8")
     return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         text

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from patches import METHODS, parse
-from service.figures.encodings import distance_picture
-from service.figures.samples import GEOMETRY
+from service.figures.drawing.raster import png
+from service.figures.encodings.positions import distance_figure
+from service.figures.encodings.samples import GEOMETRY
 from service.models import loading
 from service.settings import Settings
 from tests.conftest import ROOT
@@ -121,7 +122,7 @@ def test_the_picture_of_a_position_map_is_that_of_its_distances(client: httpx.Cl
     method = parse({"method": "self_extend", "group_size": 4, "neighbor_window": 16})
     recipe = method.recipe(replace(GEOMETRY, original_max_position_embeddings=64))
     name = "self_extend(group_size=4, neighbor_window=16) on tiny"
-    assert answer.content == distance_picture(recipe, 256, 64, name).png()
+    assert answer.content == png(distance_figure(recipe, 256, 64, name))
 
 
 def test_frequencies_of_a_schedule_underneath(client: httpx.Client) -> None:

@@ -9,15 +9,14 @@ from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
+import plotly.graph_objects as go
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from patches import METHODS
 from service.cli.method_docs import PICTURES, TEMPERATURES, methods_page, temperatures_figure, write_docs
-from service.figures.methods import method_figure, svg
-from service.figures.samples import HEADS, STANDING_IN, TRAINED, plain, sample, samples
+from service.figures.drawing.raster import svg
+from service.figures.encodings.methods import method_figure
+from service.figures.encodings.samples import HEADS, STANDING_IN, TRAINED, plain, sample, samples
 from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"
@@ -31,7 +30,7 @@ def drawing(text: str) -> str:
     return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.0f}", unpacked)
 
 
-def figure(name: str) -> Figure:
+def figure(name: str) -> go.Figure:
     return temperatures_figure() if name == TEMPERATURES else method_figure(sample(name), name)
 
 
@@ -113,49 +112,40 @@ def test_values_stand_in_only_where_there_is_no_default() -> None:
     assert used == {"method", *STANDING_IN}
 
 
-def heights(line: Line2D) -> list[float]:
-    return [float(value) for value in np.asarray(line.get_ydata())]
-
-
-def image(axes: Axes) -> np.ndarray:
-    """What a matrix shows, NaN where it is blank."""
-    return np.ma.filled(np.ma.asarray(axes.get_images()[0].get_array()), np.nan)
+def lines(name: str) -> list[list[float]]:
+    """y of the lines of a picture, its panels in order."""
+    return [np.array(trace.y, dtype=float).tolist() for trace in figure(name).data if trace.type == "scatter"]
 
 
 class TestFigures:
-    """What is in the panels, read back from matplotlib."""
+    """Numbers in the panels."""
 
     def test_position_maps(self) -> None:
-        matrix, _, line = figure("rerope").axes  # the second is the colour bar
-        shown = image(matrix)
-        assert shown.shape == (256, 256)
+        cells, _, line = figure("rerope").data
+        shown = np.array(cells.z, dtype=float)
+        assert shown.shape == (128, 128)
         assert shown[-1, 0] == TRAINED // 4
         assert np.isnan(shown[0, -1])
-        effective = heights(line.get_lines()[1])
-        assert max(effective) == TRAINED // 4
-        assert effective[-1] == 0
+        assert max(line.y) == TRAINED // 4
+        assert line.y[-1] == 0
 
     def test_masks(self) -> None:
-        matrix, _, line = figure("lm_infinite").axes  # the second is the colour bar
-        shown = image(matrix)
-        assert np.isnan(shown[-1, 128])
+        cells, _, line = figure("lm_infinite").data
+        shown = np.array(cells.z, dtype=float)
+        assert np.isnan(shown[-1, 64])
         assert shown[-1, 0] == TRAINED
-        assert np.isnan(heights(line.get_lines()[1])).any()
+        assert None in line.y
 
     def test_biases(self) -> None:
-        (axes,) = figure("alibi").axes
-        last = [heights(line)[-1] for line in axes.get_lines()[:HEADS]]
-        assert last == [-1023 / 2**k for k in range(1, HEADS + 1)]
+        assert [line[-1] for line in lines("alibi")] == [-1023 / 2**k for k in range(1, HEADS + 1)]
 
     def test_absolute_positions(self) -> None:
-        (axes,) = figure("learned_interpolation").axes
-        (read,) = (heights(line) for line in axes.get_lines() if len(heights(line)) == 4 * TRAINED)
+        (read,) = lines("learned_interpolation")
         assert read[-1] == (4 * TRAINED - 1) / 4
 
     def test_temperatures(self) -> None:
-        (axes,) = figure("drope").axes
-        assert heights(axes.get_lines()[0])[0] == pytest.approx(1 + 0.41 * math.log(4))
-        every = {line.get_label(): heights(line) for line in temperatures_figure().axes[0].get_lines()}
+        assert lines("drope")[0][0] == pytest.approx(1 + 0.41 * math.log(4))
+        every = {trace.name: trace.y for trace in temperatures_figure().data}
         assert every["constant multiplier 1.5"][-1] == 1.5
         assert every["log_n"][-1] == pytest.approx(1.25)
         assert every["yarn factor 4"][-1] == pytest.approx((0.1 * math.log(4) + 1) ** 2)

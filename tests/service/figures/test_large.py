@@ -12,12 +12,13 @@ import pytest
 from service.evaluation.proportion import wilson
 from service.evaluation.results import EvaluationResult
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult
-from service.figures import perplexity, pictures_of, retrieval
-from service.figures.axes import linear_axis, spread
-from service.figures.charts import new_figure
-from service.figures.curves import MOST_POINTS, Curve, add_curves, thinned
-from service.figures.panels import MOST_CELLS, cells_drawn
-from service.figures.probe import MOST_HEADS, MOST_LENGTHS
+from service.figures import pictures_of
+from service.figures.drawing.axes import linear_axis, spread
+from service.figures.drawing.charts import new_figure
+from service.figures.drawing.curves import MOST_POINTS, Curve, add_curves, thinned
+from service.figures.drawing.panels import MOST_CELLS, cells_drawn
+from service.figures.evaluations import perplexity, retrieval
+from service.figures.evaluations.probe import MOST_HEADS, MOST_LENGTHS
 from service.figures.results import html_of, png_of
 from tests.service.figures import examples
 
@@ -141,6 +142,6 @@ def test_the_first_picture_is_drawn_without_the_others(
 ) -> None:
     result = examples.sweep()
     expected = draw(result)
-    monkeypatch.setattr(perplexity, "perplexity_chart", None)
+    monkeypatch.setattr(perplexity, "perplexity_picture", None)
     monkeypatch.setattr(retrieval, "depth_picture", None)
     assert draw(result) == expected

@@ -14,8 +14,8 @@ import pytest
 
 from service.evaluation.results import Interval
 from service.figures import Picture, pictures_of
+from service.figures.drawing.style import COLOURS
 from service.figures.results import html_of, png_of
-from service.figures.style import COLOURS
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, LENGTHS, NAMES, pictures
 
@@ -27,7 +27,7 @@ def named(evaluation: str, name: str) -> Picture:
 def lines(picture: Picture) -> dict[str, tuple[list[float], list[float]]]:
     """x and y by name of the lines in the legend."""
     return {
-        trace.name: (list(trace.x), list(trace.y))
+        trace.name.split(": ")[0]: (list(trace.x), list(trace.y))
         for trace in picture.figure.data
         if trace.type == "scatter" and trace.mode != "none" and trace.showlegend is not False
     }
@@ -208,7 +208,7 @@ def test_importing_the_folder_imports_no_drawing() -> None:
     code = "import service.figures, sys; print([m for m in ('plotly', 'matplotlib', 'torch') if m in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert printed.stdout.strip() == "[]"
-    code = "from service.figures import pictures_of; import service.figures.raster, sys; print(sorted(sys.modules))"
+    code = "import service.figures.results, service.figures.drawing.raster, sys; print(sorted(sys.modules))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "'matplotlib.figure'" in printed.stdout
     assert "'matplotlib.pyplot'" not in printed.stdout

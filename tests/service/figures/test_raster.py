@@ -8,19 +8,20 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
+from matplotlib.collections import LineCollection, PathCollection, QuadMesh
 from matplotlib.image import imread
 from matplotlib.patches import Polygon, Rectangle
 from matplotlib.text import Text
 
 from service.figures import pictures_of
-from service.figures.axes import linear_axis, log_axis, token_axis
-from service.figures.bars import Bar, add_bars
-from service.figures.charts import mark_trained, new_figure
-from service.figures.curves import Curve, add_curves
-from service.figures.panels import Panel, heat_maps
-from service.figures.raster import raster, text
-from service.figures.style import COLOURS
+from service.figures.drawing.axes import linear_axis, log_axis, token_axis
+from service.figures.drawing.bars import Bar, add_bars
+from service.figures.drawing.charts import mark_trained, new_figure
+from service.figures.drawing.curves import Curve, add_curves
+from service.figures.drawing.panels import Panel, heat_maps
+from service.figures.drawing.raster import raster
+from service.figures.drawing.raster_text import text
+from service.figures.drawing.style import COLOURS
 from tests.service.figures.examples import EVERY, pictures
 
 COUNTS = {"perplexity": 2, "long_perplexity": 2, "passkey": 3, "ruler": 3, "probe": 3, "sweep": 2}
@@ -58,8 +59,7 @@ class TestPng:
         picture = pictures(evaluation)[index]
         image = imread(io.BytesIO(picture.png()))[..., :3]
         height = picture.figure.layout.height
-        if picture.draw is None:
-            assert image.shape[:2] == (round(1.5 * height), 1500)
+        assert image.shape[:2] == (round(1.5 * height), 1500)
         assert 0.002 < (image.mean(-1) < 0.6).mean() < 0.6
         border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
         assert (border == 1).all(), "something is cut off"
@@ -106,6 +106,27 @@ class TestLines:
         assert corners == [(256, 4), (512, 5), (1024, 40), (1024, 60), (512, 7), (256, 6)]
         assert shape.get_alpha() == 0.12
 
+    def test_triangles_show_where_a_line_leaves_a_log_axis(self) -> None:
+        figure = curves()
+        figure.update_layout(yaxis=log_axis("perplexity", 1, 10))
+        (axes,) = raster(figure).axes
+        triangles = [np.asarray(points.get_offsets()) for points in axes.findobj(PathCollection)]  # type: ignore[attr-defined]
+        assert [at.tolist() for points in triangles for at in points] == [[1024, 10]]
+
+    def test_a_single_point_has_its_interval_as_a_bar(self) -> None:
+        figure = new_figure("", "")
+        figure.update_layout(yaxis=linear_axis("", 0, 10))
+        add_curves(figure, [Curve("a", [256], [5], [4], [7])])
+        (axes,) = raster(figure).axes
+        (bar,) = (segment.tolist() for lines in axes.findobj(LineCollection) for segment in lines.get_segments())  # type: ignore[attr-defined]
+        assert bar == [[256, 4], [256, 7]]
+
+    def test_the_legend_has_last_values_in_their_order(self) -> None:
+        figure = new_figure("", "")
+        add_curves(figure, [Curve("a", [1, 2], [1, 2]), Curve("b", [1, 2], [1, 3])], end=str)
+        (legend,) = raster(figure).legends
+        assert [entry.get_text() for entry in legend.get_texts()] == ["b: 3", "a: 2"]
+
     def test_a_gap_stays_a_gap(self) -> None:
         figure = new_figure("", "")
         add_curves(figure, [Curve("a", [1, 2, 3], [1, None, 3])])
@@ -128,6 +149,13 @@ class TestAxes:
         assert marks[0].is_dashed()
         note = next(note for note in axes.texts if note.get_text() == "trained length 256")
         assert note.get_position()[0] == pytest.approx(256)
+
+    def test_beyond_the_trained_length_is_shaded(self) -> None:
+        (axes,) = raster(curves()).axes
+        (shade,) = (patch for patch in axes.patches if isinstance(patch, Rectangle))
+        assert shade.get_x() == 256
+        assert shade.get_x() + shade.get_width() == pytest.approx(axes.get_xlim()[1])
+        assert shade.get_alpha() == 0.035
 
     def test_many_lengths_keep_the_last_tick_and_few_others(self) -> None:
         axis = token_axis("", list(range(256, 65537, 256)), 256)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from service.figures import pictures_of
-from service.figures.style import COLOURS, DARK, FAINT, GRID, INK, PAPER
+from service.figures.drawing.style import COLOURS, DARK, FAINT, GRID, INK, PAPER
 from service.figures.web.layouts import NARROW, narrow, wide
 from service.figures.web.page import PLOTLY_FROM_A_PAGE
 from tests.service.figures import examples
@@ -87,6 +87,10 @@ class TestNarrow:
         bar = narrow(picture.figure)["coloraxis"]["colorbar"]
         assert (bar["orientation"], bar["yref"], bar["yanchor"]) == ("h", "container", "bottom")
 
+    def test_the_legend_keeps_its_title(self) -> None:
+        legend = narrow(pictures("perplexity")[0].figure)["legend"]
+        assert (legend["title"]["text"], legend["title"]["side"]) == ("at 2,048 tokens", "top")
+
     def test_panels_keep_their_height(self) -> None:
         picture = next(picture for picture in pictures("passkey") if picture.name == "retrieval")
 
@@ -130,7 +134,7 @@ class TestScript:
         attack = "</script><!--<script>"
         page = pictures_of(examples.perplexity([attack]))[0].html()
         (figure,) = figures_of(page).values()
-        assert html.unescape(figure["data"][-1]["name"]) == attack
+        assert html.unescape(figure["data"][-1]["name"]).startswith(f"{attack}: ")
 
 
 def test_results_are_drawn_without_torch() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from service.evaluation.perplexity.tables import short_number
 from service.evaluation.results import Row, name_of
 from service.evaluation.sweep.results import Judgement, SweepResult
-from service.figures.axes import linear_axis, log_axis, percent
-from service.figures.bars import Bar, add_bars
-from service.figures.charts import new_figure, note
+from service.figures.drawing.axes import linear_axis, log_axis, percent
+from service.figures.drawing.bars import Bar, add_bars
+from service.figures.drawing.charts import new_figure, note
+from service.figures.drawing.style import FAINT
 from service.figures.picture import Picture
-from service.figures.style import FAINT
 
 
 def target_picture(result: SweepResult, index: int) -> Picture:

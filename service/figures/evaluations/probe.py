@@ -1,4 +1,4 @@
-"""Where queries attend, and how well repeated tokens are copied, by distance."""
+"""Attention and copying of repeated tokens, by distance."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from service.evaluation.probe.results import Attention, DistanceBucket, HeadAttention, ProbeResult
 from service.evaluation.results import Row, documents_text, name_of
-from service.figures.axes import linear_axis, log_axis, percent, share_axis, spread, token_axis
-from service.figures.charts import counted, mark_trained, new_figure, note, room_for
-from service.figures.curves import INTERVALS, Curve, add_curves, curve_traces, interval_text
-from service.figures.nll import nll_by_position
-from service.figures.panels import COLUMNS, grid, place
+from service.figures.drawing.axes import linear_axis, log_axis, percent, share_axis, spread, token_axis
+from service.figures.drawing.charts import counted, mark_trained, new_figure, note, room_for
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves, curve_traces, interval_text
+from service.figures.drawing.panels import COLUMNS, grid, place
+from service.figures.drawing.style import line_style
+from service.figures.evaluations.nll import nll_by_position
 from service.figures.picture import Picture
-from service.figures.style import line_style
 
 MOST_LENGTHS = 8
-"""Lengths that have a picture of attention: the ends and those at equal steps between them."""
+"""Lengths with a picture of attention, at most: both ends and equal steps between them."""
 MOST_HEADS = 512
-"""Heads that are drawn in one picture, over all methods."""
+"""Heads in one picture over all methods, at most."""
 
 
 def probe_pictures(result: ProbeResult) -> Iterator[Picture]:
-    """Attention by distance at every length or some, copying by distance, loss by position."""
+    """Attention by distance at up to ``MOST_LENGTHS`` lengths, copying by distance, NLL by position."""
     for length in reversed(spread(result.lengths, MOST_LENGTHS)):
         yield attention_picture(result, length)
     if any(method.copying for method in result.methods):
@@ -123,7 +123,7 @@ def copying_picture(result: ProbeResult) -> Picture:
         for method in result.methods
         for at in method.copying
     ]
-    caption = f"A model that copies attends to where the same tokens stood. {INTERVALS}"
+    caption = f"A model that copies attends to the earlier position of the same tokens. {INTERVALS}"
     return Picture("copying", title, figure, rows, caption)
 
 

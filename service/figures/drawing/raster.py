@@ -1,19 +1,21 @@
-"""A Plotly figure drawn by matplotlib: PNG without a browser.
+"""A Plotly figure drawn by Matplotlib: PNG and SVG without a browser.
 
-Draws what our figures use: scatter lines, markers and closed shapes, horizontal and vertical bars, heat maps with one
-colour axis; linear and logarithmic axes, subplots, shapes, annotations, the legend. Anything else is refused.
-Through matplotlib's object interface, never pyplot, whose global state is not safe in a server.
+Traces: scatter lines, markers and closed shapes, bars, heat maps with one colour axis; others are refused.
+Around them: linear and logarithmic axes, subplots, shapes, annotations, the legend.
+Matplotlib's object interface is used, never pyplot: its global state is not safe in a server.
 """
 
 from __future__ import annotations
 
-import html
-import re
+import io
 from typing import Any
 
+import matplotlib
 import plotly.graph_objects as go
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
@@ -21,23 +23,39 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.transforms import ScaledTranslation
 
-from service.figures.raster_traces import Colours, draw_bars, draw_heat_map, draw_scatter, legend_line
-from service.figures.style import FAINT, GRID, INK, RULE, drawable
+from service.figures.drawing.raster_text import POINTS, text
+from service.figures.drawing.raster_traces import Colours, draw_bars, draw_heat_map, draw_scatter, legend_line
+from service.figures.drawing.style import FAINT, GRID, INK, RULE
 
 WIDTH, HEIGHT = 1000, 480
-"""Pixels of a page for a figure that leaves its size open."""
-DPI, PIXELS_PER_INCH, POINTS = 150, 100, 0.69
-"""The PNG has 1.5 pixels for one of the page; a text of 13 pixels is one of 9 points."""
+"""Size of a figure without a width or a height, pixels."""
+DPI, PIXELS_PER_INCH = 150, 100
+"""The PNG has 1.5 pixels for each pixel of the page."""
 BAR_WIDTH = 16
 MARGINS = {"l": 80, "r": 80, "t": 100, "b": 80}
 Box = tuple[float, float, float, float]
 
 
+def png(figure: go.Figure) -> bytes:
+    """``figure`` as PNG, through Agg, which needs no display."""
+    out = io.BytesIO()
+    FigureCanvasAgg(raster(figure)).print_png(out)  # type: ignore[no-untyped-call]
+    return out.getvalue()
+
+
+def svg(figure: go.Figure) -> str:
+    """``figure`` as SVG, the same text for the same figure. Not thread-safe: it sets Matplotlib's settings."""
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "ropeway", "svg.fonttype": "none"}):
+        FigureCanvasSVG(raster(figure)).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
 def raster(figure: go.Figure) -> Figure:
-    """``figure`` as a matplotlib figure of the same proportions.
+    """``figure`` as a Matplotlib figure of the same proportions.
 
     Raises:
-        ValueError: for a kind of trace that is not drawn here.
+        ValueError: for a type of trace without a drawing here.
     """
     drawn = figure.to_plotly_json()
     layout: dict[str, Any] = drawn["layout"]
@@ -63,8 +81,9 @@ def raster(figure: go.Figure) -> Figure:
     for note in layout.get("annotations", ()):
         _annotation(out, panels, note, box)
     _titles(out, layout.get("title", {}), width, height)
-    if layout.get("showlegend", True):
-        _legend(out, drawn["data"], box, width, layout.get("legend", {}))
+    named = [trace for trace in drawn["data"] if trace["type"] == "scatter" and _in_legend(trace)]
+    if named and layout.get("showlegend", len(named) > 1):
+        _legend(out, named, box, width, layout.get("legend", {}))
     if colours is not None and any(trace["type"] == "heatmap" for trace in drawn["data"]):
         _colour_bar(out, layout["coloraxis"], colours, box, width)
     return out
@@ -133,7 +152,7 @@ def _scale(axes: Axes, name: str, axis: dict[str, Any]) -> None:
 
 
 def _place(panels: dict[tuple[str, str], Axes], ref: dict[str, Any]) -> tuple[Axes | None, str, str]:
-    """The axes that a shape or an annotation refers to (None: the paper), and how x and y are given."""
+    """The axes that a shape or an annotation refers to (None: the paper), and the units of x and y."""
     x, y = ref.get("xref", "x"), ref.get("yref", "y")
     x_name, y_name = x.removesuffix(" domain"), y.removesuffix(" domain")
     found = next((axes for (a, b), axes in panels.items() if x_name in (a, "paper") and y_name in (b, "paper")), None)
@@ -205,13 +224,10 @@ def _titles(figure: Figure, title: dict[str, Any], width: float, height: float) 
 
 
 def _legend(figure: Figure, traces: list[dict[str, Any]], box: Box, width: float, look: dict[str, Any]) -> None:
-    named = [trace for trace in traces if trace["type"] == "scatter" and _in_legend(trace)]
-    if len(named) < 2 and not look.get("title"):
-        return
-    handles = [legend_line(trace) for trace in named]
+    ranked = sorted(traces, key=lambda trace: trace.get("legendrank", 1000))
     figure.legend(
-        handles,
-        [text(trace["name"]) for trace in named],
+        [legend_line(trace) for trace in ranked],
+        [text(trace["name"]) for trace in ranked],
         loc="upper left",
         bbox_to_anchor=(box[0] + box[2] + 8 / width, box[1] + box[3] + 0.01),
         frameon=False,
@@ -238,10 +254,3 @@ def _colour_bar(figure: Figure, axis: dict[str, Any], colours: Colours, box: Box
         axes.yaxis.set_major_locator(ticker.FixedLocator(list(look["tickvals"])))
         axes.yaxis.set_major_formatter(ticker.FixedFormatter([text(shown) for shown in look["ticktext"]]))
     axes.set_title(text((look.get("title") or {}).get("text", "")), size=11 * POINTS, color=INK, loc="left")
-
-
-def text(shown: str) -> str:
-    """Plotly's text without its tags, with nothing in it that matplotlib reads as a formula or cannot draw."""
-    lines = re.split(r"<br\s*/?>", str(shown))
-    plain = [html.unescape(re.sub(r"</?(?:b|i|sub|sup|span)\b[^>]*>", "", line)) for line in lines]
-    return "\n".join(drawable(line).replace("$", r"\$") for line in plain)

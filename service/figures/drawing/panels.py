@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from service.figures.axes import spread
-from service.figures.charts import BOTTOM, GAP, TOP, label, write_layout
-from service.figures.style import INK
+from service.figures.drawing.axes import spread
+from service.figures.drawing.charts import BOTTOM, GAP, TOP, label, write_layout
+from service.figures.drawing.style import INK
 
 COLUMNS = 3
 """Panels side by side."""
 SEQUENTIAL = "Cividis"
 MOST_CELLS = 40_000
-"""Of all heat maps of a figure: beyond it they are narrower than the pixels of most screens."""
+"""Cells of all heat maps of a figure, at most: more are narrower than a pixel of most screens."""
 Axes = tuple[dict[str, Any], dict[str, Any]]
 Column = TypeVar("Column")
 Line = TypeVar("Line")
@@ -26,7 +26,7 @@ Line = TypeVar("Line")
 
 @dataclass(frozen=True)
 class Panel:
-    """A heat map: ``z`` [y, x], NaN where there is nothing; ``texts`` go into its cells."""
+    """A heat map: ``z`` [y, x], None for an empty cell; ``texts`` are written into its cells."""
 
     title: str
     x: Sequence[float]
@@ -45,8 +45,10 @@ def grid(
     right: int,
     spacing: float = 0.05,
 ) -> go.Figure:
-    """Empty panels under their ``titles``, row by row; ``texts`` are the figure's title and subtitle, ``spacing`` the
-    share of the width between two panels."""
+    """Empty panels under their ``titles``, row by row.
+
+    ``texts`` are the figure's title and subtitle; ``spacing`` is the share of the width between two panels.
+    """
     columns = min(columns, len(titles))
     lines = -(-len(titles) // columns)
     inner = lines * panel_height + (lines - 1) * GAP
@@ -63,7 +65,7 @@ def grid(
 
 
 def place(figure: go.Figure, index: int, count: int, columns: int, axes: Axes, **more: Any) -> dict[str, int]:
-    """Row and column of panel ``index`` of ``count``, after writing its axes; titles only at the grid's edges."""
+    """Write the axes of panel ``index`` of ``count``, titles only at the grid's edges; returns its row and column."""
     columns = min(columns, count)
     at = {"row": index // columns + 1, "col": index % columns + 1}
     nothing = {"text": ""}
@@ -76,8 +78,10 @@ def place(figure: go.Figure, index: int, count: int, columns: int, axes: Axes, *
 
 
 def cells_drawn(columns: Sequence[Column], lines: Sequence[Line], panels: int) -> tuple[list[Column], list[Line]]:
-    """The columns and lines that each of ``panels`` heat maps draws: all, or some at equal steps with both ends, so
-    that the figure has at most ``MOST_CELLS`` cells."""
+    """The columns and lines that each of ``panels`` heat maps draws, at equal steps with both ends.
+
+    The figure has at most ``MOST_CELLS`` cells, and at least 16 per panel.
+    """
     most = max(MOST_CELLS // panels, 16)
     if len(columns) * len(lines) <= most:
         return list(columns), list(lines)

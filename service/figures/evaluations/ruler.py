@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from service.evaluation.results import Row, name_of
 from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskName, TaskScore
-from service.figures.axes import category_axis, log_axis, percent, percent_bar, share_axis, token_axis
-from service.figures.bars import Bar, add_bars
-from service.figures.charts import counted, mark_trained, new_figure, note
-from service.figures.curves import INTERVALS, add_curves
-from service.figures.panels import Panel, cells_drawn, heat_maps
-from service.figures.picture import Picture, rows_of
-from service.figures.retrieval import (
+from service.figures.drawing.axes import category_axis, log_axis, percent, percent_bar, share_axis, token_axis
+from service.figures.drawing.bars import Bar, add_bars
+from service.figures.drawing.charts import counted, mark_trained, new_figure, note
+from service.figures.drawing.curves import INTERVALS, add_curves
+from service.figures.drawing.panels import Panel, cells_drawn, heat_maps
+from service.figures.drawing.style import FAINT
+from service.figures.evaluations.retrieval import (
     ANSWER,
     NOTHING_FOUND,
     WRITTEN,
@@ -21,7 +21,7 @@ from service.figures.retrieval import (
     score_curve,
     thin_labels,
 )
-from service.figures.style import FAINT
+from service.figures.picture import Picture, rows_of
 
 
 def ruler_pictures(result: RulerResult) -> Iterator[Picture]:

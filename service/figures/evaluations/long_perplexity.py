@@ -1,4 +1,4 @@
-"""Perplexity of the tokens that need long context, and of all, by context length."""
+"""Perplexity by context length: of the tokens that need long context, and of all tokens."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from service.evaluation.long_perplexity.results import LongLengthResult, LongMethodResult, LongPerplexityResult
 from service.evaluation.perplexity.tables import short_number
 from service.evaluation.results import documents_text, name_of
-from service.figures.axes import beyond, token_axis, value_axis
-from service.figures.charts import mark_trained, new_figure
-from service.figures.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.drawing.axes import beyond, token_axis, value_axis
+from service.figures.drawing.charts import mark_trained, new_figure
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
 from service.figures.picture import Picture, rows_of
 
 Value = Callable[[LongLengthResult], float | None]
 
 
 def long_perplexity_pictures(result: LongPerplexityResult) -> list[Picture]:
-    """Long perplexity where there is one at all, then perplexity over all scored tokens."""
+    """Long perplexity if any was measured, then perplexity over all scored tokens."""
     key = result.evaluator
     chosen = (
         f"{key.key_tokens:,} of {key.tokens:,} tokens, chosen by {name_of(key, result)}: "
@@ -34,7 +34,7 @@ def long_perplexity_pictures(result: LongPerplexityResult) -> list[Picture]:
             result,
             ("perplexity", "Perplexity over all scored tokens", documents_text(result.documents)),
             lambda at: at.perplexity,
-            "For contrast: most tokens need only a little context, so this tells less about long context.",
+            "For contrast: most tokens need only a little context, so this shows less about long context.",
         ),
     ]
     return [picture for picture in pictures if picture is not None]

@@ -1,4 +1,4 @@
-"""What was found in a haystack: by length and depth, and by length."""
+"""Retrieval scores by length and depth, and by length."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from service.evaluation.results import documents_text, name_of
 from service.evaluation.retrieval.results import Averages, DepthResult, DepthScore, LengthScore
-from service.figures.axes import category_axis, linear_axis, percent, percent_bar, share_axis, token_axis
-from service.figures.charts import counted, mark_trained, new_figure, note
-from service.figures.curves import INTERVALS, Curve, add_curves, interval_text
-from service.figures.panels import Axes, Panel, cells_drawn, heat_maps
+from service.figures.drawing.axes import category_axis, linear_axis, percent, percent_bar, share_axis, token_axis
+from service.figures.drawing.charts import counted, mark_trained, new_figure, note
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.drawing.panels import Axes, Panel, cells_drawn, heat_maps
 from service.figures.picture import Picture, rows_of
 
 WRITTEN = 8
-"""Cells have their numbers in them up to so many lengths."""
+"""Up to this many lengths, cells have their numbers in them."""
 NOTHING_FOUND = "nothing was found at any length: shown is how likely the right answer was"
 
 
@@ -33,7 +33,7 @@ class Measure(NamedTuple):
 def retrieval_pictures(result: DepthResult) -> Iterator[Picture]:
     """The score by length and depth, by length, and the expected answer's NLL by length and depth.
 
-    Where nothing was found, the scores are all zero: then the answer's NLL is shown in their place.
+    If all scores are zero, the answer's NLL replaces them.
     """
     if found_anything([cell for method in result.methods for cell in method.cells]):
         yield depth_picture(result)
@@ -45,7 +45,7 @@ def retrieval_pictures(result: DepthResult) -> Iterator[Picture]:
 
 
 def found_anything(scores: Sequence[Averages]) -> bool:
-    """Whether any score is above zero."""
+    """True if any score is above zero."""
     return any(at.score > 0 for at in scores)
 
 
@@ -60,9 +60,8 @@ def depth_picture(result: DepthResult) -> Picture:
             lambda at: at.score,
             percent,
             {"cmin": 0, "cmax": 1, "colorbar": percent_bar("found")},
-            "Depth is the share of the text that stands before what is to be found. Light: found. Right of the trained "
-            f"length of {result.trained_length:,} tokens, what stands far back is at distances that the model never "
-            "saw.",
+            "Depth is the share of the text before the passage to find. Light: found. Right of the trained length of "
+            f"{result.trained_length:,} tokens, early passages are at distances that the model never saw in training.",
         ),
     )
 
@@ -85,8 +84,8 @@ def answer_picture(result: DepthResult, why: str = "") -> Picture:
 
 
 ANSWER = (
-    "How unlikely the right answer was, token by token. Lower is better. It tells encodings apart where a model is too "
-    "small to answer."
+    "Mean negative log-likelihood of the right answer's tokens. Lower is better. It distinguishes encodings "
+    "even if the model is too small to answer."
 )
 
 

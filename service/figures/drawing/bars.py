@@ -9,9 +9,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from service.figures.axes import category_axis
-from service.figures.charts import BOTTOM, TITLE_Y, TOP, label, room_for
-from service.figures.style import COLOURS, INK
+from service.figures.drawing.axes import category_axis
+from service.figures.drawing.charts import BOTTOM, TITLE_Y, TOP, error_bar, label, room_for
+from service.figures.drawing.style import COLOURS, INK
 
 HATCHES = ("", "/", "x", ".", "\\", "-", "|", "+")
 ROW = 34
@@ -20,9 +20,9 @@ ROW = 34
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its value (None: no bar), what is written beside it, its interval.
+    """One bar: its value (None: no bar), the text beside it, its interval.
 
-    ``look`` is the index of its colour and hatch, ``best`` puts a star before its name.
+    ``look`` is the index of the colour and hatch; ``best`` puts a star before the name.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Bar:
 
 
 def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> None:
-    """From the top, in the colours of the lines, with hatches for print; texts are at the right, clear of intervals."""
+    """Add bars from the top, in the colours of the lines, with hatches for print; texts are right of the intervals."""
     names = [f"★ {label(bar.name)}" if bar.best else label(bar.name) for bar in bars]
     for index, bar in enumerate(bars):
         name = label(bar.name)
@@ -54,7 +54,7 @@ def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> No
                     "solidity": 0.15,
                 },
             },
-            error_x=_error_bar(bar),
+            error_x=None if bar.value is None or bar.interval is None else error_bar(bar.value, *bar.interval, INK),
             showlegend=False,
         )
         figure.add_annotation(
@@ -69,10 +69,3 @@ def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> No
         height=height,
         title_y=1 - TITLE_Y / height,
     )
-
-
-def _error_bar(bar: Bar) -> dict[str, Any] | None:
-    if bar.value is None or bar.interval is None:
-        return None
-    more, less = [bar.interval[1] - bar.value], [bar.value - bar.interval[0]]
-    return {"type": "data", "symmetric": False, "array": more, "arrayminus": less, "color": INK, "thickness": 1.2}

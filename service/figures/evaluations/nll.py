@@ -1,4 +1,4 @@
-"""How well tokens are predicted by how much context they have."""
+"""NLL of tokens by the length of their context."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from service.evaluation.perplexity.results import MethodResult, PositionBucket
 from service.evaluation.probe.results import ProbeMethod
 from service.evaluation.results import DocumentInfo, EvaluationResult, documents_text, name_of
-from service.figures.axes import linear_axis, log_axis
-from service.figures.charts import mark_trained, new_figure
-from service.figures.curves import Curve, add_curves
+from service.figures.drawing.axes import linear_axis, log_axis
+from service.figures.drawing.charts import mark_trained, new_figure
+from service.figures.drawing.curves import Curve, add_curves
 from service.figures.picture import Picture, rows_of
 
 FIRST = 8
-"""Where the bucket of no context begins on a logarithmic axis."""
+"""Start of the bucket of no context on a logarithmic axis."""
 
 
 def nll_by_position(
@@ -23,8 +23,10 @@ def nll_by_position(
     length: int,
     documents: Sequence[DocumentInfo],
 ) -> Picture | None:
-    """Mean NLL in nats of the tokens in each bucket of context, in passes of ``length``; None for fewer than
-    two buckets, which tell no more than the mean of all tokens."""
+    """Mean NLL in nats of the tokens in each bucket of context, in passes of ``length``.
+
+    None for fewer than two buckets: one bucket is the mean of all tokens.
+    """
     buckets = [(name_of(method, result), bucket) for method in methods for bucket in method.nll_by_position]
     edges = sorted({edge for _, bucket in buckets for edge in (bucket.start, bucket.stop)})
     if len(edges) < 3:

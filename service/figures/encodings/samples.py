@@ -1,4 +1,4 @@
-"""What the documentation draws: every method for one small geometry, at four times the trained length."""
+"""Every method as the documentation draws it: one small geometry, four times the trained length."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STANDING_IN: dict[str, Any] = {
         [round(-(head + 1) / HEADS * math.log1p(bucket), 3) for head in range(HEADS)] for bucket in range(32)
     ],
 }
-"""Values by the name of the field, for a method that has none of its own or one that changes nothing."""
+"""Values by the name of the field, for fields without a default or with a neutral one."""
 
 Group = Literal["frequency schedule", "position map", "mask", "bias", "relative vectors", "absolute", "none"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -40,7 +40,7 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 
 @dataclass(frozen=True)
 class Sample:
-    """A method as it is drawn: its request, and its numbers for ``length`` reserved tokens."""
+    """A method as the documentation draws it: its request, resolved for ``length`` reserved tokens."""
 
     fields: Mapping[str, Any]
     geometry: RopeGeometry
@@ -53,7 +53,7 @@ class Sample:
 
     @property
     def group(self) -> Group:
-        """What kind of encoding it is, told from the family it belongs to and from its parts."""
+        """The kind of encoding, derived from its family and its parts."""
         recipe = self.resolved.recipe
         if self.geometry.adds_positions:
             return "absolute"
@@ -68,7 +68,7 @@ class Sample:
 
 
 def plain() -> ResolvedRecipe:
-    """Plain RoPE, which pictures compare with."""
+    """Plain RoPE, the reference of the pictures."""
     return resolve(parse({"method": "default"}), GEOMETRY, TRAINED)
 
 
@@ -78,7 +78,7 @@ def samples() -> list[Sample]:
 
 
 def sample(name: str) -> Sample:
-    """One method with its defaults, and values standing in for what has none or changes nothing."""
+    """One method with its defaults; ``STANDING_IN`` replaces missing and neutral values."""
     method = METHODS[name]
     fields: dict[str, Any] = {"method": name}
     neutral = []
@@ -96,7 +96,7 @@ def sample(name: str) -> Sample:
 
 
 def _resolved(fields: Mapping[str, Any]) -> Sample:
-    """On a model that the method is for, at four times the trained length, or at that where the method ends there."""
+    """Resolve on a model of the method's family, at four times the trained length, or once if the method ends there."""
     method = parse(fields)
     geometry = GEOMETRY
     if method.family in ("learned", "sinusoidal", "relative"):
@@ -110,7 +110,7 @@ def _resolved(fields: Mapping[str, Any]) -> Sample:
 
 
 def _changes_nothing(resolved: ResolvedRecipe) -> bool:
-    """Whether it is plain RoPE, or nothing at all."""
+    """True for plain RoPE and for no encoding at all."""
     if not resolved.rotates:
         return resolved.recipe == Recipe(None)
     return resolved.is_plain and resolved.inv_freq == plain().inv_freq and resolved.attention_factor == 1.0

@@ -1,8 +1,7 @@
-"""Plotly's traces drawn into matplotlib's axes: lines, closed shapes, bars, heat maps."""
+"""Plotly's traces drawn into Matplotlib's axes: lines, closed shapes, bars, heat maps."""
 
 from __future__ import annotations
 
-import html
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, Normalize, to_rgb
 from matplotlib.lines import Line2D
 
-from service.figures.style import DASHES, INK, MARKERS, drawable
+from service.figures.drawing.raster_text import POINTS, text
+from service.figures.drawing.style import INK
 
-MARKER_NAMES = {plotly: matplotlib for matplotlib, plotly in MARKERS}
-DASH_NAMES = {plotly: matplotlib for matplotlib, plotly in DASHES}
+MARKERS = {
+    **{"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "triangle-down": "v"},
+    **{"cross": "P", "x": "X", "triangle-left": "<", "triangle-right": ">", "star": "*"},
+}
+DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+"""Matplotlib's names by Plotly's."""
 HATCH_SCALE = 3
+MOST_BEYOND = 12
+"""Triangles of one line at the upper edge."""
 
 
 class Colours(NamedTuple):
@@ -25,7 +31,7 @@ class Colours(NamedTuple):
 
 
 def draw_scatter(axes: Axes, trace: dict[str, Any], order: int) -> None:
-    """A line with or without markers, or a filled shape."""
+    """Draw a line, its markers and intervals, or a filled shape; triangles mark points above a log axis."""
     x, y = numbers(trace["x"]), numbers(trace["y"])
     if trace.get("fill") == "toself":
         axes.fill(x, y, color=trace["fillcolor"], alpha=trace.get("opacity", 1.0), lw=0, zorder=1.5)
@@ -33,8 +39,12 @@ def draw_scatter(axes: Axes, trace: dict[str, Any], order: int) -> None:
         return
     (line,) = axes.plot(x, y, **_line_style(trace), zorder=2 + order / 1000)
     line.set_clip_on(trace.get("cliponaxis", True))
-    if "text" in trace.get("mode", ""):
-        _texts(axes, trace, x, y)
+    _draw_intervals(axes, trace.get("error_y") or {}, y, x, sideways=False)
+    top = max(axes.get_ylim()) if axes.get_yscale() == "log" else np.inf
+    above = x[y > top]
+    above = above[:: -(-len(above) // MOST_BEYOND) or 1]
+    look: dict[str, Any] = {"marker": "^", "color": line.get_color(), "ec": "white", "lw": 0.6, "zorder": 5}
+    axes.scatter(above, [top] * len(above), 40, clip_on=False, **look)
 
 
 def legend_line(trace: dict[str, Any]) -> Line2D:
@@ -45,12 +55,12 @@ def legend_line(trace: dict[str, Any]) -> Line2D:
 def _line_style(trace: dict[str, Any]) -> dict[str, Any]:
     mode, line, marker = trace.get("mode", "lines"), trace.get("line", {}), trace.get("marker", {})
     colour = line.get("color") or marker.get("color") or INK
-    dash = DASH_NAMES[line.get("dash", "solid")]
+    dash = DASHES[line.get("dash", "solid")]
     return {
         "color": colour,
         "ls": dash if "lines" in mode else "",
         "lw": line.get("width", 2) * 0.9,
-        "marker": MARKER_NAMES[marker.get("symbol", "circle")] if "markers" in mode else "",
+        "marker": MARKERS[marker.get("symbol", "circle")] if "markers" in mode else "",
         "ms": marker.get("size", 6) * 0.75,
         "mfc": marker.get("color") or colour,
         "mec": "white",
@@ -60,20 +70,8 @@ def _line_style(trace: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _texts(axes: Axes, trace: dict[str, Any], x: np.ndarray, y: np.ndarray) -> None:
-    place = trace.get("textposition", "middle center").split()
-    across = {"left": "right", "right": "left"}.get(place[-1], "center")
-    down = {"top": "bottom", "bottom": "top"}.get(place[0], "center")
-    offset = {"left": -4, "right": 4}.get(place[-1], 0), {"top": 3, "bottom": -3}.get(place[0], 0)
-    look: dict[str, Any] = {"ha": across, "va": down, "size": trace.get("textfont", {}).get("size", 11) * 0.69}
-    for shown, *at in zip(trace["text"], x, y, strict=True):
-        axes.annotate(
-            _plain(shown), tuple(at), offset, textcoords="offset points", color=INK, annotation_clip=False, **look
-        )
-
-
 def draw_bars(axes: Axes, trace: dict[str, Any]) -> None:
-    """Bars from zero, or from the end of a logarithmic axis, with their intervals."""
+    """Draw bars from zero, or from the low end of a logarithmic axis, with their intervals."""
     sideways = trace.get("orientation") == "h"
     values, places = (numbers(trace[name]) for name in ("xy" if sideways else "yx"))
     marker = trace.get("marker", {})
@@ -102,18 +100,20 @@ def _draw_intervals(axes: Axes, error: dict[str, Any], values: np.ndarray, place
     less = more if error.get("arrayminus") is None else numbers(error["arrayminus"])
     x, y = (values, places) if sideways else (places, values)
     bar = {"xerr" if sideways else "yerr": np.stack((less, more))}
-    axes.errorbar(x, y, fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5, zorder=3, **bar)  # type: ignore[arg-type]
+    axes.errorbar(x, y, fmt="none", ecolor=error.get("color", INK), elinewidth=1.1, capsize=2.5, zorder=3, **bar)  # type: ignore[arg-type]
 
 
 def draw_heat_map(axes: Axes, trace: dict[str, Any], colours: Colours) -> None:
-    """A rectangle per cell, white where there is no value, with its text in it where it has one."""
+    """Draw a rectangle per cell, white without a value, with its text if any."""
     x, y = numbers(trace["x"]), numbers(trace["y"])
     z = np.array([[np.nan if value is None else value for value in row] for row in trace["z"]], dtype=float)
-    axes.pcolormesh(_edges(x), _edges(y), np.ma.masked_invalid(z), cmap=colours.ramp, norm=colours.norm, zorder=1)
+    look: dict[str, Any] = {"cmap": colours.ramp, "norm": colours.norm, "zorder": 1}
+    # An SVG has a heat map as an image: a shape per cell makes it megabytes.
+    axes.pcolormesh(_edges(x), _edges(y), np.ma.masked_invalid(z), rasterized=True, **look)
     texts = trace.get("text")
     if texts is None:
         return
-    size = trace.get("textfont", {}).get("size", 11) * 0.69
+    size = trace.get("textfont", {}).get("size", 11) * POINTS
     for row, line in enumerate(texts):
         for column, shown in enumerate(line):
             if np.isnan(z[row, column]):
@@ -121,11 +121,11 @@ def draw_heat_map(axes: Axes, trace: dict[str, Any], colours: Colours) -> None:
             red, green, blue = to_rgb(colours.ramp(colours.norm(z[row, column])))
             light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
             ink = INK if light else "white"
-            axes.text(x[column], y[row], _plain(shown), ha="center", va="center", size=size, color=ink, zorder=3)
+            axes.text(x[column], y[row], text(shown), ha="center", va="center", size=size, color=ink, zorder=3)
 
 
 def _edges(centres: np.ndarray) -> np.ndarray:
-    """Borders of cells around ``centres``: half way between neighbours."""
+    """Edges of the cells around ``centres``: half way between neighbours."""
     if len(centres) == 1:
         return np.array([centres[0] - 0.5, centres[0] + 0.5])
     between = (centres[1:] + centres[:-1]) / 2
@@ -135,7 +135,3 @@ def _edges(centres: np.ndarray) -> np.ndarray:
 def numbers(values: Any) -> np.ndarray:
     """float64, NaN for None."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-
-
-def _plain(shown: Any) -> str:
-    return drawable(html.unescape(str(shown))).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Lines with their intervals, no more of them than a screen can show."""
+"""Lines with their intervals, thinned to the points that a screen can show."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 
 from service.evaluation.results import Interval
-from service.figures.axes import leave_room
-from service.figures.charts import LINE, grow, label, note, room_for
-from service.figures.style import LineStyle, line_style
+from service.figures.drawing.axes import leave_room
+from service.figures.drawing.charts import LINE, error_bar, grow, label, note, room_for
+from service.figures.drawing.style import LineStyle, line_style
 
 MARKED = 32
-"""Above so many points a line has no markers."""
+"""Lines with more points have no markers."""
 MOST_POINTS = 20_000
-"""Of all lines of a figure: a line of a thousand points has more of them than most screens have columns."""
+"""Points of all lines of a figure, at most."""
 SHADE = 0.12
 NOT_SHADED = "95 % intervals are with the numbers"
-INTERVALS = "95 % intervals are shaded where they leave the lines readable; hovering tells all of them."
+INTERVALS = "95 % intervals are shaded where the lines stay readable; hovering shows all of them."
 ALONE = "a point and no line"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line: x and y [points], the ends of its intervals where it has them, what hovering adds to each point."""
+    """A line: x and y [points], the ends of its intervals if any, the text that hovering adds to each point."""
 
     name: str
     x: Sequence[float]
@@ -35,7 +35,7 @@ class Curve:
 
     @property
     def known(self) -> list[float]:
-        """The y that there are."""
+        """The y values without gaps."""
         return [value for value in self.y if value is not None]
 
     def points(self, kept: Sequence[int]) -> Curve:
@@ -51,13 +51,15 @@ class Curve:
 
 
 def interval_text(interval: Interval, text: Callable[[float], str]) -> str:
-    """What hovering tells of an interval."""
+    """The text of an interval for hovering."""
     return f"95 % interval {text(interval.low)} to {text(interval.high)}"
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """``curve`` with at most ``most`` points, at least 4: both ends, and of every stretch between them the lowest and
-    the highest, so that no peak is lost."""
+    """``curve`` with at most ``most`` points (at least 4).
+
+    Both ends stay, and the lowest and the highest point of every stretch between them, so that no peak is lost.
+    """
     count = len(curve.x)
     if count <= most:
         return curve
@@ -71,19 +73,28 @@ def thinned(curve: Curve, most: int) -> Curve:
     return curve.points(sorted(kept))
 
 
-def add_curves(figure: go.Figure, curves: Sequence[Curve], one: str = "one length was measured") -> bool:
-    """A line per curve, told apart by colour, dash and marker, and a legend on the right with room for it.
+def add_curves(
+    figure: go.Figure,
+    curves: Sequence[Curve],
+    one: str = "one length was measured",
+    end: Callable[[float], str] | None = None,
+) -> bool:
+    """Add a line per curve, each with its colour, dash and marker, and a legend on the right with room for it.
 
-    Intervals are shaded where they leave the lines readable on the y axis, which must have its range: whether they
-    are is what is returned. ``one`` is why every curve may have a single point.
+    Intervals are shaded where the lines stay readable on the y axis, which must have its range; returns whether they
+    are. ``one`` is the reason why every curve may have a single point. With ``end``, the legend has the text of each
+    line's last value, in the order of the lines' ends.
     """
     most = max(MOST_POINTS // max(len(curves), 1), 4)
     drawn = [thinned(curve, most) for curve in curves]
     shaded = intervals_fit(figure, drawn)
     for index, curve in enumerate(drawn):
         figure.add_traces(curve_traces(curve, line_style(index), str(index), shaded=shaded))
-    figure.update_layout(margin_r=room_for([curve.name for curve in curves], 76))
-    grow(figure, len(curves) * LINE)
+        if end is not None:
+            name = f"{label(curve.name)}: {end(curve.known[-1])}"
+            figure.data[-1].update(name=name, legendrank=sum(other.known[-1] > curve.known[-1] for other in drawn))
+    figure.update_layout(margin_r=room_for([curve.name for curve in curves], 76 if end is None else 130))
+    grow(figure, (len(curves) + (end is not None)) * LINE)
     points, shown = (sum(len(curve.x) for curve in found) for found in (curves, drawn))
     if not shaded:
         note(figure, NOT_SHADED)
@@ -95,8 +106,9 @@ def add_curves(figure: go.Figure, curves: Sequence[Curve], one: str = "one lengt
 
 
 def intervals_fit(figure: go.Figure, curves: Sequence[Curve]) -> bool:
-    """Whether the intervals of ``curves`` can be shaded on the figure's y axis."""
-    ends = [(curve.low, curve.high) for curve in curves if curve.low is not None and curve.high is not None]
+    """True if the intervals of ``curves`` can be shaded on the figure's y axis; single points have bars instead."""
+    lines = [curve for curve in curves if len(curve.x) > 1]
+    ends = [(curve.low, curve.high) for curve in lines if curve.low is not None and curve.high is not None]
     if len(ends) < 2:
         return True
     axis = figure.layout.yaxis
@@ -108,10 +120,12 @@ def intervals_fit(figure: go.Figure, curves: Sequence[Curve]) -> bool:
 def curve_traces(
     curve: Curve, style: LineStyle, group: str, *, faint: bool = False, shaded: bool = True
 ) -> list[go.Scatter]:
-    """The interval as a closed shape where it is ``shaded`` and there is one, then the line."""
+    """The interval as a closed shape if ``shaded``, then the line; a single point has its interval as a bar."""
     name = label(curve.name)
-    traces = []
-    if shaded and curve.low is not None and curve.high is not None:
+    traces, bar = [], None
+    if curve.low is not None and curve.high is not None and len(curve.x) == 1 and curve.y[0] is not None:
+        bar = error_bar(curve.y[0], curve.low[0], curve.high[0], style.colour)
+    elif shaded and curve.low is not None and curve.high is not None:
         traces.append(
             go.Scatter(
                 x=[*curve.x, *reversed(curve.x)],
@@ -133,8 +147,9 @@ def curve_traces(
             name=name,
             legendgroup=group,
             mode="lines+markers" if marked else "lines",
-            line={"color": style.colour, "dash": "solid" if faint else style.dash[1], "width": 0.8 if faint else 2},
-            marker={"symbol": style.marker[1], "size": 8, "color": style.colour},
+            line={"color": style.colour, "dash": "solid" if faint else style.dash, "width": 0.8 if faint else 2},
+            marker={"symbol": style.marker, "size": 8, "color": style.colour},
+            error_y=bar,
             opacity=0.35 if faint else 1.0,
             showlegend=not faint,
             customdata=list(curve.hover or [""] * len(curve.x)),

@@ -1,4 +1,4 @@
-"""Layouts of axes: linear, logarithmic, tokens, shares, names; with their ends and ticks."""
+"""Layouts of axes: linear, logarithmic, tokens, shares, names."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Any, TypeVar
 
-from service.figures.style import GRID, tick_text, value_ticks
+from service.figures.drawing.style import GRID, tick_text, value_ticks
 
 OFF_SCALE, MOST_RANGE = 20, 1e9
-"""A line may leave the picture at so many times what the better half stays below, and of the least value."""
+"""Upper end of an axis, at most: ``OFF_SCALE`` times the curves' median peak, ``MOST_RANGE`` times the least value."""
 MOST_SHADED = 0.5
-"""Share of an axis that intervals may cover: beyond it they merge, and hide what they should tell."""
+"""Share of an axis that intervals may cover: beyond it they merge and hide the lines."""
 
 
 def linear_axis(title: str, low: float, high: float, *, ticks: Sequence[float] | None = None) -> dict[str, Any]:
@@ -64,8 +64,11 @@ def value_axis(
 
 
 def value_range(curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[Ends]] | None = None) -> Ends:
-    """Ends of a logarithmic axis over the values of several curves, with a margin: one that blows up leaves it, as
-    ``OFF_SCALE`` says; intervals, an end pair per value, may widen it by a factor of two."""
+    """Ends of a logarithmic axis over the values of several curves, with a margin.
+
+    A curve above ``OFF_SCALE`` or ``MOST_RANGE`` leaves the axis. Intervals, a pair of ends per value, widen the axis
+    by a factor of two at most.
+    """
     highest = [max(curve) for curve in curves if curve]
     least = min(value for curve in curves for value in curve)
     most = min(max(highest), OFF_SCALE * median_low(highest), MOST_RANGE * least)
@@ -78,8 +81,7 @@ def value_range(curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[
 
 
 def leave_room(intervals: Sequence[Sequence[Ends]], low: float, high: float, *, logarithmic: bool) -> bool:
-    """Whether intervals [curves, points] can be shaded on an axis from ``low`` to ``high`` and their lines still be
-    read: together they cover at most ``MOST_SHADED`` of it."""
+    """True if intervals [curves, points] cover at most ``MOST_SHADED`` of the axis from ``low`` to ``high``."""
     scale = math.log if logarithmic else float
     bottom, top = scale(low), scale(high)
     covered = 0.0
@@ -90,13 +92,15 @@ def leave_room(intervals: Sequence[Sequence[Ends]], low: float, high: float, *, 
 
 
 def beyond(curves: Sequence[Sequence[float]], axis: dict[str, Any]) -> str:
-    """A note on lines that leave a logarithmic axis at the top; nothing where none does."""
+    """A note on lines that leave a logarithmic axis at the top; empty without such lines."""
     most = max(value for curve in curves for value in curve)
-    return f" · lines that leave the picture reach {most:,.4g}" if math.log10(most) > axis["range"][1] else ""
+    if math.log10(most) <= axis["range"][1]:
+        return ""
+    return f" · lines that leave the picture reach {tick_text(float(format(most, '.4g')))}"
 
 
 def token_axis(title: str, lengths: Sequence[int], trained_length: int, most: int = 10) -> dict[str, Any]:
-    """Logarithmic axis of tokens over ``lengths``, and over the trained length where it is near."""
+    """Logarithmic axis of tokens over ``lengths``, with the trained length if it is near."""
     near = [trained_length] if min(lengths) / 4 <= trained_length <= max(lengths) * 4 else []
     low, high = min([*lengths, *near]), max([*lengths, *near])
     margin = max((high / low) ** 0.03, 1.05) if high > low else 2**0.5
@@ -106,14 +110,14 @@ def token_axis(title: str, lengths: Sequence[int], trained_length: int, most: in
 
 
 def spread(items: Sequence[Item], most: int) -> list[Item]:
-    """At most ``most`` of the items, at least 2, at equal steps with both ends."""
+    """At most ``most`` of the items (at least 2), at equal steps, with both ends."""
     if len(items) <= most:
         return list(items)
     return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
 
 
 def category_axis(title: str, names: Sequence[str], *, reverse: bool = False) -> dict[str, Any]:
-    """Layout of an axis with one place 0, 1, ... per name."""
+    """Layout of an axis with the positions 0, 1, ... for the names."""
     ends = [-0.5, len(names) - 0.5]
     return {
         "title": {"text": title},

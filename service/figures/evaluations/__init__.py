@@ -1,0 +1,1 @@
+"""Pictures of the results of each evaluation."""

@@ -1,0 +1,75 @@
+"""Perplexity against context length."""
+
+from __future__ import annotations
+
+import math
+
+from service.evaluation.perplexity.results import LengthResult, MethodResult, PerplexityResult
+from service.evaluation.perplexity.tables import interval_note, protocol_note, short_number, spaced
+from service.evaluation.results import documents_text, name_of
+from service.figures.drawing.axes import beyond, token_axis, value_axis
+from service.figures.drawing.charts import counted, mark_trained, new_figure, note
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.drawing.style import TIMES
+from service.figures.picture import Picture
+
+
+def perplexity_picture(result: PerplexityResult) -> Picture:
+    """Both axes logarithmic; a line and its 95 % interval per method, a mark at the trained length."""
+    title = f"Perplexity by context length: {result.model}"
+    curves = [_curve(method, result) for method in result.methods]
+    known = [curve.known for curve in curves]
+    y = value_axis("perplexity", known, [[_interval(at) for at in method.lengths] for method in result.methods])
+    subtitle = f"{protocol_note(result)} protocol · {documents_text(result.documents)}{beyond(known, y)}"
+    figure = new_figure(title, subtitle)
+    x = token_axis("context length, tokens", result.lengths, result.trained_length)
+    ticks = _length_ticks(result)
+    x |= {"tickvals": ticks, "ticktext": [_tick_text(length, result.trained_length) for length in ticks]}
+    figure.update_layout(xaxis=x, yaxis=y, showlegend=True, legend_title_text=f"at {result.lengths[-1]:,} tokens")
+    mark_trained(figure, result.trained_length, x)
+    if add_curves(figure, curves, end=short_number):
+        note(figure, interval_note(result))
+    caption = (
+        f"Lower is better. {INTERVALS} Right of the trained length the model reads positions that it never saw in "
+        "training."
+    )
+    return Picture("perplexity", title, figure, result.rows(), caption)
+
+
+def _curve(method: MethodResult, result: PerplexityResult) -> Curve:
+    ends = [_interval(at) for at in method.lengths]
+    return Curve(
+        name=name_of(method, result),
+        x=[at.length for at in method.lengths],
+        y=[at.perplexity for at in method.lengths],
+        low=[low for low, _ in ends],
+        high=[high for _, high in ends],
+        hover=[_hover(at) for at in method.lengths],
+    )
+
+
+def _hover(at: LengthResult) -> str:
+    interval = f"{interval_text(at.interval, short_number)}<br>" if at.interval else ""
+    return (
+        f"{interval}{at.bits_per_byte:.4f} bits per byte<br>{at.tokens_scored:,} tokens in "
+        f"{counted(at.windows, 'window')}"
+    )
+
+
+def _interval(at: LengthResult) -> tuple[float, float]:
+    """Low and high; the value itself where there is no interval."""
+    return (at.interval.low, at.interval.high) if at.interval else (at.perplexity, at.perplexity)
+
+
+def _length_ticks(result: PerplexityResult) -> list[int]:
+    """Doublings of the trained length where at least three were measured, any lengths otherwise."""
+    trained = result.trained_length
+    doublings = [length for length in result.lengths if math.log2(length / trained).is_integer()]
+    return spaced(
+        doublings if len(doublings) >= 3 else result.lengths, trained, 12 if result.lengths[-1] < 100_000 else 9
+    )
+
+
+def _tick_text(length: int, trained: int) -> str:
+    """The length, and below it the multiple of the trained length where it is a whole one."""
+    return f"{length:,}<br>{length // trained}{TIMES}" if length % trained == 0 else f"{length:,}"
