@@ -9,8 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import Recipe, ResolvedRecipe, RopeGeometry
+from patches.encoding.recipe import Recipe, ResolvedRecipe
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, problem, problems_of, unknown
 from patches.registry import METHODS, describe_method, describe_methods, examples

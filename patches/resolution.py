@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from patches.encoding.echo import renamed
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import ResolvedRecipe, RopeGeometry
+from patches.encoding.recipe import ResolvedRecipe
 from patches.methods.frequencies.default import Default
 
 LONGEST = 1 << 24
@@ -27,7 +28,8 @@ class EchoMismatch(ValueError):
 
 def effective(method: Method, geometry: RopeGeometry) -> Method:
     """``method`` itself, or the checkpoint's own encoding where "default" without parameters stands for it."""
-    return geometry.native if geometry.native is not None and method == Default() else method
+    native = geometry.native
+    return native if isinstance(native, Method) and method == Default() else method
 
 
 @lru_cache(maxsize=1024)  # a request asks three times: at the door, in the engine and for its echo

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import RopeGeometry
 from patches.parsing import parse
 from patches.resolution import resolve
 

@@ -34,7 +34,17 @@ TRANSFORMERS_IN_SERVICE = {
 MEASURES = {"patches/attention/mass.py"}
 """Where attention goes is measured on the specification; nothing is served from there."""
 
-METHODS_MAY_IMPORT = {"masks", "method", "positions", "ramps", "recipe", "rotary", "schedule", "temperature"}
+METHODS_MAY_IMPORT = {
+    "geometry",
+    "masks",
+    "method",
+    "positions",
+    "ramps",
+    "recipe",
+    "rotary",
+    "schedule",
+    "temperature",
+}
 """Modules of ``patches`` that a method is made of; everything else is above it or beside it."""
 
 TRAINS_FAMILIES = {"service/models/architecture.py"}

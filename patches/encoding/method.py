@@ -21,7 +21,8 @@ from pydantic import (
 )
 
 from patches.encoding.echo import renamed, set_apart
-from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Band, Family, Recipe, RopeGeometry
+from patches.encoding.geometry import Family, RopeGeometry
+from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Band, Recipe
 from patches.encoding.schedule import UnscaledSchedule
 from patches.encoding.temperature import Temperature
 from patches.problems import KnownFields
@@ -218,7 +219,8 @@ class WrappingMethod(Method):
 
     def _underneath(self, geometry: RopeGeometry) -> Method | None:
         """The schedule to stand on, None for plain RoPE: a checkpoint's own encoding does not stand on itself."""
-        return self.base or (None if geometry.native == self else geometry.native)
+        native = geometry.native
+        return self.base or (native if isinstance(native, Method) and native != self else None)
 
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         base = self._underneath(geometry)

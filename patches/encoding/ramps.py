@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import TrainedLengthMethod, Turns
-from patches.encoding.recipe import RopeGeometry
 
 if TYPE_CHECKING:
     import torch

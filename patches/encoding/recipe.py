@@ -9,80 +9,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import CAUSAL, DistanceRange, FirstKeys, Predicate, merged
+from patches.encoding.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from patches.encoding.method import Method
-
 Part = TypeVar("Part")
-Family = Literal["rotary", "learned", "sinusoidal", "bias", "relative", "none"]
-"""How a checkpoint was taught positions: rotation, a table or formula added to its tokens, a bias, learned vectors for
-distances in every layer, or not at all."""
-
-
-@dataclass(frozen=True)
-class RopeGeometry:
-    """What an encoding may know about a model: shapes and training facts, never weights.
-
-    ``rotary_dim`` is the rotated width and ``rotary_offset`` where it begins inside a head (0 except in
-    latent attention); ``original_max_position_embeddings`` is the trained length L0 in tokens. ``native``
-    is the checkpoint's own encoding, which is what the method "default" stands for; None is plain RoPE.
-    ``family`` is what the checkpoint was trained with. ``table_rows`` is how many positions a learned
-    table of absolute positions holds. ``latent`` is multi-head latent attention (DeepSeek).
-    """
-
-    head_dim: int
-    rotary_dim: int
-    rope_theta: float
-    original_max_position_embeddings: int
-    max_position_embeddings: int
-    num_attention_heads: int
-    interleaved: bool = False
-    native: Method | None = None
-    family: Family = "rotary"
-    rotary_offset: int = 0
-    table_rows: int | None = None
-    latent: bool = False
-
-    @property
-    def rotates(self) -> bool:
-        """Whether the checkpoint was trained with rotary embeddings."""
-        return self.family == "rotary"
-
-    @property
-    def adds_positions(self) -> bool:
-        """Whether the checkpoint adds position embeddings to its tokens."""
-        return self.family in ("learned", "sinusoidal")
-
-
-class Frequencies(NamedTuple):
-    """``inv_freq`` [rotary_dim / 2], the factor on cos and sin, and the base in effect."""
-
-    inv_freq: torch.Tensor
-    attention_factor: float
-    rope_theta: float
-
-
 ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodings that rotate nothing apply to it"
-
-
-class Schedule(Protocol):
-    """Geometry and reserved length (tokens, prompt + max_new_tokens) -> frequencies in float32 or float64.
-
-    float32 is what a model is served with, computed as transformers computes it. float64 is for schedules that round.
-    """
-
-    @property
-    def depends_on_length(self) -> bool: ...
-
-    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies: ...
 
 
 class PositionMap(Protocol):

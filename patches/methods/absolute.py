@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Factor, Method
 from patches.encoding.positions import Stretched
-from patches.encoding.recipe import AbsoluteMap, Family, PositionMap, Recipe, RopeGeometry
+from patches.encoding.recipe import AbsoluteMap, PositionMap, Recipe
 
 if TYPE_CHECKING:
     import torch

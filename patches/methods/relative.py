@@ -12,8 +12,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import Family, Recipe, RelativeScores, RopeGeometry
+from patches.encoding.recipe import Recipe, RelativeScores
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import FrequencyMethod, Method
-from patches.encoding.recipe import Family, RopeGeometry
 from patches.model.architectures import Architecture, architecture_of
 from patches.parsing import InvalidEncoding, parse
 from patches.registry import METHODS

@@ -20,9 +20,10 @@ import torch
 from patches.attention import fused
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.method import Method
-from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe, RopeGeometry
+from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import architecture_of
 from patches.model.batch import Batch, packed_lengths, padded_batch, padded_keys

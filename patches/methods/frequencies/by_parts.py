@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import AttentionFactor, Factor, TrainedLengthMethod, Turns
 from patches.encoding.ramps import TurnRange, TurnRangeMethod, linear_ramp, mscale, pair_range, turns_of
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
+from patches.encoding.schedule import Frequencies
 from patches.encoding.temperature import ConstantTemperature
 
 if TYPE_CHECKING:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import WrappingMethod
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry, Schedule
+from patches.encoding.recipe import Recipe
+from patches.encoding.schedule import Frequencies, Schedule
 
 if TYPE_CHECKING:
     import torch

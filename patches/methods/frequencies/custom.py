@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import AttentionFactor, FrequencyMethod
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+from patches.encoding.recipe import Recipe
+from patches.encoding.schedule import Frequencies
 
 if TYPE_CHECKING:
     import torch
