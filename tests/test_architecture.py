@@ -35,6 +35,7 @@ MEASURES = {"patches/attention/mass.py"}
 """Where attention goes is measured on the specification; nothing is served from there."""
 
 METHODS_MAY_IMPORT = {
+    "fields",
     "geometry",
     "masks",
     "method",

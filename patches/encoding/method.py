@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from patches.encoding.echo import renamed, set_apart
+from patches.encoding.fields import Length
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Band, Recipe
 from patches.encoding.schedule import UnscaledSchedule
@@ -29,11 +30,6 @@ from patches.problems import KnownFields
 
 if TYPE_CHECKING:
     FrequencyEncoding: TypeAlias = "FrequencyMethod"  # at run time the registry's union of them
-
-Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
-Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
-Turns = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
-AttentionFactor = Annotated[float, Field(ge=0.01, le=100.0, strict=True)]
 
 
 class Method(KnownFields):

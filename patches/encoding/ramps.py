@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.fields import Turns
 from patches.encoding.geometry import RopeGeometry
-from patches.encoding.method import TrainedLengthMethod, Turns
+from patches.encoding.method import TrainedLengthMethod
 
 if TYPE_CHECKING:
     import torch

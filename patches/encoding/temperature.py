@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from patches.encoding.fields import Factor, Length, Multiplier
 from patches.encoding.schedule import TemperedSchedule
 from patches.problems import KnownFields, problem
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     import torch
 
     from patches.encoding.recipe import AttentionTemperature, Recipe
-
-Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
-Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
-Multiplier = Annotated[float, Field(ge=0.01, le=10.0, strict=True)]
-"""At 0.01 attention is all but uniform. Far below, float32 scores are 0, and a masked 0 x -inf is no number."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.fields import Factor, Length
 from patches.encoding.geometry import Family, RopeGeometry
-from patches.encoding.method import Factor, Length, Method, trained_length_of
+from patches.encoding.method import Method, trained_length_of
 from patches.encoding.recipe import Recipe
 
 if TYPE_CHECKING:

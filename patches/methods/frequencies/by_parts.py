@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.fields import AttentionFactor, Factor, Turns
 from patches.encoding.geometry import RopeGeometry
-from patches.encoding.method import AttentionFactor, Factor, TrainedLengthMethod, Turns
+from patches.encoding.method import TrainedLengthMethod
 from patches.encoding.ramps import TurnRange, TurnRangeMethod, linear_ramp, mscale, pair_range, turns_of
 from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.fields import AttentionFactor
 from patches.encoding.geometry import RopeGeometry
-from patches.encoding.method import AttentionFactor, FrequencyMethod
+from patches.encoding.method import FrequencyMethod
 from patches.encoding.recipe import Recipe
 from patches.encoding.schedule import Frequencies
 

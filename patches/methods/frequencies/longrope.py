@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.fields import AttentionFactor, Factor
 from patches.encoding.geometry import RopeGeometry
-from patches.encoding.method import AttentionFactor, Factor, TrainedLengthMethod
+from patches.encoding.method import TrainedLengthMethod
 from patches.encoding.recipe import Recipe
 from patches.encoding.schedule import Frequencies
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.fields import AttentionFactor, Factor
 from patches.encoding.geometry import RopeGeometry
-from patches.encoding.method import AttentionFactor, Factor
 from patches.encoding.ramps import TurnRange, TurnRangeMethod, mscale
 from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
