@@ -21,11 +21,11 @@ from patches.shorthand import field_value, from_shorthand, from_text, label_of, 
 
 if TYPE_CHECKING:
     from patches.attention.mass import AttentionMass
+    from patches.batch.segments import Batch, packed_batch
+    from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.encoding.distances import effective_distance
-    from patches.model.batch import Batch, packed_batch
     from patches.model.geometry import UnsupportedModel, geometry_of
     from patches.model.hf import Patched, patched
-    from patches.model.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
 
 __all__ = [
     "ENCODING_TAGS",
@@ -74,10 +74,10 @@ __all__ = [
 _NEEDS_TORCH = {
     "patches.attention.mass": {"AttentionMass"},
     "patches.encoding.distances": {"effective_distance"},
-    "patches.model.batch": {"Batch", "packed_batch"},
+    "patches.batch.segments": {"Batch", "packed_batch"},
     "patches.model.geometry": {"UnsupportedModel", "geometry_of"},
     "patches.model.hf": {"Patched", "patched"},
-    "patches.model.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},
+    "patches.batch.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},
 }
 
 

@@ -17,9 +17,9 @@ from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import nothing
 from patches.attention.observation import Observed, observer
 from patches.attention.states import SegmentStates, Table
+from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
 from patches.encoding.rotary import per_pair, rotary_table, rotate
-from patches.model.batch import Batch
 
 
 def attend(

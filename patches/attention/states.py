@@ -9,11 +9,11 @@ import torch
 
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import Attended, add, has_kernel, part, sdpa_with_lse
+from patches.batch.segments import Batch
 from patches.encoding.masks import And, ChunkRange, Predicate
 from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
 from patches.encoding.rotary import per_pair, rotary_table, rotate
 from patches.encoding.temperature import ConstantTemperature
-from patches.model.batch import Batch
 
 T = TypeVar("T")
 Table = tuple[torch.Tensor, torch.Tensor]

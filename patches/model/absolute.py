@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from patches.batch.slots import SlotTable, decode
 from patches.encoding.recipe import AbsoluteMap
 from patches.encoding.rotary import upcast
-from patches.model.slots import SlotTable, decode
 
 
 class AbsoluteEmbedding(Protocol):

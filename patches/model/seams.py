@@ -20,17 +20,17 @@ import torch
 from patches.attention import fused
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
+from patches.batch.segments import Batch, packed_lengths, padded_batch, padded_keys
+from patches.batch.slots import SlotTable, decode
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.method import Method
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import architecture_of
-from patches.model.batch import Batch, packed_lengths, padded_batch, padded_keys
 from patches.model.eviction import evict
 from patches.model.geometry import RotaryModule, geometry_of, rotary_module, text_config
 from patches.model.probe import CachedStates, Layout, Probe, Role, TableFormat, formatted
-from patches.model.slots import SlotTable, decode
 from patches.parsing import parse
 from patches.resolution import confirmed, describe, resolve
 

@@ -19,7 +19,7 @@ from patches import METHODS, RopeGeometry, parse, patched, resolve
 from patches.attention.fused import attend
 from patches.attention.layer import Layer
 from patches.attention.states import QUERY_BLOCK
-from patches.model.batch import Batch
+from patches.batch.segments import Batch
 from service.models import architecture
 from tests.methods import Fields
 from tests.models import tiny_model, tiny_tokens

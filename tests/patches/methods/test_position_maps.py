@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from patches import METHODS, RopeGeometry, parse, resolve
 from patches.attention import fused, reference
 from patches.attention.layer import Layer
+from patches.batch.segments import Batch
 from patches.encoding.rotary import per_pair, rotary_table, rotate
-from patches.model.batch import Batch
 from tests import oracles
 from tests.methods import ROWS, Fields, Row
 from tests.patches.distances import effective_distance, plain_distance

@@ -15,8 +15,8 @@ from torch import nn
 from patches import METHODS, InvalidEncoding, RopeGeometry, describe, parse, resolve
 from patches.attention import fused, reference
 from patches.attention.layer import Layer
+from patches.batch.segments import Batch
 from patches.encoding.masks import CAUSAL, DistanceRange
-from patches.model.batch import Batch
 from service.models.architecture import ShawKeys, TransformerXLTerms
 from tests import oracles
 from tests.methods import RELATIVE_ROWS, Fields, Row, request_id

@@ -16,8 +16,8 @@ from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOC
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from patches import Patched, UnsupportedModel, encode, one_per_route, patched
+from patches.batch.segments import Batch
 from patches.encoding.masks import ChunkRange, FirstKeys
-from patches.model.batch import Batch
 from service.engine.adapter import EncodingManager, inputs
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.configuration import ATTENDING

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from patches.model.slots import POSITION_BITS, decode
+from patches.batch.slots import POSITION_BITS, decode
 
 T = TypeVar("T")
 
