@@ -17,7 +17,7 @@ from benchmarks.models import SHARED
 from benchmarks.scoring_equality import finish, text
 from benchmarks.timing import Report
 from patches import Method, Patched, parse
-from patches.model.probe import formatted
+from patches.model.measurement import formatted
 from service.evaluation.perplexity.plan import plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult

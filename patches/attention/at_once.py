@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from patches.attention.blocks import add_band, blocks
 from patches.attention.log_sum_exp import Attended, add, part, sdpa_with_lse
 from patches.attention.states import SegmentStates
 from patches.encoding.masks import ChunkRange, DistanceRange
@@ -50,24 +51,24 @@ def _chunks(
     pair of chunks the pair before it, then fours, eights. Each width is one call, so that n chunks take log2(n).
     """
     early, base = first - states.q_start, first - chunks.low * chunks.size
-    for columns in states.blocks():  # the rest of a chunk that an earlier segment began, or chunks that reach no key
+    for columns in blocks(states):  # the rest of a chunk that an earlier segment began, or chunks that reach no key
         if columns.stop <= early:
-            states.add_band(columns, band, keys[0], attended)
+            add_band(states, columns, band, keys[0], attended)
     query = states.rotated_queries(states.query[:, :, early:], first, band)
-    late, met = part(attended, slice(early, None)), part(keys, slice(base, None))
-    _meet(query, met, late, chunks.size, 0, states.scaling, causal=chunks.low == 0)
+    late, late_keys = part(attended, slice(early, None)), part(keys, slice(base, None))
+    _by_period(query, late_keys, late, chunks.size, 0, states.scaling, causal=chunks.low == 0)
     if chunks.high is None:
         width = chunks.size
         while width < query.shape[2]:
-            _meet(query, met, late, 2 * width, width, states.scaling)
+            _by_period(query, late_keys, late, 2 * width, width, states.scaling)
             width *= 2
         if base:
             add(late, *sdpa_with_lse(query, *part(keys, slice(base)), None, states.scaling))
 
 
-def _meet(
+def _by_period(
     query: torch.Tensor,
-    met: Attended,
+    keys: Attended,
     attended: Attended,
     period: int,
     skip: int,
@@ -88,11 +89,11 @@ def _meet(
         return states[:, :, :stop].unflatten(2, (whole, period))[:, :, :, chosen].transpose(1, 2)  # type: ignore[no-any-return]
 
     if whole:
-        q, k, v = rows(query, late), rows(met[0], early), rows(met[1], early)
+        q, k, v = rows(query, late), rows(keys[0], early), rows(keys[1], early)
         new = sdpa_with_lse(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), None, scaling, causal=causal)
-        held = rows(attended[0], late), rows(attended[1], late)
-        add(held, *(states.unflatten(0, (-1, whole)) for states in new))
+        so_far = rows(attended[0], late), rows(attended[1], late)
+        add(so_far, *(states.unflatten(0, (-1, whole)) for states in new))
     if stop + skip < length:
-        keys = part(met, slice(stop, min(stop + width, length) if causal else stop + width))
+        first = part(keys, slice(stop, min(stop + width, length) if causal else stop + width))
         rest = slice(stop + skip, None)
-        add(part(attended, rest), *sdpa_with_lse(query[:, :, rest], *keys, None, scaling, causal=causal))
+        add(part(attended, rest), *sdpa_with_lse(query[:, :, rest], *first, None, scaling, causal=causal))

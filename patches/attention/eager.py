@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from patches.attention.blocks import blocks
 from patches.attention.states import SegmentStates
 from patches.encoding.recipe import RelativeScores
 from patches.encoding.temperature import ConstantTemperature
@@ -15,12 +16,12 @@ def eager(states: SegmentStates) -> torch.Tensor:
     groups = states.query.shape[1] // states.key.shape[1]
     value = states.value.repeat_interleave(groups, 1)
     keys = [key.repeat_interleave(groups, 1) for key in states.keys_by_band()]
-    blocks = []
-    for columns in states.blocks():
+    outputs = []
+    for columns in blocks(states):
         query = states.query[:, :, columns]
         weights = _weights(states, _scores(states, query, states.q_start + columns.start, keys)).to(query.dtype)
-        blocks.append(weights @ value)
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+        outputs.append(weights @ value)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
 def _scores(states: SegmentStates, query: torch.Tensor, q_low: int, keys: list[torch.Tensor]) -> torch.Tensor:

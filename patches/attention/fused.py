@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from patches.attention.at_once import at_once
+from patches.attention.blocks import add_band, blocks
 from patches.attention.eager import eager
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import nothing
-from patches.attention.observation import Observed, observer
 from patches.attention.states import SegmentStates, Table
 from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
@@ -31,19 +31,16 @@ def attend(
     layer: Layer,
     *,
     q_start: int,
-    head: int = 0,
+    num_sinks: int = 0,
 ) -> torch.Tensor:
     """Attention output [rows, heads, q, value dim] in the dtype of ``query``.
 
     ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads,
     k, head_dim] and ``value`` end at the last of them. Keys are rotated already if the recipe rotates at
-    cache-write, raw otherwise. If keys were evicted, the first ``head`` columns are those at positions
-    0 .. head - 1. ``batch`` keeps the tables that all layers of the forward share.
+    cache-write, raw otherwise. If keys were evicted, the first ``num_sinks`` columns are those at
+    positions 0 .. num_sinks - 1. ``batch`` keeps the tables that all layers of the forward share.
     """
-    observe = observer.get()
-    if observe is not None:
-        observe(Observed(query, key, resolved, layer, q_start, head))
-    states = SegmentStates(query, key, value, resolved, batch, layer, q_start, head)
+    states = SegmentStates(query, key, value, resolved, batch, layer, q_start, num_sinks)
     if layer.softcap is not None or layer.sinks is not None or resolved.recipe.relative is not None:
         return eager(states)
     if states.is_plain:
@@ -93,9 +90,9 @@ def by_bands(states: SegmentStates) -> torch.Tensor:
     for band, key in bands:
         if not at_once(states, band, key, attended):
             by_blocks.append((band, key))
-    for columns in states.blocks() if by_blocks else ():
+    for columns in blocks(states) if by_blocks else ():
         for band, key in by_blocks:
-            states.add_band(columns, band, key, attended)
+            add_band(states, columns, band, key, attended)
     return attended[0].to(states.query.dtype)
 
 

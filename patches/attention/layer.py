@@ -13,13 +13,13 @@ from patches.encoding.recipe import AttentionTemperature
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """``own`` is its mask (sliding window, chunk), ``softcap`` its soft limit on scores (Gemma 2), ``sinks``
+    """``mask`` is its own (sliding window, chunk), ``softcap`` its soft limit on scores (Gemma 2), ``sinks``
     [heads] its learned logits of attending to nothing (gpt-oss), ``scaling`` the factor on its scores.
     ``attention`` is its module, for encodings that read weights of their own there; ``temperature`` multiplies
     its scores whatever the recipe's does (Llama 4)."""
 
     scaling: float
-    own: LayerMask = CAUSAL
+    mask: LayerMask = CAUSAL
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     attention: nn.Module | None = None

@@ -110,18 +110,18 @@ def nothing(query: torch.Tensor, width: int) -> Attended:
     return out, torch.full(query.shape[:3], float("-inf"), dtype=dtype, device=query.device)
 
 
-def add(attended: Attended, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Merge the attention to other keys into ``attended``, in place and in its dtype whatever that of ``out``."""
-    held, held_lse = attended
-    # A gradient needs what enters here as it was.
-    old, old_lse = (held.clone(), held_lse.clone()) if out.requires_grad else attended
-    total = torch.logaddexp(old_lse, lse)
-    weight = torch.exp(lse - total)[..., None]
-    if out.requires_grad:
-        held.copy_(old.lerp(out.to(held.dtype), weight))
+def add(attended: Attended, new: torch.Tensor, new_lse: torch.Tensor) -> None:
+    """Merge the attention to other keys into ``attended``, in place and in its dtype whatever that of ``new``."""
+    out, lse = attended
+    # Autograd needs the values from before the update in place.
+    old, old_lse = (out.clone(), lse.clone()) if new.requires_grad else attended
+    total = torch.logaddexp(old_lse, new_lse)
+    weight = torch.exp(new_lse - total)[..., None]
+    if new.requires_grad:
+        out.copy_(old.lerp(new.to(out.dtype), weight))
     else:
-        held.lerp_(out.to(held.dtype), weight)
-    held_lse.copy_(total)
+        out.lerp_(new.to(out.dtype), weight)
+    lse.copy_(total)
 
 
 def part(states: Attended, columns: slice) -> Attended:

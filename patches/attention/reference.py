@@ -42,7 +42,7 @@ def weights(
 
     scores = torch.full((*query.shape[:3], key.shape[2]), float("-inf"), dtype=query.dtype, device=query.device)
     for band in resolved.recipe.bands:
-        covered = band.predicate(*pairs) & layer.own(*pairs)
+        covered = band.predicate(*pairs) & layer.mask(*pairs)
         scores = torch.where(covered, _band_scores(query, key, q_idx, kv_idx, band, resolved), scores)
     if resolved.recipe.relative is not None:
         assert layer.attention is not None
@@ -83,4 +83,4 @@ def _band_scores(
 
 def _any_band(resolved: ResolvedRecipe, pairs: tuple[torch.Tensor, torch.Tensor], layer: Layer) -> torch.Tensor:
     covered = [band.predicate(*pairs) for band in resolved.recipe.bands]
-    return torch.stack(covered).any(0) & layer.own(*pairs)
+    return torch.stack(covered).any(0) & layer.mask(*pairs)

@@ -1,7 +1,7 @@
 """Reading a loaded model: its geometry, its native encoding, and whether it can be carried at all.
 
-Works on attributes alone, so that it needs no model library. How a model rotates (pair layout, where in
-a head, which layers) is measured later, on its own forward pass (``patches.model.probe``), never looked up by name.
+Works on attributes alone, so that it needs no model library. ``patches.model.measurement`` finds out later how a
+model rotates (pair layout, where in a head, which layers) on its own forward pass, never by name.
 """
 
 from __future__ import annotations
@@ -102,6 +102,10 @@ class RotaryModule:
     def inv_freq(self) -> torch.Tensor:
         name = f"{self.types[0]}_inv_freq" if self.types else "inv_freq"
         return self.module.get_buffer(name)
+
+    def is_chosen(self, layer_type: str | None) -> bool:
+        """Whether requests choose the encoding of layers of this type."""
+        return layer_type in (None, *self.types[:1])
 
 
 def rotary_module(model: nn.Module) -> RotaryModule | None:

@@ -7,7 +7,7 @@ name, and points at the module that adds positions to token embeddings.
 
 from __future__ import annotations
 
-from patches.model.architectures.architecture import Architecture
+from patches.model.architectures.architecture import Architecture, Seams
 from patches.model.architectures.table import architecture_of
 
-__all__ = ["Architecture", "architecture_of"]
+__all__ = ["Architecture", "Seams", "architecture_of"]

@@ -52,7 +52,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def query_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways through the queries: the block as it is, and one so small that every call has several."""
     if request.param is not None:
-        monkeypatch.setattr("patches.attention.states.QUERY_BLOCK", request.param)
+        monkeypatch.setattr("patches.attention.blocks.QUERY_BLOCK", request.param)
 
 
 @dataclass(frozen=True)

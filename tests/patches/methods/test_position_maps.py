@@ -317,7 +317,7 @@ def chunked(draw: st.DrawFn) -> list[int]:
 def test_attention_is_the_papers_however_it_is_chunked(how: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "reference" and block != 512:
         pytest.skip("the reference has no blocks")
-    monkeypatch.setattr("patches.attention.states.QUERY_BLOCK", block)
+    monkeypatch.setattr("patches.attention.blocks.QUERY_BLOCK", block)
 
     @settings(max_examples=40)
     @given(drawn, chunked(), st.integers(0, 1000))
