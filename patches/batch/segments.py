@@ -128,14 +128,14 @@ def _leading_zeros(mask: torch.Tensor) -> list[int]:
     return counts
 
 
-def padded_keys(batch: Batch, held: int) -> list[slice]:
-    """Key columns per segment. A layer may hold fewer columns than were seen (sliding) or more (static)."""
-    dropped = max(0, batch.columns - held)
-    return [slice(max(0, s.key_column - dropped), s.key_column + s.q_stop - dropped) for s in batch.segments]
+def padded_keys(batch: Batch, num_kv: int) -> list[slice]:
+    """Key columns per segment. A layer's cache may have fewer columns than were seen (sliding) or more (static)."""
+    evicted = max(0, batch.columns - num_kv)
+    return [slice(max(0, s.key_column - evicted), s.key_column + s.q_stop - evicted) for s in batch.segments]
 
 
 def packed_lengths(batch: Batch, key_edges: torch.Tensor) -> tuple[list[int], list[int]]:
-    """(new tokens, keys held) of every sequence of a packed row."""
+    """(number of new tokens, number of keys) of every sequence of a packed row."""
     edges = key_edges[: len(batch.segments) + 1].tolist()
     return (
         [segment.query.stop - segment.query.start for segment in batch.segments],

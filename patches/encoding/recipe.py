@@ -134,8 +134,8 @@ class Recipe:
         return any(_depends_on_length(part) for part in parts)
 
     @property
-    def kept(self) -> tuple[int, int] | None:
-        """(first, last) keys that any later query can reach; the rest may leave the cache. None: all stay."""
+    def sink_window(self) -> tuple[int, int] | None:
+        """(num_sinks, window_size): counts of the first and last keys that any later query can reach; None for all."""
         predicates = [band.predicate for band in self.bands]
         first = [p.count for p in predicates if isinstance(p, FirstKeys)]
         last = [p.high for p in predicates if isinstance(p, DistanceRange) and p.high is not None]

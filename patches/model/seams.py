@@ -68,7 +68,7 @@ class Patched:
         embeds = None if architecture is None else architecture.positions
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
         self.slots = self._slot_table()
-        self._table, self._temperatures = measurement.table, temperatures
+        self.table_format, self._temperatures = measurement.table, temperatures
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._layers = int(text_config(model).num_hidden_layers)
         self._chunks = _chunked_layers(text_config(model))
@@ -158,7 +158,7 @@ class Patched:
             position = decode(self._forward.position_ids)[0]
             return type(rotary.module).forward(rotary.module, x, position, layer_type)
         position, slot = decode(self._forward.position_ids)
-        return self._table.table(position, self.slots.inv_freq[slot], self.slots.attention_factor[slot], x.dtype)
+        return self.table_format.table(position, self.slots.inv_freq[slot], self.slots.attention_factor[slot], x.dtype)
 
     def attention(
         self,
@@ -279,24 +279,24 @@ class Patched:
         assert self.embedding is not None
         return embeddings(self.embedding, self._forward.position_ids, self.slots)
 
-    def kept(self, resolved: ResolvedRecipe) -> tuple[int, int] | None:
-        """(first, last) keys that any later query can reach under ``resolved``; None: caches keep every key."""
-        # A layer that attends to everything, or that counts the cache's tokens, would miss what is dropped.
+    def sink_window(self, resolved: ResolvedRecipe) -> tuple[int, int] | None:
+        """(num_sinks, window_size) that any later query can reach under ``resolved``; None: caches need every key."""
+        # A layer that attends to everything, or that counts the cache's tokens, would miss evicted keys.
         alike = set(self.roles.values()) <= {"slots"} and not self._chunks
-        return resolved.recipe.kept if alike else None
+        return resolved.recipe.sink_window if alike else None
 
     def evict(self, cache: Any, slot: int) -> None:
-        """Free what no later query of the sequence in ``cache`` can reach under ``slot``; most encodings reach all."""
-        kept = self.kept(self.slots[slot])
-        if kept is not None:
-            evict(cache.layers, *kept)
+        """Evict the keys that no later query of the sequence in ``cache`` can reach under ``slot``."""
+        sink_window = self.sink_window(self.slots[slot])
+        if sink_window is not None:
+            evict(cache.layers, *sink_window)
 
 
 def _num_sinks(resolved: ResolvedRecipe, layer: Layer, num_kv: int, q_stop: int) -> int | None:
     """Number of first keys before a gap, where the cache has evicted keys out of reach; None: nothing is evicted, or
     the layer has a window."""
-    reach = resolved.recipe.kept if num_kv < q_stop and layer.mask is CAUSAL else None
-    return None if reach is None else reach[0]
+    sink_window = resolved.recipe.sink_window if num_kv < q_stop and layer.mask is CAUSAL else None
+    return None if sink_window is None else sink_window[0]
 
 
 def _chunked_layers(config: Any) -> dict[int, int]:

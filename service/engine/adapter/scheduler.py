@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
+from typing_extensions import override
 
 from service.engine.adapter.cache import EncodingCache
 from service.engine.request import EngineRequest
@@ -34,6 +35,7 @@ class FairScheduler(FIFOScheduler):
         request = self.requests.get(state.request_id)
         return "" if request is None else request.tenant
 
+    @override
     def schedule_batch(
         self, token_budget: int, cache_budget: int
     ) -> tuple[list[FutureRequestState] | None, bool, int, int]:
@@ -67,6 +69,7 @@ class FairScheduler(FIFOScheduler):
         reading = [state for state in active if state.status == RequestStatus.PREFILLING]
         return decoding, reading + ([] if self.block_new_requests else self._get_waiting_candidates())
 
+    @override
     def _infer_request_tokens(self, state: RequestState, *args: Any) -> list[int]:
         """Counts what a step reads of a request's cache, and not all that the request has ever seen: that may be
         more than the cache holds, and the request would never be scheduled again."""

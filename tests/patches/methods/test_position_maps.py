@@ -268,9 +268,9 @@ def test_a_layer_that_does_not_rotate_keeps_the_mask(fields: Fields, length: int
 @given(drawn, st.integers(1, 70))
 def test_only_windowed_methods_let_keys_go_and_none_that_is_attended_later(fields: Fields, length: int) -> None:
     recipe = parse(fields).recipe(GEOMETRY)
-    assert (recipe.kept is None) == MOVING[fields["method"]].covers_all
-    if recipe.kept is not None:
-        first, last = recipe.kept
+    assert (recipe.sink_window is None) == MOVING[fields["method"]].covers_all
+    if recipe.sink_window is not None:
+        first, last = recipe.sink_window
         m, n = torch.arange(length)[:, None], torch.arange(length)[None]
         gone = (n >= first) & (m - n >= last)
         assert not any(bool((band.predicate(m, n) & gone).any()) for band in recipe.bands)

@@ -23,7 +23,7 @@ from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.configuration import ATTENDING
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.verification import TOLERANCE, verify
-from service.engine.window import Window
+from service.engine.window import SinkWindow
 from service.models.architecture import FAMILIES as DEMO_FAMILIES
 from service.models.loading import ModelLoadError
 from service.models.registry import ModelRegistry
@@ -136,7 +136,7 @@ def test_every_route_that_a_model_can_take_is_taken(family: str) -> None:
         if family == "llama":
             assert {resolved.rotates_at for resolved in recipes} == {"never", "cache_write", "cache_read"}
             assert {FirstKeys, ChunkRange} <= predicates
-            assert any(patch.kept(resolved) is not None for resolved in recipes)
+            assert any(patch.sink_window(resolved) is not None for resolved in recipes)
             assert sum(resolved.is_plain for resolved in recipes) == 2
         if family == "gpt2":
             assert any(resolved.recipe.absolute not in (None, recipes[0].recipe.absolute) for resolved in recipes)
@@ -202,8 +202,8 @@ def lost_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 def pages_given_back_too_early(patch: pytest.MonkeyPatch) -> None:
-    dropped = Window.dropped
-    patch.setattr(Window, "dropped", lambda self, position: dropped(self, position + self.page))
+    evicted = SinkWindow.evicted_pages
+    patch.setattr(SinkWindow, "evicted_pages", lambda self, position: evicted(self, position + self.page_size))
 
 
 def late_positions(patch: pytest.MonkeyPatch) -> None:
