@@ -1,7 +1,7 @@
 """Positional encodings as data: recipes, slots, and the seams that carry them into a model.
 
-This is the public surface. Importing it loads the methods and neither torch nor a model library; what computes with
-tensors loads on first use.
+This is the public surface. Importing it loads the methods, and neither torch nor a model library. Names that compute
+with tensors load on first use.
 """
 
 from __future__ import annotations

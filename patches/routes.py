@@ -1,4 +1,4 @@
-"""One encoding for each way through the attention, for checks that have to go all of them."""
+"""One encoding for each route through the attention, for checks of all routes."""
 
 from __future__ import annotations
 

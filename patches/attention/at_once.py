@@ -14,7 +14,7 @@ from patches.encoding.recipe import Band
 def at_once(states: SegmentStates, band: Band, key: torch.Tensor, attended: Attended) -> bool:
     """Add the attention of all queries to ``key`` [rows, kv_heads, k, head_dim] to ``attended``.
 
-    False, and nothing is added, where the band has to go by blocks.
+    Returns False and adds nothing if the band has to go by blocks.
     """
     predicate = band.predicate
     if not states.is_bare:
@@ -46,12 +46,12 @@ def _chunks(
 ) -> None:
     """To the chunk ``low`` before that of the query, and if the range has no end to all chunks before that one.
 
-    From position ``first`` on, where a chunk begins, chunk i of queries meets chunk i of the keys from ``base`` on. The
-    chunks between are a staircase: every second chunk of queries meets the one chunk of keys before it, every second
-    pair of chunks the pair before it, then fours, eights. Each width is one call, so that n chunks take log2(n).
+    From ``first`` on, where a chunk begins, chunk i of queries attends to chunk i of the keys from ``base`` on. The
+    chunks between are a staircase: every second chunk of queries attends to the one chunk of keys before it, every
+    second pair of chunks to the pair before it, then fours, eights. Each width is one call: n chunks take log2(n).
     """
     early, base = first - states.q_start, first - chunks.low * chunks.size
-    for columns in blocks(states):  # the rest of a chunk that an earlier segment began, or chunks that reach no key
+    for columns in blocks(states):  # an earlier segment began this chunk, or the chunk reaches no key
         if columns.stop <= early:
             add_band(states, columns, band, keys[0], attended)
     query = states.rotated_queries(states.query[:, :, early:], first, band)
@@ -78,7 +78,7 @@ def _by_period(
 ) -> None:
     """In every ``period`` of columns, the queries behind the first ``skip`` to as many of the first keys.
 
-    Whole periods are rows of one batch; what is left of a last one goes by itself.
+    Whole periods are rows of one batch; an incomplete last one is a call by itself.
     """
     length, width = query.shape[2], period - skip
     whole = length // period

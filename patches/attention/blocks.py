@@ -1,4 +1,4 @@
-"""Bands that go in blocks of queries: what each block sees of the keys, with a mask only where it cuts."""
+"""Attention of one band in blocks of queries. Only keys that some of a block's queries cover need a mask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUERY_BLOCK = 256
 """Queries per block: bounds a mask or a bias to [heads, 256, k] floats."""
 
 WORTH_A_CALL = 64
-"""Keys that all queries of a block cover, from which on a call without a mask pays."""
+"""Least number of keys, all covered by every query of a block, that is worth a call without a mask."""
 
 
 def blocks(states: SegmentStates) -> Iterator[slice]:
@@ -29,8 +29,10 @@ def blocks(states: SegmentStates) -> Iterator[slice]:
 
 
 def add_band(states: SegmentStates, columns: slice, band: Band, key: torch.Tensor, attended: Attended) -> None:
-    """Add what the queries of ``columns`` see of ``key`` in one band, in up to three parts: keys that all of them
-    cover need no mask, and masks are slow."""
+    """Add the attention of the queries of ``columns`` to ``key`` in one band, in up to three parts.
+
+    Keys that all these queries cover need no mask, and masks are slow.
+    """
     query, q_low = states.query[:, :, columns], states.q_start + columns.start
     queries = query.shape[2]
     predicate = states.predicate(band)
@@ -49,7 +51,7 @@ def add_band(states: SegmentStates, columns: slice, band: Band, key: torch.Tenso
 
 
 def _mask(states: SegmentStates, band: Band, q_low: int, queries: int, columns: slice) -> torch.Tensor | None:
-    """``bias`` of one band, made once per forward for all blocks and layers where distance alone decides."""
+    """``bias`` of one band, made once per forward for all blocks and layers if distance alone decides."""
 
     def make() -> torch.Tensor | None:
         return states.bias([band], q_low, queries, columns)
@@ -63,7 +65,7 @@ def _mask(states: SegmentStates, band: Band, q_low: int, queries: int, columns: 
 
 
 def _columns(states: SegmentStates, k_low: int, k_high: int) -> slice:
-    """Key columns that hold positions k_low .. k_high - 1, of those still in the cache."""
+    """Key columns of positions k_low .. k_high - 1, as far as the cache still has them."""
 
     def column(position: int) -> int:
         if position < states.num_sinks:

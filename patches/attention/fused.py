@@ -1,9 +1,8 @@
 """Attention of one segment on fused kernels, band by band, merged exactly by log-sum-exp.
 
-Three routes. One identity band is ordinary attention. A single new query attends once: over keys as they are, or
-over raw keys turned by their own effective distance. Anything else goes band by band: over all queries
-``at_once``, or in blocks of queries. Layers with a soft limit or with sinks, and encodings that score distances by
-the query, have no fused kernel; they are in ``eager``.
+One identity band is ordinary attention. A single new query attends once: over unchanged keys, or over raw keys that are
+rotated by their effective distance. All else goes band by band: over all queries ``at_once``, or in ``blocks``. Layers
+with a soft limit or with sinks, and encodings that score distances by the query, go to ``eager``.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ def attend(
 ) -> torch.Tensor:
     """Attention output [rows, heads, q, value dim] in the dtype of ``query``.
 
-    ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads,
+    ``query`` [rows, heads, q, head_dim] has the positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads,
     k, head_dim] and ``value`` end at the last of them. Keys are rotated already if the recipe rotates at
     cache-write, raw otherwise. If keys were evicted, the first ``num_sinks`` columns are those at
-    positions 0 .. num_sinks - 1. ``batch`` keeps the tables that all layers of the forward share.
+    positions 0 .. num_sinks - 1. ``batch`` has the tables that all layers of the forward share.
     """
     states = SegmentStates(query, key, value, resolved, batch, layer, q_start, num_sinks)
     if layer.softcap is not None or layer.sinks is not None or resolved.recipe.relative is not None:
@@ -67,7 +66,7 @@ def ordinary(states: SegmentStates) -> torch.Tensor:
 
 
 def single_query(states: SegmentStates) -> torch.Tensor:
-    """One query. Left raw, with key j turned by minus its effective distance, one pass serves all bands."""
+    """One raw query. Key j is rotated by minus its effective distance, so one pass serves all bands."""
     key, bias = states.key, states.shared("bias", lambda: _single_bias(states))
     if states.resolved.rotates_at == "cache_read":
         table = states.shared("distance", lambda: _distance_table(states))
@@ -83,7 +82,7 @@ def single_query(states: SegmentStates) -> torch.Tensor:
 
 
 def by_bands(states: SegmentStates) -> torch.Tensor:
-    """Each band to the keys it can reach: over all queries at once where that takes few calls, else by blocks."""
+    """Each band attends to the keys it can reach: over all queries at once if that takes few calls, else by blocks."""
     attended = nothing(states.query, states.value.shape[-1])
     bands = zip(states.resolved.recipe.bands, states.keys_by_band(), strict=True)
     by_blocks = []
@@ -115,8 +114,8 @@ def _distance_table(states: SegmentStates) -> Table:
 
 
 def _causal_mask(states: SegmentStates) -> torch.Tensor:
-    """Additive [q, k]. The kernel makes the same of a boolean mask, but anew in every layer; and comparing positions
-    takes 40 times as long as cutting off a triangle."""
+    """Additive [q, k]. Given booleans, the kernel would make this mask anew in every layer. Comparing positions would
+    take 40 times as long as cutting off a triangle."""
     new, keys = states.query.shape[2], states.key.shape[2]
     mask = torch.full((new, keys), float("-inf"), dtype=states.query.dtype, device=states.query.device)
     return mask.triu_(keys - new + 1)

@@ -1,8 +1,8 @@
-"""Where attention goes: the share of softmax weight by distance, for every layer and head.
+"""The share of softmax weight by distance, for every layer and head.
 
-Weights are those of the reference attention (float32) on the queries and keys of the model's own forward. Only the
-rows of chosen queries are computed, in blocks, so that no matrix of all queries by all keys is ever held. The first
-keys count apart: attention sinks, arXiv:2309.17453, section 3.1.
+The reference attention (float32) computes the weights from the queries and keys of the model's own forward. It computes
+the rows of chosen queries only, in blocks, so memory never holds all queries by all keys. The first keys count apart:
+attention sinks, arXiv:2309.17453, section 3.1.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from patches.attention import reference
 from patches.attention.observation import Observed
 
 FIRST_KEYS = 4
-"""Keys that count as sinks: as many as StreamingLLM keeps."""
+"""Keys that count as sinks, as in StreamingLLM."""
 
 BLOCK_WEIGHTS = 1 << 22
 """Most weights of one block of queries, over all heads."""
 
 
 def distance_edges(length: int) -> list[int]:
-    """0, 1, 2, 4, 8, ... and ``length``: bucket b holds the distances edges[b] <= q_idx - kv_idx < edges[b + 1]."""
+    """0, 1, 2, 4, 8, ... and ``length``: bucket b has the distances edges[b] <= q_idx - kv_idx < edges[b + 1]."""
     return [0, *itertools.takewhile(lambda edge: edge < length, (1 << step for step in range(64))), length]
 
 

@@ -30,7 +30,7 @@ def weights(
 ) -> torch.Tensor:
     """Softmax weights [rows, heads, q, k]. They sum to 1, or to less where ``layer`` has sinks.
 
-    ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads, k,
+    ``query`` [rows, heads, q, head_dim] has the positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads, k,
     head_dim] ends at the last of them. Keys (and queries) are rotated already if the recipe rotates at cache-write,
     raw otherwise.
     """

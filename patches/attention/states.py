@@ -1,4 +1,4 @@
-"""The tensors of one segment in one layer, and what every route over them needs: masks, rotated states, positions."""
+"""The tensors of one segment in one layer, with the masks, rotated states and positions that several routes need."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ class SegmentStates:
 
     @property
     def is_bare(self) -> bool:
-        """Whether bands alone decide over pairs: no mask of the layer, no bias, and every key from position 0 on. And
-        whether there is a kernel for long calls."""
+        """Whether a kernel for long calls exists and bands alone decide over pairs.
+
+        The layer then has no mask, the recipe no bias, and the keys are complete from position 0 on.
+        """
         bare = (self.layer_mask, self.num_sinks, self.k_start, self.resolved.recipe.score_bias) == (None, 0, 0, None)
         return bare and has_kernel(self.query, self.key, self.value)
 
     def bias(self, bands: list[Band], q_low: int, queries: int, columns: slice) -> torch.Tensor | None:
-        """Additive bias [1, heads or 1, q, k] of what the bands leave out and the recipe's score bias."""
+        """Additive bias [1, heads or 1, q, k]: pairs that no band covers, and the recipe's score bias."""
         q_idx, kv_idx = self.indices(q_low, queries, columns)
         covered = torch.stack([self.predicate(band)(q_idx, kv_idx) for band in bands]).any(0)
         score_bias = self.resolved.recipe.score_bias

@@ -1,1 +1,1 @@
-"""What a batch is to attention: its sequences as segments, and the slot that names the encoding of each."""
+"""Batches as attention sees them: segments of sequences, and the slots that name their encodings."""

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
-"""How many times longer than the trained length."""
+"""Multiple of the trained length."""
 
 Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
 """Tokens."""

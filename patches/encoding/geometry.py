@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Family = Literal["rotary", "learned", "sinusoidal", "bias", "relative", "none"]
-"""How a checkpoint was taught positions: rotation, a table or formula added to its tokens, a bias, learned vectors for
-distances in every layer, or not at all."""
+"""Source of a checkpoint's positions: rotation, a table or formula added to its tokens, a bias, learned vectors for
+distances in every layer, or none."""
 
 
 class NativeMethod(Protocol):
@@ -19,13 +19,12 @@ class NativeMethod(Protocol):
 
 @dataclass(frozen=True)
 class RopeGeometry:
-    """What an encoding may know about a model: shapes and training facts, never weights.
+    """Shapes and training facts of one model.
 
-    ``rotary_dim`` is the rotated width and ``rotary_offset`` where it begins inside a head (0 except in
-    latent attention); ``original_max_position_embeddings`` is the trained length L0 in tokens. ``native``
-    is the checkpoint's own encoding, which is what the method "default" stands for; None is plain RoPE.
-    ``family`` is what the checkpoint was trained with. ``table_rows`` is how many positions a learned
-    table of absolute positions holds. ``latent`` is multi-head latent attention (DeepSeek).
+    ``rotary_dim`` is the rotated width, ``rotary_offset`` its first dimension inside a head (0 except in latent
+    attention). ``original_max_position_embeddings`` is the trained length L0 in tokens. ``native`` is the checkpoint's
+    own encoding, which requests call "default"; None is plain RoPE. ``family`` is that of the training. ``table_rows``
+    is the number of positions in a learned table. ``latent`` is multi-head latent attention (DeepSeek).
     """
 
     head_dim: int
@@ -43,10 +42,10 @@ class RopeGeometry:
 
     @property
     def rotates(self) -> bool:
-        """Whether the checkpoint was trained with rotary embeddings."""
+        """True for checkpoints trained with rotary embeddings."""
         return self.family == "rotary"
 
     @property
     def adds_positions(self) -> bool:
-        """Whether the checkpoint adds position embeddings to its tokens."""
+        """True for checkpoints that add position embeddings to their tokens."""
         return self.family in ("learned", "sinusoidal")

@@ -26,7 +26,7 @@ ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodi
 
 
 class PositionMap(Protocol):
-    """Positions int64 [n] -> the positions used as rotation angles: [n], or [n, pairs] to tell pairs apart."""
+    """Positions int64 [n] -> the positions used as rotation angles: [n], or [n, pairs] if they differ by pair."""
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor: ...
 
@@ -49,10 +49,10 @@ class ScoreBias(Protocol):
 
 
 class RelativeScores(Protocol):
-    """What a query is worth at a distance, by weights that a layer learned for it.
+    """Scores of a query by distance, from weights that a layer learned.
 
-    (the layer's attention module, query [rows, heads, q, head_dim], key [rows, heads, k, head_dim], distance int64
-    [q, k] >= 0) -> [rows, heads, q, k], added to query . key before scaling.
+    Takes the layer's attention module, query [rows, heads, q, head_dim], key [rows, heads, k, head_dim] and distance
+    int64 [q, k] >= 0. Returns [rows, heads, q, k], which is added to query . key before scaling.
     """
 
     def __call__(
@@ -67,7 +67,7 @@ class AttentionTemperature(Protocol):
 
 
 class AbsoluteMap(Protocol):
-    """Which real-valued positions of the model's own absolute embedding a position is the weighted sum of.
+    """A position as a weighted sum of real-valued positions of the model's own absolute embedding.
 
     Positions int64 [n] -> (weights float32 [n, m], positions float64 [n, m]).
     """
@@ -77,7 +77,7 @@ class AbsoluteMap(Protocol):
 
 @dataclass(frozen=True)
 class NothingAdded:
-    """No position embedding at all: the sum of nothing."""
+    """No position embedding: an empty sum."""
 
     def __call__(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -91,7 +91,7 @@ NOTHING_ADDED = NothingAdded()
 
 @dataclass(frozen=True)
 class Band:
-    """Where ``predicate`` holds, the query is rotated by ``query_map`` and the key by ``key_map``."""
+    """Pairs of ``predicate``: the query is rotated by ``query_map`` and the key by ``key_map``."""
 
     query_map: PositionMap = IDENTITY
     key_map: PositionMap = IDENTITY
@@ -106,10 +106,9 @@ class Band:
 class Recipe:
     """One positional encoding. ``schedule`` None means no rotation.
 
-    A part that depends on the request's reserved length says so (``depends_on_length``) and gives its
-    form for one length by ``at(length)``; schedules take the length in ``frequencies``. ``absolute``
-    is for checkpoints that add positions to their token embeddings; None leaves their own table as it is.
-    ``relative`` is for checkpoints whose layers learned vectors for distances.
+    A part with ``depends_on_length`` depends on the request's reserved length; ``at(length)`` fixes it. Schedules take
+    the length in ``frequencies``. ``absolute`` is for checkpoints that add positions to their token embeddings; None
+    leaves their own table unchanged. ``relative`` is for checkpoints whose layers learned vectors for distances.
 
     Raises:
         ValueError: without a band, or with position maps and nothing to rotate.
@@ -145,8 +144,8 @@ class Recipe:
         """Fix the numbers for one request. ``length`` counts prompt + new tokens.
 
         Raises:
-            ValueError: when the recipe does not fit what the checkpoint was trained with, or reads a learned table
-                past its last row; the message says why.
+            ValueError: when the recipe does not fit the checkpoint's training, or reads a learned table past its last
+                row; the message says why.
         """
         import torch
 
@@ -189,7 +188,7 @@ class Recipe:
         reached = int(positions.max()) + 1 if positions.numel() else 0
         if reached > rows:
             raise ValueError(
-                f"this model's table holds {rows} positions, and the {length} reserved tokens (prompt and new ones) "
+                f"this model's table has {rows} positions, and the {length} reserved tokens (prompt and new ones) "
                 f"would read {reached} of them under this encoding"
             )
 
@@ -206,10 +205,10 @@ def _at(part: Part, length: int) -> Part:
 
 @dataclass(frozen=True)
 class ResolvedRecipe:
-    """A recipe with its numbers: what a slot holds and what a response echoes.
+    """A recipe with its numbers, as in a slot and in the echo of a response.
 
-    ``inv_freq`` is empty when nothing rotates. ``length`` is what a length-dependent part was resolved
-    for; it takes no part in comparison, so that equal numbers share a slot whatever led to them.
+    ``inv_freq`` is empty when nothing rotates. ``length`` is the reserved length of length-dependent parts; comparison
+    ignores it, so that equal numbers share a slot.
     """
 
     recipe: Recipe
@@ -221,7 +220,7 @@ class ResolvedRecipe:
     offset: int = field(default=0, kw_only=True)
 
     def __hash__(self) -> int:
-        # Tables are looked up by it in every layer: a few numbers tell recipes apart, equality compares the rest.
+        # Every layer looks up tables by it: a few numbers distinguish most recipes, equality compares the rest.
         return hash((self.inv_freq[-1:], self.attention_factor, self.rope_theta))
 
     @property
@@ -239,7 +238,7 @@ class ResolvedRecipe:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Ordinary causal softmax attention, of queries that a temperature may have multiplied."""
+        """True for ordinary causal softmax attention, with or without a temperature."""
         recipe = self.recipe
         return (
             self.rotates_at != "cache_read"
@@ -251,7 +250,7 @@ class ResolvedRecipe:
 
     @cached_property
     def unrotated(self) -> ResolvedRecipe:
-        """What the recipe means in a layer that does not rotate: its masks and its temperature, no positions."""
+        """The recipe in a layer that does not rotate: its masks and its temperature, no positions."""
         bands = tuple(Band(predicate=predicate) for predicate in merged([b.predicate for b in self.recipe.bands]))
         recipe = Recipe(None, bands, attention_temperature=self.recipe.attention_temperature)
         return ResolvedRecipe(recipe, (), 1.0, 0.0, self.length, interleaved=self.interleaved, offset=self.offset)

@@ -75,7 +75,7 @@ class ReservedLengthTemperature:
 
 
 class _Temperature(KnownFields):
-    """Base of the kinds. Frozen; unknown keys are refused. ``trained_length`` is in tokens."""
+    """Base of the kinds: frozen, without unknown keys. ``trained_length`` is in tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

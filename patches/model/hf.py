@@ -1,7 +1,7 @@
 """Putting the seams into a transformers model, and measuring it. The only file that imports transformers.
 
 Seam A: the rotary module's ``forward`` is replaced on the instance.
-Seam B: attention and mask functions are registered under a name of our own.
+Seam B: attention and mask functions are registered under a new name.
 Seam C: the ``forward`` of a module that embeds absolute positions is replaced on the instance.
 The model's own ``forward`` is replaced likewise, by one that opens and ends the state of each forward.
 All are undone on leaving the context, also after an exception. A request never patches anything.
@@ -28,7 +28,7 @@ from patches.model.seams import Patched
 
 _names = itertools.count()
 _PREFIX = "ropeway_"
-"""Of the attention's registered name. With "flash" in it, transformers would look for a kernel."""
+"""Prefix of the attention's registered name. With "flash" in it, transformers would look for a kernel."""
 
 
 def _padding_mask(
@@ -41,7 +41,7 @@ def _padding_mask(
 
 
 def _no_mask(batch_size: int, q_length: int, kv_length: int, **_: Any) -> torch.Tensor:
-    """Mask function of models whose attention we replace and which expect a tensor: nobody reads it."""
+    """Mask function of models whose attention we replace: they expect a tensor, and never read it."""
     return torch.empty(0)
 
 
@@ -146,7 +146,7 @@ def _take_over_temperatures(model: Any, undo: ExitStack) -> dict[int, AttentionT
 
 
 def _replace_forward(module: torch.nn.Module, forward: Any, undo: ExitStack) -> None:
-    """Replace ``forward`` on the instance; what a library had hooked there comes back."""
+    """Replace ``forward`` on the instance; a forward that a library put there comes back."""
     hooked = module.__dict__.get("forward")
 
     def restore() -> None:

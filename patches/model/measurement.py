@@ -1,4 +1,4 @@
-"""How a model rotates, measured on its own forward pass: which layers, where in a head, in which pair layout.
+"""Measurement of a model's rotation on its own forward pass: the layers, the offset in a head, the pair layout.
 
 Three tokens run through the model under tables of our choice, and the queries that reach each layer's attention are
 compared. Nothing is looked up by name, so unknown models are measured too.
@@ -18,11 +18,11 @@ from patches.encoding.rotary import rotary_table, rotate
 from patches.model.geometry import RotaryModule, UnsupportedModel
 
 TableLayout = Literal["half", "interleaved", "pairs", "complex"]
-"""What a rotary module returns: cos and sin as wide as the rotation, in either layout; one number per
-pair (gpt-oss); or one complex number per pair (Llama 4, DeepSeek-V2)."""
+"""Tables of rotary modules: cos and sin as wide as the rotation, in either layout; one number per pair (gpt-oss); or
+one complex number per pair (Llama 4, DeepSeek-V2)."""
 
 Role = Literal["slots", "own", "never"]
-"""What turns a layer's queries: the table of slots, a rotary type of its own, or nothing."""
+"""Rotation of a layer's queries: by the table of slots, by another rotary type (``own``), or never."""
 
 TOKENS = 3
 
@@ -45,7 +45,7 @@ class TableFormat:
 
 
 class CachedStates(NamedTuple):
-    """What a paged cache contains of one token in one layer: keys and values of ``heads`` heads, in numbers per head.
+    """States of one token in one layer of a paged cache: keys and values of ``heads`` heads, in numbers per head.
 
     A layer that attends ``calls`` times in a forward, over other values each time (DiffLlama), has as many.
     """
@@ -63,8 +63,11 @@ class CachedStates(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a model rotates. ``geometry`` has the measured pair layout and offset; ``roles`` is by layer, and empty for
-    a model that rotates nothing; ``table`` is the format of its rotary module."""
+    """Rotation of one model.
+
+    ``geometry`` has the measured pair layout and offset. ``roles`` is by layer, and empty for a model that rotates
+    nothing. ``table`` is the format of its rotary module.
+    """
 
     geometry: RopeGeometry
     roles: Mapping[int, Role]

@@ -1,4 +1,4 @@
-"""What a patched model does in a forward: the seams that ``patches.model.hf`` puts into it.
+"""A patched model in a forward: the seams that ``patches.model.hf`` puts into it.
 
 Seam A, the rotary module, reads slots from the positions. Seam B, the attention, goes through the batch segment by
 segment. Seam C, the embedding of absolute positions, reads slots too. All read the positions from the ``Forward`` that
@@ -35,7 +35,7 @@ from patches.parsing import parse
 from patches.resolution import confirmed, describe, resolve
 
 PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
-"""Layers with a rotary type of their own: their keys are turned already, the rest is ordinary attention."""
+"""The recipe of layers with another rotary type: their keys are rotated, the rest is ordinary attention."""
 
 
 class _ThreadState(threading.local):
@@ -59,7 +59,7 @@ class Patched:
         measurement: Measurement,
         temperatures: Mapping[int, AttentionTemperature],
     ) -> None:
-        """``temperatures`` are those that layers computed by counting tokens, and no longer do."""
+        """``temperatures`` replace those that layers would compute by counting tokens."""
         self.model = model  # a PreTrainedModel, whose library is imported in hf.py only
         self.attention_name = attention_name
         self.geometry, self.roles, self.cached = measurement.geometry, measurement.roles, measurement.cached
@@ -79,7 +79,7 @@ class Patched:
         return resolve(self.confirmed(method, length), self.geometry, length)
 
     def confirmed(self, method: Method, length: int) -> Method:
-        """``method`` without what its request says must follow, once that has been found true here.
+        """``method`` without the numbers that its request expects to follow, once they have been compared.
 
         Raises:
             EchoMismatch: naming the first number that differs.
@@ -92,7 +92,7 @@ class Patched:
 
     @property
     def layers(self) -> dict[str, int]:
-        """How many layers are under the encoding, have a rotary type of their own, and never rotate."""
+        """Number of layers by role: under the encoding, with another rotary type, without rotation."""
         return dict(Counter(self.roles.values())) or {"slots": self._layers}
 
     def _slot_table(self) -> SlotTable:
@@ -100,7 +100,7 @@ class Patched:
         return SlotTable(native, self.geometry.rotary_dim, self.model.device)
 
     def forget_encodings(self) -> None:
-        """Empty the table of slots, of which none may be in use."""
+        """Empty the table of slots; none may be in use."""
         self.slots = self._slot_table()
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -185,7 +185,7 @@ class Patched:
         forward = self._forward
         index: int = module.layer_idx  # type: ignore[assignment]
         if self.geometry.latent:
-            scaling = self.geometry.head_dim**-0.5  # what a scaling adds to it is in the recipe's temperature
+            scaling = self.geometry.head_dim**-0.5  # the recipe's temperature has the part that a scaling adds
         mask = self._layer_mask(index, sliding_window)
         layer = Layer(scaling, mask, softcap, s_aux, module, self._temperatures.get(index))
         if forward.packed is None:
@@ -202,7 +202,7 @@ class Patched:
         return CAUSAL if sliding_window is None else DistanceRange(0, sliding_window)
 
     def _recipe(self, slot: int, index: int) -> ResolvedRecipe:
-        """What an encoding means in one layer."""
+        """The encoding of a slot in one layer."""
         role = self.roles.get(index, "slots")
         if role == "own":
             return PLAIN
@@ -267,8 +267,10 @@ class Patched:
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, arguments: dict[str, Any], index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of whole sequences, in widths of their own: the paged cache has rows of one width. To the
-        cache, a layer that attends again is another layer."""
+        """Keys and values of whole sequences, in their two widths: the paged cache has rows of one width.
+
+        To the cache, a layer that attends again is another layer.
+        """
         layer = index + self._layers * batch.calls_before(index)
         rows = (widened(states, self.cached.width) for states in (key, value))
         keys, values = arguments["cache"].update(*rows, layer, arguments)
