@@ -19,7 +19,7 @@ from patches.encoding.recipe import IDENTITY, Band, Recipe
 
 class String(BasedMethod):
     summary: ClassVar[str] = "STRING: distances from an offset on are shifted down onto well-trained short ones."
-    use: ClassVar[str] = "Long-context models that fall short of their own trained length."
+    use: ClassVar[str] = "Long-context models that fail below their trained length."
     avoid: ClassVar[str] = "Extension far past L0: it adds only S - W tokens."
     reach: ClassVar[str] = "L0 + S - W"
     evidence: ClassVar[str] = (
