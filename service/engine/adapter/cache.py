@@ -11,12 +11,12 @@ from service.engine.request import EngineRequest
 
 
 class EncodingCache(PagedAttentionCache):
-    """Prefix sharing keyed by tokens and by the request's cache key (tenant, salt, encoding): keys made under one
-    recipe are wrong under another, and one tenant must not learn what another sent.
+    """Prefix sharing keyed by tokens and by the request's cache key (tenant, salt, encoding).
 
-    Blocks are found by a hash over int32 token ids. The bits above the vocabulary carry a number that stands for
-    the cache key, so no two keys can meet. When the numbers run out, those of keys without a live request are given
-    out again, and their blocks are evicted.
+    Keys made under one recipe are wrong under another, and one tenant must not learn the prompts of another. Blocks are
+    found by a hash over int32 token ids. The bits above the vocabulary carry a number for the cache key, so blocks of
+    different keys never match. When the numbers run out, those of keys without a live request are reused, and their
+    blocks are evicted.
     """
 
     requests: dict[str, EngineRequest]
@@ -33,7 +33,7 @@ class EncodingCache(PagedAttentionCache):
         return super().can_store_request_tokens(state, request_len, dry_run)
 
     def most_read(self, state: RequestState) -> int | None:
-        """Most tokens that the next step of one request reads, per layer; None where that is all of them."""
+        """Most tokens that the next step of one request reads, per layer; None for all of them."""
         windowed = allocator_of(self)
         window = None if windowed is None else windowed.window_of(state.request_id)
         if window is None:
@@ -55,7 +55,7 @@ class EncodingCache(PagedAttentionCache):
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
         windowed = allocator_of(self)
         if not complete_blocks or (windowed is not None and windowed.evicted_pages.get(state.request_id)):
-            return  # a hash stands for every token before it: after a gap there is none
+            return  # a hash covers every token before it: after a gap there is none
         salted = self._salted(state.request_id, state.initial_tokens + state.generated_tokens)
         if salted is not None:
             super().mark_complete_blocks(_TokensOf(state, salted), complete_blocks)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ class EncodingCache(PagedAttentionCache):
         return None if number is None else [token | (number << self.token_bits) for token in tokens]
 
     def _number(self, request: EngineRequest) -> int | None:
-        """The number of the request's cache key, or None while live requests hold them all."""
+        """The number of the request's cache key, or None while live requests use them all."""
         number = self.numbers.get(request.cache_key)
         if number is None:
             most = (1 << (31 - self.token_bits)) - 1
@@ -89,11 +89,11 @@ class EncodingCache(PagedAttentionCache):
 
 
 class _TokensOf:
-    """A request state whose tokens read salted; what else the cache reads of it is passed on."""
+    """A request state with salted tokens, as far as the cache reads it."""
 
     def __init__(self, state: RequestState, tokens: list[int]) -> None:
         self.request_id = state.request_id
-        # The cache skips finished requests, whose blocks are gone in asynchronous batching. Ours still hold theirs,
+        # The cache skips finished requests, whose blocks are gone in asynchronous batching. Ours still have theirs,
         # and a request for a single token would leave nothing to share.
         self.status = RequestStatus.DECODING
         self.initial_tokens, self.generated_tokens = tokens, []  # type: ignore[var-annotated]

@@ -42,15 +42,17 @@ class SlottedInputs(ContinuousBatchingIOs):
         self.position_ids[:tokens] = encode(self.position_ids[:tokens], slots)
 
     def undo_step(self) -> FutureRequestState:
-        """Put the requests of the batch back to where they were before it was prepared; returns the one to blame:
-        the most new tokens, then the longest."""
+        """Reset the requests of the batch to their state before it was prepared.
+
+        Returns the one to blame: that with the most new tokens, then the longest.
+        """
         for future, tokens in zip(self.requests_in_batch, self.tokens_in_batch, strict=True):
             future.state.position_offset -= future.query_length
             future.state.tokens_to_process = tokens
         return max(self.requests_in_batch, key=lambda future: (future.query_length, future.state.position_offset))
 
     def prepare_again(self, without: FutureRequestState) -> None:
-        """The same batch without one request; nothing if that leaves none."""
+        """The same batch without one request; an empty batch if none is left."""
         rest = [future for future in self.requests_in_batch if future is not without]
         if rest:
             arguments = self.arguments | {"num_q_tokens": sum(future.query_length for future in rest)}

@@ -38,8 +38,8 @@ from service.sharing.turns import Turns
 class EncodingManager(ContinuousBatchingManager):
     """Continuous batching in which every request brings its slot.
 
-    ``requests`` maps request ids to what the event loop knows of them; it must hold a request before
-    ``add_request`` is called for it and until its last output.
+    ``requests`` maps ids to requests of the event loop. A request must be in it before ``add_request`` is called, and
+    until its last output.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EncodingManager(ContinuousBatchingManager):
         prefix_sharing: bool,
     ) -> None:
         """Raises:
-        UnsupportedModel: when pages cannot hold its layers, or when transformers is not the version expected.
+        UnsupportedModel: when pages cannot cache its layers, or transformers has other private parts than expected.
         """
         check_overrides(type(self))
         check_scheduling()
@@ -71,7 +71,7 @@ class EncodingManager(ContinuousBatchingManager):
             max_requests_per_batch=max_requests_per_batch,
             max_memory_percent=1.0,  # the budget is ours: num_blocks is already measured against free memory
             allow_block_sharing=prefix_sharing,
-            safety_margin=0.0,  # admission reserves all that a request ever holds, so decoding never runs out
+            safety_margin=0.0,  # admission reserves the most that a request ever caches, so decoding never runs out
             auto_switch_to_flash=False,
             # CUDA graphs replay without running Python, and so would replay one batch's segments for another.
             use_cuda_graph=False,
@@ -117,8 +117,10 @@ class EncodingManager(ContinuousBatchingManager):
         thread.start()
 
     def abandon(self, error: Exception) -> None:
-        """Give up on a thread that is dead or stalls: fail the work queued beside its requests, and let it end
-        by itself, without another step, if it ever comes back."""
+        """Give up on a thread that is dead or stalls, and fail the interleaved work.
+
+        If the thread ever continues, it ends without another step.
+        """
         self._abandoned = True
         self.background_thread_status.request_stop(
             BackgroundThreadStatus.HARD_STOP, self.distributed_helper.global_rank
@@ -147,7 +149,7 @@ class EncodingManager(ContinuousBatchingManager):
         return tenants
 
     def _states(self, scheduler: FairScheduler) -> list[RequestState]:
-        """Every request of the scheduler, and those that it takes over before its next step."""
+        """Every request of the scheduler, and those in its input queue."""
         coming = list(self.input_queue.queue)
         return [*scheduler.active_requests.values(), *scheduler.waiting_requests.values(), *coming]
 
@@ -230,11 +232,11 @@ class EncodingManager(ContinuousBatchingManager):
         self._wake_up_loop.set()
 
     def fatal_error(self) -> Exception | None:
-        """What killed the generation thread, or None."""
+        """The error that ended the generation thread, or None."""
         return self.background_thread_status.fatal_error
 
     def discard_handler(self, request_id: str) -> None:
-        """Forget a request that will not be heard of again (cancelled before its last output)."""
+        """Forget a request without further outputs (cancelled before its last output)."""
         with self.output_router._lock:
             self.output_router.result_handlers.pop(request_id, None)
         self.requests.pop(request_id, None)
@@ -252,7 +254,7 @@ class EncodingManager(ContinuousBatchingManager):
         return max(cached, min(length, sliding))  # sliding layers need their own window
 
     def tokens_in_cache(self) -> tuple[int, int]:
-        """(tokens in use, tokens the cache holds), by pages."""
+        """(tokens in use, capacity of the cache in tokens), by pages."""
         processor = self.batch_processor
         if processor is None:
             return 0, 0
