@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.encoding.distances import effective_distance
     from patches.model.geometry import UnsupportedModel, geometry_of
-    from patches.model.hf import Patched, patched
+    from patches.model.hf import patched
+    from patches.model.seams import Patched
 
 __all__ = [
     "ENCODING_TAGS",
@@ -76,7 +77,8 @@ _NEEDS_TORCH = {
     "patches.encoding.distances": {"effective_distance"},
     "patches.batch.segments": {"Batch", "packed_batch"},
     "patches.model.geometry": {"UnsupportedModel", "geometry_of"},
-    "patches.model.hf": {"Patched", "patched"},
+    "patches.model.hf": {"patched"},
+    "patches.model.seams": {"Patched"},
     "patches.batch.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},
 }
 

@@ -172,8 +172,8 @@ def trained_length_of(given: int | None, geometry: RopeGeometry) -> int:
     return given or geometry.original_max_position_embeddings
 
 
-class TrainedLengthMethod(FrequencyMethod):
-    """A schedule that needs to know the length the model was trained at."""
+class _TrainedLength(Method):
+    """The field of a method that depends on the trained length."""
 
     original_max_position_embeddings: Length | None = Field(
         None, description="Trained length in tokens; the model's own when absent."
@@ -184,6 +184,10 @@ class TrainedLengthMethod(FrequencyMethod):
 
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         return super().parameters(geometry) | {"original_max_position_embeddings": self.trained_length(geometry)}
+
+
+class TrainedLengthMethod(_TrainedLength, FrequencyMethod):
+    """A schedule that depends on the trained length."""
 
 
 class WrappingMethod(Method):
@@ -232,18 +236,8 @@ class WrappingMethod(Method):
         return super().parameters(geometry) | {"base": underneath}
 
 
-class BasedMethod(WrappingMethod):
+class BasedMethod(_TrainedLength, WrappingMethod):
     """A method that moves positions or masks pairs, measured by the trained length, over a frequency schedule."""
-
-    original_max_position_embeddings: Length | None = Field(
-        None, description="Trained length in tokens; the model's own when absent."
-    )
-
-    def trained_length(self, geometry: RopeGeometry) -> int:
-        return trained_length_of(self.original_max_position_embeddings, geometry)
-
-    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
-        return super().parameters(geometry) | {"original_max_position_embeddings": self.trained_length(geometry)}
 
 
 def _plain_rope(geometry: RopeGeometry) -> Recipe:

@@ -69,6 +69,12 @@ def text_config(model: nn.Module) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
+def chunked_layers(config: Any) -> dict[int, int]:
+    """Layer -> tokens per chunk, for layers that attend within chunks (Llama 4)."""
+    kinds = getattr(config, "layer_types", None) or []
+    return {index: int(config.attention_chunk_size) for index, kind in enumerate(kinds) if kind == "chunked_attention"}
+
+
 def _refuse_attention_that_does_not_dispatch(model: nn.Module) -> None:
     can_set = getattr(model, "_can_set_attn_implementation", None)  # true where attention dispatches by name
     if can_set is None or not can_set():

@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import Seams, architecture_of
-from patches.model.geometry import RotaryModule, UnsupportedModel, geometry_of, rotary_module, text_config
+from patches.model.geometry import RotaryModule, geometry_of, rotary_module, text_config
 from patches.model.measurement import TOKENS, Measurement, TableFormat, Trial, layout_of, measured
 from patches.model.seams import Patched
 
@@ -156,6 +156,3 @@ def _replace_forward(module: torch.nn.Module, forward: Any, undo: ExitStack) -> 
 
     undo.callback(restore)
     module.forward = forward
-
-
-__all__ = ["Patched", "UnsupportedModel", "patched"]

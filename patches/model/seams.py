@@ -29,7 +29,7 @@ from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import architecture_of
 from patches.model.eviction import evict
 from patches.model.forward import Forward, inputs_of
-from patches.model.geometry import RotaryModule, rotary_module, text_config
+from patches.model.geometry import RotaryModule, chunked_layers, rotary_module, text_config
 from patches.model.measurement import Measurement
 from patches.parsing import parse
 from patches.resolution import confirmed, describe, resolve
@@ -71,7 +71,7 @@ class Patched:
         self.table_format, self._temperatures = measurement.table, temperatures
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._layers = int(text_config(model).num_hidden_layers)
-        self._chunks = _chunked_layers(text_config(model))
+        self._chunks = chunked_layers(text_config(model))
         self._thread = _ThreadState()
 
     def resolve(self, method: Method, length: int) -> ResolvedRecipe:
@@ -299,9 +299,3 @@ def _num_sinks(resolved: ResolvedRecipe, layer: Layer, num_kv: int, q_stop: int)
     the layer has a window."""
     sink_window = resolved.recipe.sink_window if num_kv < q_stop and layer.mask is CAUSAL else None
     return None if sink_window is None else sink_window[0]
-
-
-def _chunked_layers(config: Any) -> dict[int, int]:
-    """Layer -> tokens per chunk, for layers that attend within chunks (Llama 4)."""
-    kinds = getattr(config, "layer_types", None) or []
-    return {index: int(config.attention_chunk_size) for index, kind in enumerate(kinds) if kind == "chunked_attention"}
