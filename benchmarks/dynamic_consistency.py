@@ -17,7 +17,6 @@ from benchmarks.models import SHARED
 from benchmarks.scoring_equality import finish, text
 from benchmarks.timing import Report
 from patches import Method, Patched, parse
-from patches.model.probe import formatted
 from service.evaluation.perplexity.plan import plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
@@ -112,8 +111,7 @@ def growing_base(patch: Patched, method: Method) -> Iterator[None]:
     frequencies = by_position(patch, method)
 
     def forward(x: torch.Tensor, position_ids: torch.Tensor, *_: Any) -> Any:
-        table = formatted(position_ids[..., None], frequencies(position_ids), 1.0, patch.table_format)
-        return tuple(part.to(x.dtype) for part in table)
+        return patch.table_format.table(position_ids, frequencies(position_ids), 1.0, x.dtype)
 
     served = module.forward
     module.forward = forward

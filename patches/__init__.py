@@ -1,7 +1,7 @@
 """Positional encodings as data: recipes, slots, and the seams that carry them into a model.
 
-This is the public surface. Importing it loads the methods and neither torch nor a model library; what computes with
-tensors loads on first use.
+This is the public surface. Importing it loads the methods, and neither torch nor a model library. Names that compute
+with tensors load on first use.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import Recipe, ResolvedRecipe, RopeGeometry
+from patches.encoding.recipe import Recipe, ResolvedRecipe
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, problem, problems_of, unknown
 from patches.registry import METHODS, describe_method, describe_methods, examples
@@ -20,11 +21,12 @@ from patches.shorthand import field_value, from_shorthand, from_text, label_of, 
 
 if TYPE_CHECKING:
     from patches.attention.mass import AttentionMass
+    from patches.batch.segments import Batch, packed_batch
+    from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.encoding.distances import effective_distance
-    from patches.model.batch import Batch, packed_batch
     from patches.model.geometry import UnsupportedModel, geometry_of
-    from patches.model.hf import Patched, patched
-    from patches.model.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
+    from patches.model.hf import patched
+    from patches.model.seams import Patched
 
 __all__ = [
     "ENCODING_TAGS",
@@ -73,10 +75,11 @@ __all__ = [
 _NEEDS_TORCH = {
     "patches.attention.mass": {"AttentionMass"},
     "patches.encoding.distances": {"effective_distance"},
-    "patches.model.batch": {"Batch", "packed_batch"},
+    "patches.batch.segments": {"Batch", "packed_batch"},
     "patches.model.geometry": {"UnsupportedModel", "geometry_of"},
-    "patches.model.hf": {"Patched", "patched"},
-    "patches.model.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},
+    "patches.model.hf": {"patched"},
+    "patches.model.seams": {"Patched"},
+    "patches.batch.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},
 }
 
 

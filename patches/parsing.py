@@ -1,4 +1,4 @@
-"""What a request may send as an encoding, and the method that it is."""
+"""Encodings in requests, parsed into methods."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from patches.registry import FREQUENCIES, METHODS
 from patches.shorthand import from_text
 
 ENCODING_TAGS = frozenset({*METHODS, *KINDS})
-"""Names that pydantic puts into the location of a problem and that are no fields."""
+"""Names in the locations of pydantic's errors that are no fields."""
 
 
 class InvalidEncoding(ValueError):
-    """What was sent is no encoding; ``problems`` names each field, and what is allowed."""
+    """The input is no encoding; ``problems`` names each field, and the allowed values."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -51,7 +51,7 @@ ShortForm = Annotated[
 def _from_rope_parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Accept a transformers ``rope_parameters`` object: its ``rope_type`` (formerly ``type``) is our ``method``.
 
-    Its nulls mean "not given". A legacy ``type`` beside an equal ``rope_type`` says nothing new.
+    Its nulls mean "not given". A legacy ``type`` beside an equal ``rope_type`` has no effect.
     """
     if "method" in fields:
         return fields
@@ -101,7 +101,7 @@ else:
         # ``base`` is any schedule of the table, which exists only now.
         _method.model_rebuild(_types_namespace={"FrequencyEncoding": FrequencyEncoding})
     PositionEncoding = TypeAliasType("PositionEncoding", _union(METHODS, EchoedEncoding))
-    """Request type: the short form, or one of the methods told apart by ``method``, or the ``pe`` of an answer."""
+    """Request type: the short form, or one of the methods by its field ``method``, or the ``pe`` of an answer."""
 
 _adapter: TypeAdapter[Method] = TypeAdapter(PositionEncoding)
 

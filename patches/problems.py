@@ -1,4 +1,4 @@
-"""Problems of a request in one sentence each: the field, and what is allowed there or the nearest thing to it."""
+"""Problems of a request in one sentence each: the field, and the allowed or the nearest values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MAX_SHOWN = 64
 """Characters of a wrong value that are repeated."""
 
 MAX_ERRORS = 11
-"""Errors of pydantic that are looked at: a list of numbers may hold one in every entry."""
+"""Most errors of pydantic that are read: a list of numbers may have one in every entry."""
 
 UNION_LABELS = frozenset({"constrained-float", "constrained-int", "constrained-str", "float", "int", "str", "bool"})
-"""What pydantic calls the plain kinds that a field may be one of."""
+"""Pydantic's names of the plain types in a union."""
 
 
 class Problem(NamedTuple):
-    """A field by its dotted path, empty for the whole, and what is wrong with it."""
+    """A field by its dotted path, empty for the whole, and its problem."""
 
     field: str
     message: str
@@ -33,12 +33,12 @@ class Problem(NamedTuple):
 
 
 def problem(kind: str, message: str, field: str = "") -> PydanticCustomError:
-    """An error for a validator to raise; ``field`` is the part at fault of what the validator was given."""
+    """An error for a validator to raise; ``field`` is the wrong part of the validator's input."""
     return PydanticCustomError(kind, "{message}", {"message": message, "field": field})
 
 
 def unknown(what: str, name: object, known: Collection[str]) -> str:
-    """``unknown method 'yarm': did you mean yarn?``, or all that are known where none is near."""
+    """``unknown method 'yarm': did you mean yarn?``, or all known names if none is near."""
     return f"unknown {what} {_shown(name)}: {_nearest(name, known)}"
 
 
@@ -48,7 +48,7 @@ def _nearest(name: object, known: Collection[str]) -> str:
 
 
 class KnownFields(BaseModel):
-    """A model that refuses unknown fields before it looks at any other, and names the nearest that it has."""
+    """A model that refuses unknown fields before it validates others, and names the nearest field that it has."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,14 +63,14 @@ class KnownFields(BaseModel):
 
     @classmethod
     def unknown_field(cls, name: str) -> str:
-        """What to say about a field that this model does not have."""
+        """Message for a field that this model does not have."""
         return f"unknown field: {_nearest(name, cls.model_fields)}"
 
 
 def problems_of(errors: Iterable[Any], leave_out: Collection[str] = ()) -> list[Problem]:
     """The first of pydantic's errors in plain words, one problem per field.
 
-    ``leave_out`` are parts of their locations that are no fields: tags of unions.
+    ``leave_out`` are parts of error locations that are no fields: tags of unions.
     """
     wrong: dict[str, list[str]] = {}
     values: dict[str, object] = {}
@@ -78,13 +78,13 @@ def problems_of(errors: Iterable[Any], leave_out: Collection[str] = ()) -> list[
         field = _field(error, {*UNION_LABELS, *leave_out})
         wrong.setdefault(field, []).append(_message(error))
         values[field] = error["input"]
-    # Where a field takes several kinds, what is wrong inside of one says more than that it is none of the others.
+    # A problem inside one type of a union says more than the mismatch with the others.
     inside = [field for field in wrong if not any(other.startswith(f"{field}.") for other in wrong)]
     return [Problem(field, _joined(wrong[field], values[field])) for field in inside]
 
 
 def _field(error: Mapping[str, Any], leave_out: Collection[str]) -> str:
-    """Dotted path. A body that does not say which of several it is lacks the field that tells them apart."""
+    """Dotted path. A body that matches no member of a union lacks the discriminator."""
     context = error.get("ctx", {})
     parts = [str(part) for part in error["loc"] if part not in leave_out and "[" not in str(part)]
     parts.append(str(context.get("discriminator") or context.get("field") or "").strip("'"))
@@ -97,7 +97,7 @@ def _message(error: Mapping[str, Any]) -> str:
 
 
 def _joined(messages: list[str], value: object) -> str:
-    """What each kind that a field takes asks for, and what was sent."""
+    """The demands of every type that a field takes, and the value sent."""
     message = " or ".join(dict.fromkeys(messages))
     return f"{message}, not {_shown(value)}" if message.startswith("must ") else message
 
@@ -153,4 +153,4 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "assertion_error": lambda context: str(context["error"]),
     "json_invalid": lambda context: f"not valid JSON: {context['error']}",
 }
-"""What to say, by pydantic's type of error. A sentence with "must" goes on with what was sent."""
+"""Messages by pydantic's type of error. The value sent follows a message with "must"."""

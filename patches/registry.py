@@ -1,4 +1,4 @@
-"""The one table of methods, and what each tells of itself."""
+"""The one table of methods, and the description of each."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ FREQUENCIES: dict[str, type[FrequencyMethod]] = {
     "proportional": Proportional,
     "custom": Custom,
 }
-"""Frequency schedules: whatever stands on a schedule (``base``) may stand on any of these."""
+"""Frequency schedules: every ``base`` may be any of these."""
 
 METHODS: dict[str, type[Method]] = {
     **FREQUENCIES,
@@ -104,7 +104,7 @@ ABOUT = (
     "rotates_at",
     "family",
 )
-"""What every method tells of itself, in the order in which listings show it."""
+"""Class attributes that describe a method, in the order of listings."""
 
 
 def examples() -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ def describe_methods() -> list[dict[str, Any]]:
 
 
 def describe_method(name: str) -> dict[str, Any]:
-    """What a method tells of itself, and its JSON schema."""
+    """The description of a method, and its JSON schema."""
     about = {field: getattr(METHODS[name], field) for field in ABOUT}
     return {"method": name, **about, "parameters": _schema(name)}
 

@@ -1,4 +1,4 @@
-"""From a method to its numbers for one model and one reserved length, and what an answer says of them."""
+"""From a method to its numbers for one model and one reserved length, and their echo in an answer."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from functools import lru_cache
 from typing import Any
 
 from patches.encoding.echo import renamed
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import ResolvedRecipe, RopeGeometry
+from patches.encoding.recipe import ResolvedRecipe
 from patches.methods.frequencies.default import Default
 
 LONGEST = 1 << 24
-"""Most tokens that a request can reserve: positions have so many bits."""
+"""Most tokens that a request can reserve: positions have 24 bits."""
 
 
 class EchoMismatch(ValueError):
-    """A request repeats a number of an answer that does not follow from it here; the message names it and both."""
+    """A request repeats a number of an answer that does not follow here; the message names it and both values."""
 
     def __init__(self, name: str, sent: object, here: object, why: str = "") -> None:
         super().__init__(
@@ -26,8 +27,9 @@ class EchoMismatch(ValueError):
 
 
 def effective(method: Method, geometry: RopeGeometry) -> Method:
-    """``method`` itself, or the checkpoint's own encoding where "default" without parameters stands for it."""
-    return geometry.native if geometry.native is not None and method == Default() else method
+    """``method`` itself, or the checkpoint's own encoding for "default" without parameters."""
+    native = geometry.native
+    return native if isinstance(native, Method) and method == Default() else method
 
 
 @lru_cache(maxsize=1024)  # a request asks three times: at the door, in the engine and for its echo
@@ -36,7 +38,7 @@ def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedReci
 
     Raises:
         ValueError: when the method or a parameter does not fit the model; the message names it.
-        EchoMismatch: when the request says what must follow, and something else does.
+        EchoMismatch: when a number that the request expects to follow differs.
     """
     return confirmed(method, geometry, length).recipe(geometry).resolve(geometry, length)
 
@@ -44,10 +46,10 @@ def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedReci
 def describe(
     method: Method, geometry: RopeGeometry, length: int, layers: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """What a response echoes: the method in effect, every parameter, and every number that follows.
+    """The echo of a response: the method in effect, every parameter, and every number that follows.
 
-    Sent back as an encoding it gives the same one for the same model and reserved length. ``layers`` counts the
-    layers by what the encoding means in them.
+    Sent back as an encoding, it gives the same one for the same model and reserved length. ``layers`` counts the layers
+    by role.
 
     Raises:
         ValueError: as ``resolve``.
@@ -76,9 +78,9 @@ def _numbers(resolved: ResolvedRecipe) -> dict[str, Any]:
 
 
 def confirmed(method: Method, geometry: RopeGeometry, length: int, layers: Mapping[str, int] | None = None) -> Method:
-    """``method`` without what its request says must follow, once that has been found true for this model and length.
+    """``method`` without the numbers that its request expects to follow, once they equal those computed here.
 
-    Parameters that an answer has added go too, so that what is sent back has the name of what was asked for.
+    Parameters that an answer added go too, so that the encoding has the name of the first request.
 
     Raises:
         EchoMismatch: naming the first number that differs.
@@ -100,22 +102,22 @@ def confirmed(method: Method, geometry: RopeGeometry, length: int, layers: Mappi
 
 
 def _in_short(method: Method, geometry: RopeGeometry) -> Method:
-    """``method`` without the parameters that are the same on this model when they are left out."""
+    """``method`` without the parameters whose defaults on this model are equal."""
     shown = method.parameters(geometry)
     given = {name: getattr(method, name) for name in method.model_fields_set}
     given = {n: _in_short(value, geometry) if isinstance(value, Method) else value for n, value in given.items()}
     for name in sorted(given.keys() - {"method"}):
-        fewer = {kept: value for kept, value in given.items() if kept != name}
+        fewer = {other: value for other, value in given.items() if other != name}
         try:
             if type(method).model_validate(fewer).parameters(geometry) == shown:
                 given = fewer
-        except ValueError:  # this one cannot be left out
+        except ValueError:  # required
             continue
     return type(method).model_validate(given)
 
 
 def _confirm_requested(name: object, method: Method, geometry: RopeGeometry, resolved: ResolvedRecipe) -> None:
-    """An answer's encoding was asked for by its own name, or as the checkpoint's own."""
+    """The first request chose the encoding by its own name, or as the checkpoint's own."""
     if name == method.method:
         return
     default = Default()
@@ -125,7 +127,7 @@ def _confirm_requested(name: object, method: Method, geometry: RopeGeometry, res
 
 
 def _confirm_length(sent: object, method: Method, geometry: RopeGeometry, length: int) -> None:
-    """Another reserved length is the same to an encoding that is equal at both."""
+    """Another reserved length is accepted if the encoding is equal at both."""
     here = resolve(method, geometry, length)
     if sent == here.length and not isinstance(sent, bool):
         return

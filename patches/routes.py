@@ -1,11 +1,11 @@
-"""One encoding for each way through the attention, for checks that have to go all of them."""
+"""One encoding for each route through the attention, for checks of all routes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import RopeGeometry
 from patches.parsing import parse
 from patches.resolution import resolve
 

@@ -1,10 +1,9 @@
 """Encodings in one word: ``yarn:4``, ``yarn:factor=4,beta_fast=16``, or the JSON object itself.
 
-The grammar is ``method[:item,item...]`` with items ``key=value``. One item may be a bare value: it
-sets the method's first required field, or its first own field where none is required, or its only
-one. Values are JSON where they parse as JSON and text otherwise. Where a field takes an encoding, its
-value may be a short form, in parentheses if it has commas: ``self_extend:base=(yarn:4,beta_fast=16)``.
-Nothing here checks values: ``patches.parse`` does.
+The grammar is ``method[:item,item...]`` with items ``key=value``. One item may be a bare value: it sets the method's
+first required field, else its first own field, else its only one. Values are JSON if they parse as JSON, and text
+otherwise. The value of an encoding's field may be a short form, in parentheses if it has commas:
+``self_extend:base=(yarn:4,beta_fast=16)``. Nothing here checks values: ``patches.parse`` does.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from patches.registry import METHODS
 
 MARK = re.compile(r'["\\\[\](){},]')
 NESTED = 4
-"""Encodings may stand inside each other so many times, which is more than any of them takes."""
+"""Deepest nesting of encodings, which is more than any of them takes."""
 
 
 def from_text(text: str) -> dict[str, Any]:
     """Request fields from a JSON object or the short form.
 
     Raises:
-        ValueError: when the text is neither; the message says what is wrong with it.
+        ValueError: when the text is neither; the message names the problem.
     """
     if not text.lstrip().startswith("{"):
         return from_shorthand(text)
@@ -44,18 +43,18 @@ def from_shorthand(text: str) -> dict[str, Any]:
     """Request fields from the short form, not validated.
 
     Raises:
-        ValueError: for an unknown method, a key given twice, a bare value that has no place, or too deep nesting.
+        ValueError: for an unknown method, a key given twice, a bare value without a field, or too deep nesting.
     """
     return _fields(text, NESTED)
 
 
 def unknown_method(name: str) -> str:
-    """What to say about a name that no method has."""
+    """Message for an unknown method."""
     return unknown("method", name, METHODS)
 
 
 def field_value(method: type[Method], key: str, text: str, depth: int = NESTED) -> Any:
-    """The value of one field: JSON, or text, which is the short form of an encoding where the field takes one.
+    """The value of one field: JSON, or text, which is a short form if the field takes an encoding.
 
     Raises:
         ValueError: as ``from_shorthand``, for a field that takes an encoding.
@@ -64,7 +63,7 @@ def field_value(method: type[Method], key: str, text: str, depth: int = NESTED) 
     if not isinstance(value, str) or not _takes_an_encoding(method, key):
         return value
     if depth == 0:
-        raise ValueError(f"{key}: encodings stand inside each other more than {NESTED} times")
+        raise ValueError(f"{key}: encodings are nested more than {NESTED} deep")
     return _fields(value[1:-1] if value.startswith("(") and value.endswith(")") else value, depth - 1)
 
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TRANSFORMERS_IN_PATCHES = {"patches/model/hf.py"}
 TRANSFORMERS_IN_SERVICE = {
     "service/models/tokenizing.py",
-    "service/engine/adapter/cache.py",  # these six: the one adapter around continuous batching
+    "service/engine/adapter/cache.py",  # these seven: the one adapter around continuous batching
+    "service/engine/adapter/compatibility.py",
     "service/engine/adapter/inputs.py",
     "service/engine/adapter/manager.py",
     "service/engine/adapter/runner.py",
@@ -34,7 +35,18 @@ TRANSFORMERS_IN_SERVICE = {
 MEASURES = {"patches/attention/mass.py"}
 """Where attention goes is measured on the specification; nothing is served from there."""
 
-METHODS_MAY_IMPORT = {"masks", "method", "positions", "ramps", "recipe", "rotary", "schedule", "temperature"}
+METHODS_MAY_IMPORT = {
+    "fields",
+    "geometry",
+    "masks",
+    "method",
+    "positions",
+    "ramps",
+    "recipe",
+    "rotary",
+    "schedule",
+    "temperature",
+}
 """Modules of ``patches`` that a method is made of; everything else is above it or beside it."""
 
 TRAINS_FAMILIES = {"service/models/architecture.py"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from patches.attention.blocks import add_band, blocks
 from patches.attention.log_sum_exp import Attended, add, part, sdpa_with_lse
 from patches.attention.states import SegmentStates
 from patches.encoding.masks import ChunkRange, DistanceRange
@@ -13,7 +14,7 @@ from patches.encoding.recipe import Band
 def at_once(states: SegmentStates, band: Band, key: torch.Tensor, attended: Attended) -> bool:
     """Add the attention of all queries to ``key`` [rows, kv_heads, k, head_dim] to ``attended``.
 
-    False, and nothing is added, where the band has to go by blocks.
+    Returns False and adds nothing if the band has to go by blocks.
     """
     predicate = band.predicate
     if not states.is_bare:
@@ -45,29 +46,29 @@ def _chunks(
 ) -> None:
     """To the chunk ``low`` before that of the query, and if the range has no end to all chunks before that one.
 
-    From position ``first`` on, where a chunk begins, chunk i of queries meets chunk i of the keys from ``base`` on. The
-    chunks between are a staircase: every second chunk of queries meets the one chunk of keys before it, every second
-    pair of chunks the pair before it, then fours, eights. Each width is one call, so that n chunks take log2(n).
+    From ``first`` on, where a chunk begins, chunk i of queries attends to chunk i of the keys from ``base`` on. The
+    chunks between are a staircase: every second chunk of queries attends to the one chunk of keys before it, every
+    second pair of chunks to the pair before it, then fours, eights. Each width is one call: n chunks take log2(n).
     """
     early, base = first - states.q_start, first - chunks.low * chunks.size
-    for columns in states.blocks():  # the rest of a chunk that an earlier segment began, or chunks that reach no key
+    for columns in blocks(states):  # an earlier segment began this chunk, or the chunk reaches no key
         if columns.stop <= early:
-            states.add_band(columns, band, keys[0], attended)
+            add_band(states, columns, band, keys[0], attended)
     query = states.rotated_queries(states.query[:, :, early:], first, band)
-    late, met = part(attended, slice(early, None)), part(keys, slice(base, None))
-    _meet(query, met, late, chunks.size, 0, states.scaling, causal=chunks.low == 0)
+    late, late_keys = part(attended, slice(early, None)), part(keys, slice(base, None))
+    _by_period(query, late_keys, late, chunks.size, 0, states.scaling, causal=chunks.low == 0)
     if chunks.high is None:
         width = chunks.size
         while width < query.shape[2]:
-            _meet(query, met, late, 2 * width, width, states.scaling)
+            _by_period(query, late_keys, late, 2 * width, width, states.scaling)
             width *= 2
         if base:
             add(late, *sdpa_with_lse(query, *part(keys, slice(base)), None, states.scaling))
 
 
-def _meet(
+def _by_period(
     query: torch.Tensor,
-    met: Attended,
+    keys: Attended,
     attended: Attended,
     period: int,
     skip: int,
@@ -77,7 +78,7 @@ def _meet(
 ) -> None:
     """In every ``period`` of columns, the queries behind the first ``skip`` to as many of the first keys.
 
-    Whole periods are rows of one batch; what is left of a last one goes by itself.
+    Whole periods are rows of one batch; an incomplete last one is a call by itself.
     """
     length, width = query.shape[2], period - skip
     whole = length // period
@@ -88,11 +89,11 @@ def _meet(
         return states[:, :, :stop].unflatten(2, (whole, period))[:, :, :, chosen].transpose(1, 2)  # type: ignore[no-any-return]
 
     if whole:
-        q, k, v = rows(query, late), rows(met[0], early), rows(met[1], early)
+        q, k, v = rows(query, late), rows(keys[0], early), rows(keys[1], early)
         new = sdpa_with_lse(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), None, scaling, causal=causal)
-        held = rows(attended[0], late), rows(attended[1], late)
-        add(held, *(states.unflatten(0, (-1, whole)) for states in new))
+        so_far = rows(attended[0], late), rows(attended[1], late)
+        add(so_far, *(states.unflatten(0, (-1, whole)) for states in new))
     if stop + skip < length:
-        keys = part(met, slice(stop, min(stop + width, length) if causal else stop + width))
+        first = part(keys, slice(stop, min(stop + width, length) if causal else stop + width))
         rest = slice(stop + skip, None)
-        add(part(attended, rest), *sdpa_with_lse(query[:, :, rest], *keys, None, scaling, causal=causal))
+        add(part(attended, rest), *sdpa_with_lse(query[:, :, rest], *first, None, scaling, causal=causal))

@@ -1,26 +1,29 @@
-"""Attention with its scores in the open, in blocks of queries, for what no fused kernel takes: soft limits, sinks, and
-encodings that score distances by the query."""
+"""Attention over explicit scores, in blocks of queries, where no fused kernel fits.
+
+These are soft limits, learned sinks, and encodings that score distances by the query.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from patches.attention.blocks import blocks
 from patches.attention.states import SegmentStates
 from patches.encoding.recipe import RelativeScores
 from patches.encoding.temperature import ConstantTemperature
 
 
 def eager(states: SegmentStates) -> torch.Tensor:
-    """Scores in the open, in blocks of queries and in the order of operations that transformers uses."""
+    """Output [rows, heads, q, value dim], by the order of operations that transformers uses."""
     groups = states.query.shape[1] // states.key.shape[1]
     value = states.value.repeat_interleave(groups, 1)
     keys = [key.repeat_interleave(groups, 1) for key in states.keys_by_band()]
-    blocks = []
-    for columns in states.blocks():
+    outputs = []
+    for columns in blocks(states):
         query = states.query[:, :, columns]
         weights = _weights(states, _scores(states, query, states.q_start + columns.start, keys)).to(query.dtype)
-        blocks.append(weights @ value)
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+        outputs.append(weights @ value)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
 def _scores(states: SegmentStates, query: torch.Tensor, q_low: int, keys: list[torch.Tensor]) -> torch.Tensor:
@@ -45,7 +48,7 @@ def _scores(states: SegmentStates, query: torch.Tensor, q_low: int, keys: list[t
 def _relative(
     states: SegmentStates, relative: RelativeScores, q_idx: torch.Tensor, kv_idx: torch.Tensor, key: torch.Tensor
 ) -> torch.Tensor:
-    """Some of its terms know no query, so that the temperature has to multiply the sum of all."""
+    """Some of its terms do not depend on the query, so the temperature multiplies the sum of all."""
     assert states.layer.attention is not None
     low = int(q_idx[0, 0]) - states.q_start
     query = states.untempered[:, :, low : low + len(q_idx)]

@@ -1,9 +1,8 @@
 """Attention of one segment on fused kernels, band by band, merged exactly by log-sum-exp.
 
-Three routes. One identity band is ordinary attention. A single new query attends once: over keys as they are, or
-over raw keys turned by their own effective distance. Anything else goes band by band: over all queries
-``at_once``, or in blocks of queries. Layers with a soft limit or with sinks, and encodings that score distances by
-the query, have no fused kernel; they are in ``eager``.
+One identity band is ordinary attention. A single new query attends once: over unchanged keys, or over raw keys that are
+rotated by their effective distance. All else goes band by band: over all queries ``at_once``, or in ``blocks``. Layers
+with a soft limit or with sinks, and encodings that score distances by the query, go to ``eager``.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import torch
 import torch.nn.functional as F
 
 from patches.attention.at_once import at_once
+from patches.attention.blocks import add_band, blocks
 from patches.attention.eager import eager
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import nothing
-from patches.attention.observation import Observed, observer
 from patches.attention.states import SegmentStates, Table
+from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
 from patches.encoding.rotary import per_pair, rotary_table, rotate
-from patches.model.batch import Batch
 
 
 def attend(
@@ -31,19 +30,16 @@ def attend(
     layer: Layer,
     *,
     q_start: int,
-    head: int = 0,
+    num_sinks: int = 0,
 ) -> torch.Tensor:
     """Attention output [rows, heads, q, value dim] in the dtype of ``query``.
 
-    ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads,
+    ``query`` [rows, heads, q, head_dim] has the positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads,
     k, head_dim] and ``value`` end at the last of them. Keys are rotated already if the recipe rotates at
-    cache-write, raw otherwise. If keys were evicted, the first ``head`` columns are those at positions
-    0 .. head - 1. ``batch`` keeps the tables that all layers of the forward share.
+    cache-write, raw otherwise. If keys were evicted, the first ``num_sinks`` columns are those at
+    positions 0 .. num_sinks - 1. ``batch`` has the tables that all layers of the forward share.
     """
-    observe = observer.get()
-    if observe is not None:
-        observe(Observed(query, key, resolved, layer, q_start, head))
-    states = SegmentStates(query, key, value, resolved, batch, layer, q_start, head)
+    states = SegmentStates(query, key, value, resolved, batch, layer, q_start, num_sinks)
     if layer.softcap is not None or layer.sinks is not None or resolved.recipe.relative is not None:
         return eager(states)
     if states.is_plain:
@@ -70,7 +66,7 @@ def ordinary(states: SegmentStates) -> torch.Tensor:
 
 
 def single_query(states: SegmentStates) -> torch.Tensor:
-    """One query. Left raw, with key j turned by minus its effective distance, one pass serves all bands."""
+    """One raw query. Key j is rotated by minus its effective distance, so one pass serves all bands."""
     key, bias = states.key, states.shared("bias", lambda: _single_bias(states))
     if states.resolved.rotates_at == "cache_read":
         table = states.shared("distance", lambda: _distance_table(states))
@@ -86,16 +82,16 @@ def single_query(states: SegmentStates) -> torch.Tensor:
 
 
 def by_bands(states: SegmentStates) -> torch.Tensor:
-    """Each band to the keys it can reach: over all queries at once where that takes few calls, else by blocks."""
+    """Each band attends to the keys it can reach: over all queries at once if that takes few calls, else by blocks."""
     attended = nothing(states.query, states.value.shape[-1])
     bands = zip(states.resolved.recipe.bands, states.keys_by_band(), strict=True)
     by_blocks = []
     for band, key in bands:
         if not at_once(states, band, key, attended):
             by_blocks.append((band, key))
-    for columns in states.blocks() if by_blocks else ():
+    for columns in blocks(states) if by_blocks else ():
         for band, key in by_blocks:
-            states.add_band(columns, band, key, attended)
+            add_band(states, columns, band, key, attended)
     return attended[0].to(states.query.dtype)
 
 
@@ -118,8 +114,8 @@ def _distance_table(states: SegmentStates) -> Table:
 
 
 def _causal_mask(states: SegmentStates) -> torch.Tensor:
-    """Additive [q, k]. The kernel makes the same of a boolean mask, but anew in every layer; and comparing positions
-    takes 40 times as long as cutting off a triangle."""
+    """Additive [q, k]. Given booleans, the kernel would make this mask anew in every layer. Comparing positions would
+    take 40 times as long as cutting off a triangle."""
     new, keys = states.query.shape[2], states.key.shape[2]
     mask = torch.full((new, keys), float("-inf"), dtype=states.query.dtype, device=states.query.device)
     return mask.triu_(keys - new + 1)

@@ -1,4 +1,4 @@
-"""What one layer's attention has of its own, whatever encoding a request chooses."""
+"""Facts about the attention of one layer that do not depend on the encoding."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from patches.encoding.recipe import AttentionTemperature
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """``own`` is its mask (sliding window, chunk), ``softcap`` its soft limit on scores (Gemma 2), ``sinks``
-    [heads] its learned logits of attending to nothing (gpt-oss), ``scaling`` the factor on its scores.
-    ``attention`` is its module, for encodings that read weights of their own there; ``temperature`` multiplies
-    its scores whatever the recipe's does (Llama 4)."""
+    """``scaling`` is the factor on the scores, ``mask`` a sliding window or a chunk.
+
+    ``softcap`` is a soft limit on scores (Gemma 2), ``sinks`` [heads] are learned logits of attending to nothing
+    (gpt-oss). ``attention`` is the module, for encodings that read weights there. ``temperature`` multiplies the scores
+    beside that of the recipe (Llama 4).
+    """
 
     scaling: float
-    own: LayerMask = CAUSAL
+    mask: LayerMask = CAUSAL
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     attention: nn.Module | None = None

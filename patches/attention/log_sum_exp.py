@@ -16,7 +16,7 @@ Attended = tuple[torch.Tensor, torch.Tensor]
 
 
 def has_kernel(*states: torch.Tensor) -> bool:
-    """Whether queries, keys and values of any number are attended without a matrix of scores."""
+    """Whether a kernel exists that needs no matrix of scores, for these queries, keys and values."""
     if any(part.requires_grad or part.dtype == torch.float64 for part in states):
         return False  # the kernels' log-sum-exp has no gradient, and is float32
     return states[0].device.type == "cuda" or _is_fast_on_cpu(*states)
@@ -37,9 +37,9 @@ def sdpa_with_lse(
 ) -> Attended:
     """Output [rows, heads, q, head_dim] and log-sum-exp [rows, heads, q], which is float32 or float64.
 
-    ``bias`` is additive, broadcastable to [rows, heads, q, k], the most negative finite number where
-    a pair is excluded: a row without any key then weighs nothing in a merge, and nothing is NaN. ``causal``, for
-    as many keys as queries and without a bias, lets query i attend to keys 0 .. i.
+    ``bias`` is additive and broadcastable to [rows, heads, q, k]. Excluded pairs have the most negative finite number:
+    a row without any key then weighs nothing in a merge, and nothing is NaN. ``causal``, for as many keys as queries
+    and without a bias, lets query i attend to keys 0 .. i.
     """
     if not has_kernel(query, key, value):
         return eager_with_lse(query, key, value, bias, scaling, causal=causal)
@@ -69,7 +69,7 @@ def eager_with_lse(
     *,
     causal: bool = False,
 ) -> Attended:
-    """The same in plain operations: for devices and dtypes without a kernel, and the kernels' oracle."""
+    """``sdpa_with_lse`` in plain operations, for devices and dtypes without a kernel, and as the kernels' oracle."""
     groups = query.shape[1] // key.shape[1]
     key, value = upcast(key.repeat_interleave(groups, 1)), upcast(value.repeat_interleave(groups, 1))
     scores = upcast(query) @ key.transpose(-1, -2) * scaling
@@ -104,24 +104,24 @@ def _cuda(
 
 
 def nothing(query: torch.Tensor, width: int) -> Attended:
-    """What ``query`` [rows, heads, q, head_dim] has attended to before anything is added, float32 or float64."""
+    """Empty output and log-sum-exp for ``query`` [rows, heads, q, head_dim], float32 or float64."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = torch.zeros(*query.shape[:3], width, dtype=dtype, device=query.device)
     return out, torch.full(query.shape[:3], float("-inf"), dtype=dtype, device=query.device)
 
 
-def add(attended: Attended, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Merge the attention to other keys into ``attended``, in place and in its dtype whatever that of ``out``."""
-    held, held_lse = attended
-    # A gradient needs what enters here as it was.
-    old, old_lse = (held.clone(), held_lse.clone()) if out.requires_grad else attended
-    total = torch.logaddexp(old_lse, lse)
-    weight = torch.exp(lse - total)[..., None]
-    if out.requires_grad:
-        held.copy_(old.lerp(out.to(held.dtype), weight))
+def add(attended: Attended, new: torch.Tensor, new_lse: torch.Tensor) -> None:
+    """Merge the attention to other keys into ``attended``, in place and in its dtype whatever that of ``new``."""
+    out, lse = attended
+    # Autograd needs the values from before the update in place.
+    old, old_lse = (out.clone(), lse.clone()) if new.requires_grad else attended
+    total = torch.logaddexp(old_lse, new_lse)
+    weight = torch.exp(new_lse - total)[..., None]
+    if new.requires_grad:
+        out.copy_(old.lerp(new.to(out.dtype), weight))
     else:
-        held.lerp_(out.to(held.dtype), weight)
-    held_lse.copy_(total)
+        out.lerp_(new.to(out.dtype), weight)
+    lse.copy_(total)
 
 
 def part(states: Attended, columns: slice) -> Attended:

@@ -1,39 +1,37 @@
-"""Where attention goes: the share of softmax weight by distance, for every layer and head.
+"""The share of softmax weight by distance, for every layer and head.
 
-Weights are those of the reference attention (float32) on the queries and keys of the model's own forward. Only the
-rows of chosen queries are computed, in blocks, so that no matrix of all queries by all keys is ever held. The first
-keys count apart: attention sinks, arXiv:2309.17453, section 3.1.
+The reference attention (float32) computes the weights from the queries and keys of the model's own forward. It computes
+the rows of chosen queries only, in blocks, so memory never holds all queries by all keys. The first keys count apart:
+attention sinks, arXiv:2309.17453, section 3.1.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from patches.attention import reference
-from patches.attention.observation import Observed, observing
+from patches.attention.observation import Observed
 
 FIRST_KEYS = 4
-"""Keys that count as sinks: as many as StreamingLLM keeps."""
+"""Keys that count as sinks, as in StreamingLLM."""
 
 BLOCK_WEIGHTS = 1 << 22
 """Most weights of one block of queries, over all heads."""
 
 
 def distance_edges(length: int) -> list[int]:
-    """0, 1, 2, 4, 8, ... and ``length``: bucket b holds the distances edges[b] <= q_idx - kv_idx < edges[b + 1]."""
+    """0, 1, 2, 4, 8, ... and ``length``: bucket b has the distances edges[b] <= q_idx - kv_idx < edges[b + 1]."""
     return [0, *itertools.takewhile(lambda edge: edge < length, (1 << step for step in range(64))), length]
 
 
 class AttentionMass:
     """Mean softmax weight by distance over the queries first <= q_idx < stop of one sequence.
 
-    Feed the sequence from its beginning in chunks of any sizes, each forward within ``observing()``, and evict nothing
-    from its cache. Where a layer can attend to nothing (learned sinks), the masses of a head sum to less than 1.
+    Feed the sequence from its beginning in chunks of any sizes, each forward within ``patch.observing(mass.observe)``,
+    and evict nothing from its cache. In a layer with learned sinks, the masses of a head sum to less than 1.
     """
 
     def __init__(self, first: int, stop: int) -> None:
@@ -46,12 +44,6 @@ class AttentionMass:
         self.edges = distance_edges(stop)
         self._sums: dict[int, torch.Tensor] = {}
         self._queries: dict[int, int] = {}
-
-    @contextmanager
-    def observing(self) -> Iterator[None]:
-        """Within it, forwards on this thread are of the sequence that is measured."""
-        with observing(self._observe):
-            yield
 
     @property
     def layers(self) -> list[int]:
@@ -78,10 +70,15 @@ class AttentionMass:
         return torch.stack([self._sums[layer] / self._queries[layer] for layer in self.layers]).numpy()
 
     @torch.no_grad()
-    def _observe(self, seen: Observed) -> None:
+    def observe(self, seen: Observed) -> None:
+        """Add one segment in one layer.
+
+        Raises:
+            ValueError: for more than one row, or if keys were evicted.
+        """
         if seen.query.shape[0] != 1:
             raise ValueError(f"observes one sequence at a time, not {seen.query.shape[0]} rows")
-        if seen.head:
+        if seen.num_sinks:
             raise ValueError("keys have left the cache from the middle: evict nothing while observing")
         assert seen.layer.attention is not None
         index: int = seen.layer.attention.layer_idx  # type: ignore[assignment]

@@ -30,7 +30,7 @@ def weights(
 ) -> torch.Tensor:
     """Softmax weights [rows, heads, q, k]. They sum to 1, or to less where ``layer`` has sinks.
 
-    ``query`` [rows, heads, q, head_dim] stands at positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads, k,
+    ``query`` [rows, heads, q, head_dim] has the positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads, k,
     head_dim] ends at the last of them. Keys (and queries) are rotated already if the recipe rotates at cache-write,
     raw otherwise.
     """
@@ -42,7 +42,7 @@ def weights(
 
     scores = torch.full((*query.shape[:3], key.shape[2]), float("-inf"), dtype=query.dtype, device=query.device)
     for band in resolved.recipe.bands:
-        covered = band.predicate(*pairs) & layer.own(*pairs)
+        covered = band.predicate(*pairs) & layer.mask(*pairs)
         scores = torch.where(covered, _band_scores(query, key, q_idx, kv_idx, band, resolved), scores)
     if resolved.recipe.relative is not None:
         assert layer.attention is not None
@@ -83,4 +83,4 @@ def _band_scores(
 
 def _any_band(resolved: ResolvedRecipe, pairs: tuple[torch.Tensor, torch.Tensor], layer: Layer) -> torch.Tensor:
     covered = [band.predicate(*pairs) for band in resolved.recipe.bands]
-    return torch.stack(covered).any(0) & layer.own(*pairs)
+    return torch.stack(covered).any(0) & layer.mask(*pairs)

@@ -1,1 +1,1 @@
-"""What a positional encoding is: values and formulas that know no model."""
+"""Positional encodings as values and formulas, independent of any model."""

@@ -1,4 +1,4 @@
-"""Effective distances: what a query and a key look apart, read off a recipe's bands."""
+"""Effective distances between queries and keys under the bands of a recipe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from patches.encoding.rotary import per_pair
 
 
 def effective_distance(recipe: Recipe, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
-    """float64 [q, k, 1 or pairs]: by how many positions a key is turned against a query; NaN: not attended.
+    """float64 [q, k, 1 or pairs]: positions by which a key is rotated against a query; NaN: not attended.
 
-    ``q_idx`` int64 [q] and ``kv_idx`` int64 [k] are token indices. The last dimension has one entry for each rotary
-    pair where bands tell pairs apart. Without rotation the distances of the attended pairs are those of the tokens.
+    ``q_idx`` int64 [q] and ``kv_idx`` int64 [k] are token indices. The last dimension has one entry per rotary pair if
+    bands differ by pair. Without rotation, the distances of attended pairs are those of the tokens.
     """
     distance = torch.full((len(q_idx), len(kv_idx), 1), torch.nan, dtype=torch.float64)
     for band in recipe.bands:

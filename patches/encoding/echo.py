@@ -1,7 +1,7 @@
-"""What an answer says of its encoding beyond what was chosen, and how a request that repeats it is read.
+"""The ``pe`` of an answer as a request: its parameters choose the encoding, its other numbers must follow from them.
 
-An answer's ``pe`` holds every parameter in effect and the numbers that follow from them. Sent back, the parameters
-choose the encoding again and the numbers are compared, so that an encoding cannot change unnoticed.
+An answer's ``pe`` has every parameter in effect and the numbers that follow from them. When a client sends it back, the
+numbers are compared, so that an encoding cannot change unnoticed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLLOWS = (
 """Fields of an answer's ``pe`` that follow from its parameters."""
 
 CHOSEN_FACTOR = "chosen_attention_factor"
-"""Where the answer puts a method's own parameter ``attention_factor``, as the number in effect has that name."""
+"""An answer's name for the parameter ``attention_factor``, since the number in effect has that name."""
 
 
 def set_apart(fields: Any, own: Container[str]) -> tuple[Any, dict[str, Any]]:
@@ -38,5 +38,5 @@ def set_apart(fields: Any, own: Container[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def renamed(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters in effect under the names that an answer has for them."""
+    """Parameters in effect, by their names in an answer."""
     return {CHOSEN_FACTOR if name == "attention_factor" else name: value for name, value in parameters.items()}

@@ -1,4 +1,4 @@
-"""Predicates on (q_idx, kv_idx): which pairs a band covers, and which keys a query block can reach.
+"""Predicates on (q_idx, kv_idx): the pairs that a band covers, and the keys that a block of queries can reach.
 
 Calling a predicate broadcasts the two index tensors to a boolean tensor. ``key_range`` bounds the
 keys that a block of queries can reach, so that attention skips the rest without building a mask.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Predicate(Protocol):
     @property
     def by_distance(self) -> bool:
-        """Whether distance alone decides: then blocks of queries at other places share their masks."""
+        """True if distance alone decides: blocks of queries at other positions then share their masks."""
         ...
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor: ...
@@ -31,10 +31,10 @@ class Predicate(Protocol):
 
 
 class LayerMask(Predicate, Protocol):
-    """A mask that a layer has of its own: a sliding window or a chunk."""
+    """The mask of a layer, whatever the encoding: a sliding window or a chunk."""
 
     def is_causal_below(self, length: int) -> bool:
-        """Whether it leaves every causal pair of the first ``length`` tokens."""
+        """True if it excludes no causal pair of the first ``length`` tokens."""
         ...
 
 
@@ -153,7 +153,7 @@ CAUSAL = DistanceRange()
 
 
 def merged(predicates: list[Predicate]) -> list[Predicate]:
-    """``predicates`` with those that continue each other made one, for layers where bands differ in nothing."""
+    """``predicates``, with adjacent ranges merged, for layers in which bands do not differ otherwise."""
     result: list[Predicate] = []
     for predicate in predicates:
         last = result[-1] if result else None

@@ -1,6 +1,6 @@
-"""What a method is: a frozen set of hyper-parameters that makes a recipe for a geometry.
+"""A method is a frozen set of hyper-parameters that makes a recipe for a geometry.
 
-The fields are the request fields; the class attributes are what ``GET /methods`` tells about it.
+Its fields are the request fields; ``GET /methods`` shows its class attributes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,15 @@ from pydantic import (
 )
 
 from patches.encoding.echo import renamed, set_apart
-from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Band, Family, Recipe, RopeGeometry
+from patches.encoding.fields import Length
+from patches.encoding.geometry import Family, RopeGeometry
+from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Band, Recipe
 from patches.encoding.schedule import UnscaledSchedule
 from patches.encoding.temperature import Temperature
 from patches.problems import KnownFields
 
 if TYPE_CHECKING:
     FrequencyEncoding: TypeAlias = "FrequencyMethod"  # at run time the registry's union of them
-
-Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
-Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
-Turns = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
-AttentionFactor = Annotated[float, Field(ge=0.01, le=100.0, strict=True)]
 
 
 class Method(KnownFields):
@@ -41,27 +38,27 @@ class Method(KnownFields):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False)
 
     summary: ClassVar[str]
-    """One line: what it does."""
+    """Summary in one line."""
     use: ClassVar[str]
-    """What it is for."""
+    """Recommended uses."""
     avoid: ClassVar[str]
-    """What it is not for."""
+    """Uses to avoid."""
     reach: ClassVar[str]
-    """Up to which length it can serve, in terms of its parameters and the trained length L0."""
+    """Longest length that it can serve, in terms of its parameters and the trained length L0."""
     evidence: ClassVar[str]
-    """What was published about it, with numbers."""
+    """Published results, with numbers."""
     training_free: ClassVar[str]
-    """What to expect without tuned weights."""
+    """Expected results without tuned weights."""
     paper: ClassVar[str]
-    """Where the formula is from."""
+    """Source of the formula."""
     formula: ClassVar[str]
     """The formula, in one line of plain text."""
     cost: ClassVar[str] = "none"
-    """What it costs beyond ordinary attention."""
+    """Cost beyond that of ordinary attention."""
     rotates_at: ClassVar[str] = "cache_write"
-    """Where keys rotate; derived again from the recipe whenever one is resolved (a test compares)."""
+    """Place where keys rotate; each resolved recipe derives it again (a test compares)."""
     family: ClassVar[Family] = "rotary"
-    """What a checkpoint counts as that was trained with this method."""
+    """Family of a checkpoint trained with this method."""
     variant: ClassVar[str | None] = None
     """Name of the kind of weights trained for this method that a served model may declare."""
 
@@ -84,17 +81,17 @@ class Method(KnownFields):
 
     @model_serializer(mode="wrap")
     def _with_what_follows(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As it was sent, so that a request that is stored is compared again when it is taken up."""
+        """The request as sent, so that a stored request is compared again when its job resumes."""
         chosen: dict[str, Any] = handler(self)
         return renamed(chosen) | self._follows if self._follows else chosen
 
     @property
     def follows(self) -> Mapping[str, Any]:
-        """What the request says must follow from its parameters, from the ``pe`` of an answer."""
+        """Numbers that must follow from the parameters, according to a request that repeats the ``pe`` of an answer."""
         return self._follows
 
     def without_follows(self) -> Self:
-        """The same parameters, with nothing said about what follows."""
+        """The same parameters without ``follows``."""
         plain = self.model_copy()
         plain._follows = {}
         return plain
@@ -126,7 +123,7 @@ class Method(KnownFields):
         return recipe if temperature is None else temperature.applied(recipe, self.trained_length(geometry))
 
     def is_native(self, geometry: RopeGeometry) -> bool:
-        """Whether it stands for the checkpoint's own encoding, of whatever family."""
+        """True if it means the checkpoint's own encoding, of any family."""
         return False
 
     def trained_length(self, geometry: RopeGeometry) -> int:
@@ -171,12 +168,12 @@ class FrequencyMethod(Method):
 
 
 def trained_length_of(given: int | None, geometry: RopeGeometry) -> int:
-    """The trained length in effect: what the request says, else the model's own."""
+    """The trained length in effect: that of the request, else the model's own."""
     return given or geometry.original_max_position_embeddings
 
 
-class TrainedLengthMethod(FrequencyMethod):
-    """A schedule that needs to know the length the model was trained at."""
+class _TrainedLength(Method):
+    """The field of a method that depends on the trained length."""
 
     original_max_position_embeddings: Length | None = Field(
         None, description="Trained length in tokens; the model's own when absent."
@@ -189,8 +186,12 @@ class TrainedLengthMethod(FrequencyMethod):
         return super().parameters(geometry) | {"original_max_position_embeddings": self.trained_length(geometry)}
 
 
+class TrainedLengthMethod(_TrainedLength, FrequencyMethod):
+    """A schedule that depends on the trained length."""
+
+
 class WrappingMethod(Method):
-    """A method that stands on a frequency schedule, whatever that is."""
+    """A method over any frequency schedule, its ``base``."""
 
     base: FrequencyEncoding | None = Field(
         None, description="Frequency schedule underneath, with its own parameters; the checkpoint's own when absent."
@@ -211,18 +212,19 @@ class WrappingMethod(Method):
         base = self._underneath(geometry)
         recipe = _plain_rope(geometry) if base is None else base.recipe(geometry)
         if recipe.schedule is None:
-            raise ValueError("base: this model's own encoding rotates nothing, so there is no schedule to stand on")
+            raise ValueError("base: this model's own encoding rotates nothing, so there is no schedule underneath")
         if recipe.bands != (Band(),):
             raise ValueError("base: this model's own encoding moves positions already; name a frequency schedule")
         return replace(recipe, bands=bands or recipe.bands)
 
     def _underneath(self, geometry: RopeGeometry) -> Method | None:
-        """The schedule to stand on, None for plain RoPE: a checkpoint's own encoding does not stand on itself."""
-        return self.base or (None if geometry.native == self else geometry.native)
+        """The base schedule, None for plain RoPE: a checkpoint's own encoding is not its own base."""
+        native = geometry.native
+        return self.base or (native if isinstance(native, Method) and native != self else None)
 
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         base = self._underneath(geometry)
-        # A checkpoint's own encoding that a request cannot name here is what "default" stands for.
+        # "default" means a checkpoint's own encoding, also one that a request cannot name here.
         underneath: dict[str, Any] = {"method": "default", "attention_temperature": None}
         if isinstance(base, FrequencyMethod):
             underneath = {"method": base.method, **base.parameters(geometry)}
@@ -234,18 +236,8 @@ class WrappingMethod(Method):
         return super().parameters(geometry) | {"base": underneath}
 
 
-class BasedMethod(WrappingMethod):
+class BasedMethod(_TrainedLength, WrappingMethod):
     """A method that moves positions or masks pairs, measured by the trained length, over a frequency schedule."""
-
-    original_max_position_embeddings: Length | None = Field(
-        None, description="Trained length in tokens; the model's own when absent."
-    )
-
-    def trained_length(self, geometry: RopeGeometry) -> int:
-        return trained_length_of(self.original_max_position_embeddings, geometry)
-
-    def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
-        return super().parameters(geometry) | {"original_max_position_embeddings": self.trained_length(geometry)}
 
 
 def _plain_rope(geometry: RopeGeometry) -> Recipe:

@@ -1,4 +1,4 @@
-"""Position maps that methods are made of: positions int64 [n] to the positions used as rotation angles.
+"""Position maps that methods share: positions int64 [n] to the positions used as rotation angles.
 
 Whole division and remainders stay int64, so that an effective distance is exact; only ``Stretched`` is fractional.
 """

@@ -1,4 +1,4 @@
-"""Shared parts of the methods that treat frequencies by how often they turn in the trained window."""
+"""Shared parts of methods that treat each frequency by its number of turns over the trained length."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
-from patches.encoding.method import TrainedLengthMethod, Turns
-from patches.encoding.recipe import RopeGeometry
+from patches.encoding.fields import Turns
+from patches.encoding.geometry import RopeGeometry
+from patches.encoding.method import TrainedLengthMethod
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,7 @@ def linear_ramp(low: float, high: float, pairs: int, dtype: torch.dtype) -> torc
 
 
 def turns_of(inv_freq: torch.Tensor, trained_length: int) -> torch.Tensor:
-    """How often every pair turns over the trained length: float64 [pairs]."""
+    """Turns of every pair over the trained length: float64 [pairs]."""
     return inv_freq.double() * trained_length / (2 * math.pi)
 
 
@@ -58,7 +59,7 @@ def mscale(factor: float, weight: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class TurnRange:
-    """Where pairs go from left alone to fully scaled: between two numbers of turns over the trained length."""
+    """The range of turns over the trained length in which pairs go from unscaled to fully scaled."""
 
     rope_theta: float
     trained_length: int
@@ -79,7 +80,7 @@ class TurnRange:
 
 
 class TurnRangeMethod(TrainedLengthMethod):
-    """A method that keeps fast pairs, fully scales slow ones and treats those between by their index."""
+    """A method that keeps fast pairs, fully scales slow ones and blends those between by their index."""
 
     beta_fast: Turns = Field(32.0, description="Turns above which a pair is left alone.")
     beta_slow: Turns = Field(1.0, description="Turns below which a pair is fully interpolated.")

@@ -9,84 +9,24 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import CAUSAL, DistanceRange, FirstKeys, Predicate, merged
+from patches.encoding.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from patches.encoding.method import Method
-
 Part = TypeVar("Part")
-Family = Literal["rotary", "learned", "sinusoidal", "bias", "relative", "none"]
-"""How a checkpoint was taught positions: rotation, a table or formula added to its tokens, a bias, learned vectors for
-distances in every layer, or not at all."""
-
-
-@dataclass(frozen=True)
-class RopeGeometry:
-    """What an encoding may know about a model: shapes and training facts, never weights.
-
-    ``rotary_dim`` is the rotated width and ``rotary_offset`` where it begins inside a head (0 except in
-    latent attention); ``original_max_position_embeddings`` is the trained length L0 in tokens. ``native``
-    is the checkpoint's own encoding, which is what the method "default" stands for; None is plain RoPE.
-    ``family`` is what the checkpoint was trained with. ``table_rows`` is how many positions a learned
-    table of absolute positions holds. ``latent`` is multi-head latent attention (DeepSeek).
-    """
-
-    head_dim: int
-    rotary_dim: int
-    rope_theta: float
-    original_max_position_embeddings: int
-    max_position_embeddings: int
-    num_attention_heads: int
-    interleaved: bool = False
-    native: Method | None = None
-    family: Family = "rotary"
-    rotary_offset: int = 0
-    table_rows: int | None = None
-    latent: bool = False
-
-    @property
-    def rotates(self) -> bool:
-        """Whether the checkpoint was trained with rotary embeddings."""
-        return self.family == "rotary"
-
-    @property
-    def adds_positions(self) -> bool:
-        """Whether the checkpoint adds position embeddings to its tokens."""
-        return self.family in ("learned", "sinusoidal")
-
-
-class Frequencies(NamedTuple):
-    """``inv_freq`` [rotary_dim / 2], the factor on cos and sin, and the base in effect."""
-
-    inv_freq: torch.Tensor
-    attention_factor: float
-    rope_theta: float
-
-
 ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodings that rotate nothing apply to it"
 
 
-class Schedule(Protocol):
-    """Geometry and reserved length (tokens, prompt + max_new_tokens) -> frequencies in float32 or float64.
-
-    float32 is what a model is served with, computed as transformers computes it. float64 is for schedules that round.
-    """
-
-    @property
-    def depends_on_length(self) -> bool: ...
-
-    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies: ...
-
-
 class PositionMap(Protocol):
-    """Positions int64 [n] -> the positions used as rotation angles: [n], or [n, pairs] to tell pairs apart."""
+    """Positions int64 [n] -> the positions used as rotation angles: [n], or [n, pairs] if they differ by pair."""
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor: ...
 
@@ -109,10 +49,10 @@ class ScoreBias(Protocol):
 
 
 class RelativeScores(Protocol):
-    """What a query is worth at a distance, by weights that a layer learned for it.
+    """Scores of a query by distance, from weights that a layer learned.
 
-    (the layer's attention module, query [rows, heads, q, head_dim], key [rows, heads, k, head_dim], distance int64
-    [q, k] >= 0) -> [rows, heads, q, k], added to query . key before scaling.
+    Takes the layer's attention module, query [rows, heads, q, head_dim], key [rows, heads, k, head_dim] and distance
+    int64 [q, k] >= 0. Returns [rows, heads, q, k], which is added to query . key before scaling.
     """
 
     def __call__(
@@ -127,7 +67,7 @@ class AttentionTemperature(Protocol):
 
 
 class AbsoluteMap(Protocol):
-    """Which real-valued positions of the model's own absolute embedding a position is the weighted sum of.
+    """A position as a weighted sum of real-valued positions of the model's own absolute embedding.
 
     Positions int64 [n] -> (weights float32 [n, m], positions float64 [n, m]).
     """
@@ -137,7 +77,7 @@ class AbsoluteMap(Protocol):
 
 @dataclass(frozen=True)
 class NothingAdded:
-    """No position embedding at all: the sum of nothing."""
+    """No position embedding: an empty sum."""
 
     def __call__(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -151,7 +91,7 @@ NOTHING_ADDED = NothingAdded()
 
 @dataclass(frozen=True)
 class Band:
-    """Where ``predicate`` holds, the query is rotated by ``query_map`` and the key by ``key_map``."""
+    """Pairs of ``predicate``: the query is rotated by ``query_map`` and the key by ``key_map``."""
 
     query_map: PositionMap = IDENTITY
     key_map: PositionMap = IDENTITY
@@ -166,10 +106,9 @@ class Band:
 class Recipe:
     """One positional encoding. ``schedule`` None means no rotation.
 
-    A part that depends on the request's reserved length says so (``depends_on_length``) and gives its
-    form for one length by ``at(length)``; schedules take the length in ``frequencies``. ``absolute``
-    is for checkpoints that add positions to their token embeddings; None leaves their own table as it is.
-    ``relative`` is for checkpoints whose layers learned vectors for distances.
+    A part with ``depends_on_length`` depends on the request's reserved length; ``at(length)`` fixes it. Schedules take
+    the length in ``frequencies``. ``absolute`` is for checkpoints that add positions to their token embeddings; None
+    leaves their own table unchanged. ``relative`` is for checkpoints whose layers learned vectors for distances.
 
     Raises:
         ValueError: without a band, or with position maps and nothing to rotate.
@@ -194,8 +133,8 @@ class Recipe:
         return any(_depends_on_length(part) for part in parts)
 
     @property
-    def kept(self) -> tuple[int, int] | None:
-        """(first, last) keys that any later query can reach; the rest may leave the cache. None: all stay."""
+    def sink_window(self) -> tuple[int, int] | None:
+        """(num_sinks, window_size): counts of the first and last keys that any later query can reach; None for all."""
         predicates = [band.predicate for band in self.bands]
         first = [p.count for p in predicates if isinstance(p, FirstKeys)]
         last = [p.high for p in predicates if isinstance(p, DistanceRange) and p.high is not None]
@@ -205,8 +144,8 @@ class Recipe:
         """Fix the numbers for one request. ``length`` counts prompt + new tokens.
 
         Raises:
-            ValueError: when the recipe does not fit what the checkpoint was trained with, or reads a learned table
-                past its last row; the message says why.
+            ValueError: when the recipe does not fit the checkpoint's training, or reads a learned table past its last
+                row; the message says why.
         """
         import torch
 
@@ -249,7 +188,7 @@ class Recipe:
         reached = int(positions.max()) + 1 if positions.numel() else 0
         if reached > rows:
             raise ValueError(
-                f"this model's table holds {rows} positions, and the {length} reserved tokens (prompt and new ones) "
+                f"this model's table has {rows} positions, and the {length} reserved tokens (prompt and new ones) "
                 f"would read {reached} of them under this encoding"
             )
 
@@ -266,10 +205,10 @@ def _at(part: Part, length: int) -> Part:
 
 @dataclass(frozen=True)
 class ResolvedRecipe:
-    """A recipe with its numbers: what a slot holds and what a response echoes.
+    """A recipe with its numbers, as in a slot and in the echo of a response.
 
-    ``inv_freq`` is empty when nothing rotates. ``length`` is what a length-dependent part was resolved
-    for; it takes no part in comparison, so that equal numbers share a slot whatever led to them.
+    ``inv_freq`` is empty when nothing rotates. ``length`` is the reserved length of length-dependent parts; comparison
+    ignores it, so that equal numbers share a slot.
     """
 
     recipe: Recipe
@@ -281,7 +220,7 @@ class ResolvedRecipe:
     offset: int = field(default=0, kw_only=True)
 
     def __hash__(self) -> int:
-        # Tables are looked up by it in every layer: a few numbers tell recipes apart, equality compares the rest.
+        # Every layer looks up tables by it: a few numbers distinguish most recipes, equality compares the rest.
         return hash((self.inv_freq[-1:], self.attention_factor, self.rope_theta))
 
     @property
@@ -299,7 +238,7 @@ class ResolvedRecipe:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Ordinary causal softmax attention, of queries that a temperature may have multiplied."""
+        """True for ordinary causal softmax attention, with or without a temperature."""
         recipe = self.recipe
         return (
             self.rotates_at != "cache_read"
@@ -311,7 +250,7 @@ class ResolvedRecipe:
 
     @cached_property
     def unrotated(self) -> ResolvedRecipe:
-        """What the recipe means in a layer that does not rotate: its masks and its temperature, no positions."""
+        """The recipe in a layer that does not rotate: its masks and its temperature, no positions."""
         bands = tuple(Band(predicate=predicate) for predicate in merged([b.predicate for b in self.recipe.bands]))
         recipe = Recipe(None, bands, attention_temperature=self.recipe.attention_temperature)
         return ResolvedRecipe(recipe, (), 1.0, 0.0, self.length, interleaved=self.interleaved, offset=self.offset)

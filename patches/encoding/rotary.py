@@ -25,12 +25,12 @@ def base_inv_freq(rope_theta: float, rotary_dim: int, dtype: torch.dtype) -> tor
 
 
 def per_pair(position: torch.Tensor) -> torch.Tensor:
-    """What a position map returned, [n] or [n, pairs], as [n, 1] or [n, pairs]."""
+    """Positions [n] or [n, pairs] from a position map, as [n, 1] or [n, pairs]."""
     return position if position.ndim == 2 else position[:, None]
 
 
 def upcast(states: torch.Tensor) -> torch.Tensor:
-    """``states`` in float32, or in float64 where they are that already: what softmax and rotation compute in."""
+    """``states`` in float32, or unchanged in float64: the dtypes of softmax and rotation."""
     import torch
 
     return states.to(torch.promote_types(states.dtype, torch.float32))
@@ -41,7 +41,7 @@ def rotary_table(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, float32 [..., rotary_dim], already multiplied by ``attention_factor``.
 
-    ``position`` [..., 1], or [..., rotary_dim / 2] where pairs stand at positions of their own;
+    ``position`` [..., 1], or [..., rotary_dim / 2] if positions differ by pair;
     ``inv_freq`` [rotary_dim / 2] or [..., rotary_dim / 2]. The half-split layout repeats the
     frequencies one after the other, the interleaved layout pair by pair.
     """

@@ -1,15 +1,35 @@
-"""Schedules that more than one method uses."""
+"""Frequency schedules: what they return, and the ones that more than one method uses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from patches.encoding.recipe import Frequencies, RopeGeometry, Schedule
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.rotary import base_inv_freq
 
 if TYPE_CHECKING:
     import torch
+
+
+class Frequencies(NamedTuple):
+    """``inv_freq`` [rotary_dim / 2], the factor on cos and sin, and the base in effect."""
+
+    inv_freq: torch.Tensor
+    attention_factor: float
+    rope_theta: float
+
+
+class Schedule(Protocol):
+    """Geometry and reserved length (tokens, prompt + max_new_tokens) -> frequencies in float32 or float64.
+
+    float32 is what a model is served with, computed as transformers computes it. float64 is for schedules that round.
+    """
+
+    @property
+    def depends_on_length(self) -> bool: ...
+
+    def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies: ...
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from patches.encoding.fields import Factor, Length, Multiplier
 from patches.encoding.schedule import TemperedSchedule
 from patches.problems import KnownFields, problem
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     import torch
 
     from patches.encoding.recipe import AttentionTemperature, Recipe
-
-Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
-Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
-Multiplier = Annotated[float, Field(ge=0.01, le=10.0, strict=True)]
-"""At 0.01 attention is all but uniform. Far below, float32 scores are 0, and a masked 0 x -inf is no number."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ class ReservedLengthTemperature:
 
 
 class _Temperature(KnownFields):
-    """Base of the kinds. Frozen; unknown keys are refused. ``trained_length`` is in tokens."""
+    """Base of the kinds: frozen, without unknown keys. ``trained_length`` is in tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""Positions that a model adds to its tokens: a learned table, or sinusoids, and what extends them.
+"""Positions that a model adds to its tokens: a learned table, or sinusoids, and their extensions.
 
 Learned table: Gehring et al., arXiv:1705.03122. Sinusoid: Vaswani et al., arXiv:1706.03762, section 3.5. Interpolation
 after Chen et al., arXiv:2306.15595, or end to end as image models resize theirs (arXiv:2010.11929, section 3.2). Split
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from patches.encoding.method import Factor, Method
+from patches.encoding.fields import Factor
+from patches.encoding.geometry import Family, RopeGeometry
+from patches.encoding.method import Method
 from patches.encoding.positions import Stretched
-from patches.encoding.recipe import AbsoluteMap, Family, PositionMap, Recipe, RopeGeometry
+from patches.encoding.recipe import AbsoluteMap, PositionMap, Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +51,7 @@ class EndAligned:
 class Hierarchical:
     """alpha u_i + (1 - alpha) u_j at position i x rows + j, where u = (T - alpha T_0) / (1 - alpha).
 
-    That is T_j + alpha / (1 - alpha) (T_i - T_0): the table itself below ``rows``.
+    This equals T_j + alpha / (1 - alpha) (T_i - T_0): the table itself below ``rows``.
     """
 
     alpha: float
@@ -74,7 +76,7 @@ class Learned(Method):
     )
     formula: ClassVar[str] = "x_p = token_p + T[p]"
     paper: ClassVar[str] = "arXiv:1705.03122"
-    training_free: ClassVar[str] = "Exact up to the last row of the table, and nothing after it."
+    training_free: ClassVar[str] = "Exact up to the last row of the table, and refused after it."
     rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "learned"
 
@@ -94,7 +96,7 @@ class LearnedInterpolation(Method):
     )
     formula: ClassVar[str] = "x_p = token_p + T[p / s], or T[p (L0 - 1) / (n - 1)] with align ends"
     paper: ClassVar[str] = "Position interpolation, arXiv:2306.15595, applied to a table"
-    training_free: ClassVar[str] = "Runs past the table, and loses a lot on weights that were not tuned for it."
+    training_free: ClassVar[str] = "Runs past the table; quality falls far on weights not tuned for it."
     cost: ClassVar[str] = "two rows read per token"
     rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "learned"
@@ -102,10 +104,10 @@ class LearnedInterpolation(Method):
     method: Literal["learned_interpolation"] = "learned_interpolation"
     align: Literal["scale", "ends"] = Field(
         "scale",
-        description="scale divides positions by factor; ends puts the last reserved token (prompt and new) on the "
-        "last row, and is the table itself when they fit.",
+        description="scale divides positions by factor. ends puts the last reserved token (prompt and new) on the last "
+        "row, and is the table itself when they fit.",
     )
-    factor: Factor | None = Field(None, description="What positions are divided by, with align scale.")
+    factor: Factor | None = Field(None, description="Divisor of positions, with align scale.")
 
     @model_validator(mode="after")
     def _factor_belongs_to_scale(self) -> Self:
@@ -151,7 +153,7 @@ class LearnedHierarchical(Method):
 class Sinusoidal(Method):
     summary: ClassVar[str] = "Sinusoidal absolute positions: sines and cosines of the position, added to the token."
     use: ClassVar[str] = "Models trained with it (XGLM)."
-    avoid: ClassVar[str] = "Reading past the trained length: the formula goes on, what the weights learned does not."
+    avoid: ClassVar[str] = "Reading past the trained length: the formula continues, the training does not."
     reach: ClassVar[str] = "L0; a few tokens more at most"
     evidence: ClassVar[str] = (
         "WikiText-103, trained at 512: perplexity falls for 20 tokens more and rises from 50 on (arXiv:2108.12409, "
@@ -182,14 +184,14 @@ class SinusoidalInterpolation(Method):
     family: ClassVar[Family] = "sinusoidal"
 
     method: Literal["sinusoidal_interpolation"] = "sinusoidal_interpolation"
-    factor: Factor = Field(description="What positions are divided by.")
+    factor: Factor = Field(description="Divisor of positions.")
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         return Recipe(None, absolute=At(Stretched(self.factor)))
 
 
 def table_rows(geometry: RopeGeometry) -> int:
-    """How many positions the model's table holds.
+    """Number of positions in the model's table.
 
     Raises:
         ValueError: when the model has no table.

@@ -11,8 +11,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from patches.encoding.method import Factor, Method
-from patches.encoding.recipe import Family, Recipe, RopeGeometry
+from patches.encoding.fields import Factor
+from patches.encoding.geometry import Family, RopeGeometry
+from patches.encoding.method import Method
+from patches.encoding.recipe import Recipe
 from patches.encoding.temperature import ConstantTemperature
 
 

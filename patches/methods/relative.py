@@ -1,9 +1,9 @@
-"""Relative positions as learned vectors that meet the query: Shaw's, and Transformer-XL's.
+"""Relative positions as learned vectors that score against the query: Shaw's, and Transformer-XL's.
 
 Shaw et al., arXiv:1803.02155, equation 4, for keys only: their term for values adds nothing beside it (table 3).
-Dai et al., arXiv:1901.02860, section 3.3; the memory of hidden states of section 3.2 is another matter, and is not
-here: a cache of keys and values sees the whole text. The vectors are weights of every layer, so each method is for
-models that carry them; they are found as attributes of ``attention.relative``.
+Dai et al., arXiv:1901.02860, section 3.3, without the memory of hidden states of section 3.2: a cache of keys and
+values sees the whole text. The vectors are weights of every layer, so each method is for models that have them, as
+attributes of ``attention.relative``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import Family, Recipe, RelativeScores, RopeGeometry
+from patches.encoding.recipe import Recipe, RelativeScores
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ class _Relative(Method):
 
 class Shaw(_Relative):
     summary: ClassVar[str] = "Shaw's relative positions: a learned vector per clipped distance, beside the keys."
-    use: ClassVar[str] = "Models trained with it; of our own, make train-demo FAMILY=shaw."
+    use: ClassVar[str] = "Models trained with it, for example by make train-demo FAMILY=shaw."
     avoid: ClassVar[str] = "Order among tokens further away than the clip: they all look alike."
     reach: ClassVar[str] = "any length: past the clip all distances share one vector"
     evidence: ClassVar[str] = (
@@ -82,7 +83,7 @@ class Shaw(_Relative):
     formula: ClassVar[str] = "score = q . (k + a[min(p - j, k)]) / sqrt(d)"
     paper: ClassVar[str] = "Shaw et al., arXiv:1803.02155"
     training_free: ClassVar[str] = "None: the vectors are learned with the weights."
-    cost: ClassVar[str] = "scores in the open, no fused kernel"
+    cost: ClassVar[str] = "explicit scores, no fused kernel"
     scores: ClassVar[RelativeScores] = ClippedKeys()
 
     method: Literal["shaw"] = "shaw"
@@ -92,8 +93,8 @@ class TransformerXL(_Relative):
     summary: ClassVar[str] = (
         "Transformer-XL's relative positions: projected sinusoids of the distance, beside the keys."
     )
-    use: ClassVar[str] = "Models trained with it; of our own, make train-demo FAMILY=transformer_xl."
-    avoid: ClassVar[str] = "Comparing with the published model: its memory of hidden states is not part of it here."
+    use: ClassVar[str] = "Models trained with it, for example by make train-demo FAMILY=transformer_xl."
+    avoid: ClassVar[str] = "Comparing with the published model: its memory of hidden states is missing here."
     reach: ClassVar[str] = "a few times L0"
     evidence: ClassVar[str] = (
         "WikiText-103, 128M parameters, with recurrence: 27.02 at the attention length of its training, 26.77 at 500 "
@@ -102,7 +103,7 @@ class TransformerXL(_Relative):
     formula: ClassVar[str] = "score = ((q + u) . k + (q + v) . W R[p - j]) / sqrt(d)"
     paper: ClassVar[str] = "Transformer-XL, arXiv:1901.02860"
     training_free: ClassVar[str] = "None: the projection and both biases are learned with the weights."
-    cost: ClassVar[str] = "scores in the open, and width / head_dim times as much again for the distances"
+    cost: ClassVar[str] = "explicit scores, and width / head_dim times as much again for the distances"
     scores: ClassVar[RelativeScores] = ProjectedSinusoids()
 
     method: Literal["transformer_xl"] = "transformer_xl"

@@ -1,1 +1,1 @@
-"""How an encoding reaches a loaded model: what is read off it, and the seams."""
+"""The way of an encoding into a loaded model: its geometry, its measurement and the seams."""

@@ -13,13 +13,13 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from patches.batch.slots import SlotTable, decode
 from patches.encoding.recipe import AbsoluteMap
 from patches.encoding.rotary import upcast
-from patches.model.slots import SlotTable, decode
 
 
 class AbsoluteEmbedding(Protocol):
-    """What one model adds to its tokens; ``module`` is the one whose forward the seam replaces."""
+    """Position embeddings of one model; the seam replaces the forward of ``module``."""
 
     @property
     def module(self) -> nn.Module: ...
@@ -59,7 +59,7 @@ class LearnedTable:
 
 @dataclass(frozen=True, eq=False)
 class Sinusoid:
-    """sin and cos of (position + ``offset``) x frequency, kept by the model as a table.
+    """sin and cos of (position + ``offset``) x frequency, which the model has as a table.
 
     ``interleaved``: sin and cos alternate and frequencies are 10000^(-2i/width), as in the paper. Otherwise all sines
     come first and the exponent is i / (width/2 - 1), as in tensor2tensor, fairseq and Marian.
@@ -75,7 +75,7 @@ class Sinusoid:
         return self.table.dtype
 
     def own(self, position: torch.Tensor) -> torch.Tensor:
-        # Past its table the model would make a longer one, with the same float32 operations.
+        # Past its table, the model would make a longer one by the same float32 operations.
         index, rows = position + self.offset, self.table.shape[0]
         computed = self._waves(index.float(), torch.float32).to(self.dtype)
         return torch.where((index < rows)[..., None], self.table[index.clamp_max(rows - 1)], computed)
@@ -96,7 +96,7 @@ class Sinusoid:
 def embeddings(embedding: AbsoluteEmbedding, position_ids: torch.Tensor, slots: SlotTable) -> torch.Tensor:
     """Position embeddings [rows, tokens, width] of encoded ``position_ids`` [rows, tokens].
 
-    Where no encoding in the slot table moves positions, nothing is read back to the host.
+    The host reads no slot back unless an encoding in the table moves positions.
     """
     position, slot = decode(position_ids)
     if all(resolved is None or resolved.recipe.absolute is None for resolved in slots.recipes):

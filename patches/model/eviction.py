@@ -1,35 +1,29 @@
-"""Dropping keys that no later query can reach, for recipes that attend to the first and the last tokens only.
+"""Eviction of keys that no later query can reach, for recipes that attend to the first and the last tokens only.
 
-StreamingLLM, arXiv:2309.17453, section 3.2. Masking those keys gives the same numbers; dropping them frees
+StreamingLLM, arXiv:2309.17453, section 3.2. Masking those keys gives the same numbers; evicting them frees
 their memory, so that a cache stops growing with the text.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class CacheLayer(Protocol):
-    """A layer of a transformers ``DynamicCache``: keys and values [rows, heads, tokens, dim]."""
+def evict(layers: list[Any], num_sinks: int, window_size: int) -> None:
+    """Keep the ``num_sinks`` first and the newest ``window_size`` - 1 tokens of every layer that keeps all of them.
 
-    keys: torch.Tensor
-    values: torch.Tensor
-
-
-def evict(layers: list[Any], first: int, last: int) -> None:
-    """Keep the ``first`` and the newest ``last`` - 1 tokens of every layer that keeps all of them.
-
-    The next query is itself the last one it reaches. Layers that slide keep their own window.
+    ``layers`` are those of a transformers ``DynamicCache``: keys and values [rows, heads, tokens, dim]. The next query
+    is the last token in its own window. Layers that slide keep their window.
     """
-    newest = last - 1
+    newest = window_size - 1
     for layer in layers:
-        if getattr(layer, "is_sliding", False) or layer.keys.shape[-2] <= first + newest:
+        if getattr(layer, "is_sliding", False) or layer.keys.shape[-2] <= num_sinks + newest:
             continue
-        layer.keys, layer.values = (_kept(states, first, newest) for states in (layer.keys, layer.values))
+        layer.keys, layer.values = (_without_gap(states, num_sinks, newest) for states in (layer.keys, layer.values))
 
 
-def _kept(states: torch.Tensor, first: int, newest: int) -> torch.Tensor:
+def _without_gap(states: torch.Tensor, num_sinks: int, newest: int) -> torch.Tensor:
     tail = states[..., states.shape[-2] - newest :, :]
-    return torch.cat((states[..., :first, :], tail), dim=-2)
+    return torch.cat((states[..., :num_sinks, :], tail), dim=-2)

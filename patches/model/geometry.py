@@ -1,7 +1,7 @@
-"""Reading a loaded model: its geometry, its native encoding, and whether it can be carried at all.
+"""Geometry and native encoding of a loaded model, or the reason why the seams cannot carry it.
 
-Works on attributes alone, so that it needs no model library. How a model rotates (pair layout, where in
-a head, which layers) is measured later, on its own forward pass (``patches.model.probe``), never looked up by name.
+Works on attributes alone, so that it needs no model library. ``patches.model.measurement`` finds out later how a
+model rotates (pair layout, where in a head, which layers) on its own forward pass, never by name.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import FrequencyMethod, Method
-from patches.encoding.recipe import Family, RopeGeometry
 from patches.model.architectures import Architecture, architecture_of
 from patches.parsing import InvalidEncoding, parse
 from patches.registry import METHODS
 
 SHARED = "full_attention"
-"""Of several rotary types by layer, the one that requests choose: the layers that attend to everything."""
+"""The rotary type whose encoding requests choose, of several by layer: that of full attention."""
 
 NOT_OF_THE_ENCODING = frozenset({"llama_4_scaling_beta", "max_position_embeddings"})
 """Entries of ``rope_parameters`` that a model's attention applies by itself, or that only repeat its length."""
@@ -30,7 +30,7 @@ class UnsupportedModel(ValueError):
 
 
 def geometry_of(model: nn.Module) -> RopeGeometry:
-    """Geometry of a causal language model, as far as its configuration tells.
+    """Geometry of a causal language model, as far as its configuration has it.
 
     Raises:
         UnsupportedModel: naming what this model does that the seams cannot carry.
@@ -69,6 +69,12 @@ def text_config(model: nn.Module) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
+def chunked_layers(config: Any) -> dict[int, int]:
+    """Layer -> tokens per chunk, for layers that attend within chunks (Llama 4)."""
+    kinds = getattr(config, "layer_types", None) or []
+    return {index: int(config.attention_chunk_size) for index, kind in enumerate(kinds) if kind == "chunked_attention"}
+
+
 def _refuse_attention_that_does_not_dispatch(model: nn.Module) -> None:
     can_set = getattr(model, "_can_set_attn_implementation", None)  # true where attention dispatches by name
     if can_set is None or not can_set():
@@ -103,6 +109,10 @@ class RotaryModule:
         name = f"{self.types[0]}_inv_freq" if self.types else "inv_freq"
         return self.module.get_buffer(name)
 
+    def is_chosen(self, layer_type: str | None) -> bool:
+        """True if requests choose the encoding of layers of this type."""
+        return layer_type in (None, *self.types[:1])
+
 
 def rotary_module(model: nn.Module) -> RotaryModule | None:
     """The model's rotary module, or None.
@@ -134,12 +144,12 @@ def _native_encoding(config: Any, parameters: dict[str, Any] | None, declared: A
     """The checkpoint's own encoding, None for plain RoPE.
 
     Raises:
-        UnsupportedModel: when it is none that we carry.
+        UnsupportedModel: when we have no such method.
     """
     fields = getattr(config, "position_encoding", None) or declared
     if fields is None:
         if parameters is None:
-            raise UnsupportedModel("its configuration tells of no positional encoding that we know")
+            raise UnsupportedModel("its configuration names no positional encoding that we know")
         if parameters.get("rope_type", "default") == "default":
             return None
         fields = {name: value for name, value in parameters.items() if name not in NOT_OF_THE_ENCODING}
@@ -156,7 +166,7 @@ def _native_encoding(config: Any, parameters: dict[str, Any] | None, declared: A
 
 
 def _trained_length(config: Any, parameters: dict[str, Any], native: Method | None, longest: int) -> int:
-    """Length that the weights saw before any scaling: what every ``factor`` is relative to."""
+    """Length of the training before any scaling; every ``factor`` is relative to it."""
     declared = parameters.get("original_max_position_embeddings") or getattr(
         config, "original_max_position_embeddings", None
     )

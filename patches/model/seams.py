@@ -1,18 +1,17 @@
-"""What a patched model does in a forward: the seams that ``patches.model.hf`` puts into it.
+"""A patched model in a forward: the seams that ``patches.model.hf`` puts into it.
 
 Seam A, the rotary module, reads slots from the positions. Seam B, the attention, goes through the batch segment by
-segment. Seam C, the embedding of absolute positions, reads slots too. A hook notes the positions of each forward,
-since not every architecture hands them on.
+segment. Seam C, the embedding of absolute positions, reads slots too. All read the positions from the ``Forward`` that
+the model's replaced ``forward`` opens, since not every architecture hands them on.
 """
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -20,23 +19,30 @@ import torch
 from patches.attention import fused
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
+from patches.attention.observation import Observed, Observer
+from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
+from patches.batch.slots import SlotTable, decode
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.method import Method
-from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe, RopeGeometry
+from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import architecture_of
-from patches.model.batch import Batch, packed_lengths, padded_batch, padded_keys
 from patches.model.eviction import evict
-from patches.model.geometry import RotaryModule, geometry_of, rotary_module, text_config
-from patches.model.probe import CachedStates, Layout, Probe, Role, TableFormat, formatted
-from patches.model.slots import SlotTable, decode
+from patches.model.forward import Forward, inputs_of
+from patches.model.geometry import RotaryModule, chunked_layers, rotary_module, text_config
+from patches.model.measurement import Measurement
 from patches.parsing import parse
 from patches.resolution import confirmed, describe, resolve
 
-_packed: ContextVar[tuple[Batch, Mapping[str, Any]] | None] = ContextVar("packed", default=None)
-
 PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
-"""Layers with a rotary type of their own: their keys are turned already, the rest is ordinary attention."""
+"""The recipe of layers with another rotary type: their keys are rotated, the rest is ordinary attention."""
+
+
+class _ThreadState(threading.local):
+    """The forward that runs on a thread, and what its next forwards carry beside the arguments of the model."""
+
+    forward: Forward | None = None
+    carried: Mapping[str, Any] = {}
 
 
 class Patched:
@@ -46,35 +52,34 @@ class Patched:
     ``patches.encode``. Slot 0 is the checkpoint's own encoding.
     """
 
-    def __init__(self, model: Any, attention_name: str) -> None:
+    def __init__(
+        self,
+        model: Any,
+        attention_name: str,
+        measurement: Measurement,
+        temperatures: Mapping[int, AttentionTemperature],
+    ) -> None:
+        """``temperatures`` replace those that layers would compute by counting tokens."""
         self.model = model  # a PreTrainedModel, whose library is imported in hf.py only
-        self.geometry: RopeGeometry = geometry_of(model)
         self.attention_name = attention_name
+        self.geometry, self.roles, self.cached = measurement.geometry, measurement.roles, measurement.cached
         self.rotary_module: RotaryModule | None = rotary_module(model)
-        self.table_format: TableFormat = "half"
-        self.table_keeps_float32 = False
         architecture = architecture_of(model)
         embeds = None if architecture is None else architecture.positions
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
-        self.roles: dict[int, Role] = {}
-        self.cached = CachedStates()
         self.slots = self._slot_table()
-        self.temperatures: dict[int, AttentionTemperature] = {}
-        """Of layers that computed one by counting tokens, and no longer do."""
-        self.probe: Probe | None = None
+        self.table_format, self._temperatures = measurement.table, temperatures
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._layers = int(text_config(model).num_hidden_layers)
-        self._chunks = _chunked_layers(text_config(model))
-        self._positions = torch.zeros(1, 1, dtype=torch.long)
-        self._padding: torch.Tensor | None = None
-        self._batch: Batch | None = None
+        self._chunks = chunked_layers(text_config(model))
+        self._thread = _ThreadState()
 
     def resolve(self, method: Method, length: int) -> ResolvedRecipe:
         """Numbers of ``method`` for this model and a reserved length of ``length`` tokens."""
         return resolve(self.confirmed(method, length), self.geometry, length)
 
     def confirmed(self, method: Method, length: int) -> Method:
-        """``method`` without what its request says must follow, once that has been found true here.
+        """``method`` without the numbers that its request expects to follow, once they have been compared.
 
         Raises:
             EchoMismatch: naming the first number that differs.
@@ -87,7 +92,7 @@ class Patched:
 
     @property
     def layers(self) -> dict[str, int]:
-        """How many layers are under the encoding, have a rotary type of their own, and never rotate."""
+        """Number of layers by role: under the encoding, with another rotary type, without rotation."""
         return dict(Counter(self.roles.values())) or {"slots": self._layers}
 
     def _slot_table(self) -> SlotTable:
@@ -95,33 +100,65 @@ class Patched:
         return SlotTable(native, self.geometry.rotary_dim, self.model.device)
 
     def forget_encodings(self) -> None:
-        """Empty the table of slots, of which none may be in use."""
+        """Empty the table of slots; none may be in use."""
         self.slots = self._slot_table()
 
-    def follow(self, layout: Layout) -> None:
-        """Take over how the model was measured to rotate."""
-        self.roles = layout.roles
-        self.geometry = replace(self.geometry, interleaved=layout.interleaved, rotary_offset=layout.offset)
-        self.forget_encodings()
+    def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
+
+        Raises:
+            RuntimeError: inside another forward of this model on the same thread.
+        """
+        if self._thread.forward is not None:
+            raise RuntimeError("forwards of a patched model do not nest: one already runs on this thread")
+        state = Forward(*inputs_of(args, kwargs), **self._thread.carried)
+        if "position_ids" in kwargs:
+            # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
+            kwargs = {**kwargs, "position_ids": decode(state.position_ids)[0]}
+            if not self._takes_positions:
+                del kwargs["position_ids"]
+        self._thread.forward = state
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self._thread.forward = None
+
+    def packed(self, batch: Batch, paged: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Within it, each forward on this thread is of one packed row; ``Forward`` explains ``paged``."""
+        return self._carrying(packed=batch, paged=paged)
+
+    def observing(self, observer: Observer) -> AbstractContextManager[None]:
+        """Within it, ``observer`` sees every attention of this model on this thread before it is computed."""
+        return self._carrying(observer=observer)
+
+    @contextmanager
+    def _carrying(self, **carried: Any) -> Iterator[None]:
+        if self._thread.carried or self._thread.forward is not None:
+            raise RuntimeError("packed rows and observers do not nest, and begin outside of a forward")
+        self._thread.carried = carried
+        try:
+            yield
+        finally:
+            self._thread.carried = {}
+
+    @property
+    def _forward(self) -> Forward:
+        forward = self._thread.forward
+        if forward is None:
+            raise RuntimeError("no forward runs on this thread: call the patched model, not a part of it")
+        return forward
 
     def rotary(self, x: torch.Tensor, position_ids: torch.Tensor | None = None, layer_type: str | None = None) -> Any:
         """Seam A: cos and sin of each token by the schedule of its slot, in the format of the model's own module.
 
         Layer types that requests do not choose keep their own frequencies.
         """
-        position, slot = decode(self._positions)
         rotary = self.rotary_module
-        factor: torch.Tensor | float = 1.0
-        if self.probe is not None:
-            inv_freq = self.probe.inv_freq(layer_type, rotary)
-        elif rotary is not None and layer_type not in (None, *rotary.types[:1]):
+        if rotary is not None and not rotary.is_chosen(layer_type):
+            position = decode(self._forward.position_ids)[0]
             return type(rotary.module).forward(rotary.module, x, position, layer_type)
-        else:
-            inv_freq, factor = self.slots.inv_freq[slot], self.slots.attention_factor[slot]
-        table = formatted(position[..., None], inv_freq, factor, self.table_format)
-        if isinstance(table, tuple) and not self.table_keeps_float32:
-            return tuple(part.to(x.dtype) for part in table)
-        return table
+        position, slot = decode(self._forward.position_ids)
+        return self.table_format.table(position, self.slots.inv_freq[slot], self.slots.attention_factor[slot], x.dtype)
 
     def attention(
         self,
@@ -145,63 +182,66 @@ class Patched:
         """
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
-        if self.probe is not None:
-            return self.probe.note(module, query, key, value), None
+        forward = self._forward
         index: int = module.layer_idx  # type: ignore[assignment]
         if self.geometry.latent:
-            scaling = self.geometry.head_dim**-0.5  # what a scaling adds to it is in the recipe's temperature
-        own = self._own_mask(index, sliding_window)
-        layer = Layer(scaling, own, softcap, s_aux, module, self.temperatures.get(index))
-        packed = _packed.get()
-        if packed is not None:
-            batch, paged = packed
-            arguments = dict(paged)  # the cache writes what belongs to this layer into it
-            if "cache" in arguments:
-                key, value = self._through_cache(key, value, batch, arguments, index)
-            return self._attend_packed(query, key, value, batch, arguments["cu_seq_lens_k"], layer, index), None
-        batch = self._current_batch(query.shape[0], attention_mask)
-        return self._attend_padded(query, key, value, batch, layer, index), None
+            scaling = self.geometry.head_dim**-0.5  # the recipe's temperature has the part that a scaling adds
+        mask = self._layer_mask(index, sliding_window)
+        layer = Layer(scaling, mask, softcap, s_aux, module, self._temperatures.get(index))
+        if forward.packed is None:
+            batch = forward.padded(query.shape[0], attention_mask)
+            return self._attend_padded(query, key, value, batch, layer, index), None
+        paged = dict(forward.paged)  # the cache writes what belongs to this layer into it
+        if "cache" in paged:
+            key, value = self._through_cache(key, value, forward.packed, paged, index)
+        return self._attend_packed(query, key, value, forward.packed, paged["cu_seq_lens_k"], layer, index), None
 
-    def _own_mask(self, index: int, sliding_window: int | None) -> LayerMask:
+    def _layer_mask(self, index: int, sliding_window: int | None) -> LayerMask:
         if index in self._chunks:
             return ChunkRange(self._chunks[index], 0, 1)
         return CAUSAL if sliding_window is None else DistanceRange(0, sliding_window)
 
     def _recipe(self, slot: int, index: int) -> ResolvedRecipe:
-        """What an encoding means in one layer."""
+        """The encoding of a slot in one layer."""
         role = self.roles.get(index, "slots")
         if role == "own":
             return PLAIN
         return self.slots[slot] if role == "slots" else self.slots[slot].unrotated
 
+    def _attend(
+        self,
+        states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        segment: Segment,
+        batch: Batch,
+        layer: Layer,
+        index: int,
+        num_sinks: int = 0,
+    ) -> torch.Tensor:
+        """Attention [rows, heads, q, value dim] of one segment's query, key and value."""
+        recipe, (query, key, value) = self._recipe(segment.slot, index), states
+        if (observer := self._forward.observer) is not None:
+            observer(Observed(query, key, recipe, layer, segment.q_start, num_sinks))
+        start = segment.q_start
+        return fused.attend(query, key, value, recipe, batch, layer, q_start=start, num_sinks=num_sinks)
+
     def _attend_padded(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Batch, layer: Layer, index: int
     ) -> torch.Tensor:
-        held = key.shape[2]
-        first = batch.segments[0]
-        recipe = self._recipe(first.slot, index)
+        num_kv, first = key.shape[2], batch.segments[0]
         whole = len(batch.segments) == 1 and first.query == slice(0, query.shape[2])
-        head = _head(recipe, layer, held, first.q_stop)
-        if whole and head is not None:
-            attended = fused.attend(query, key, value, recipe, batch, layer, q_start=first.q_start, head=head)
+        num_sinks = _num_sinks(self._recipe(first.slot, index), layer, num_kv, first.q_stop)
+        if whole and num_sinks is not None:
+            attended = self._attend((query, key, value), first, batch, layer, index, num_sinks)
             return attended.transpose(1, 2).contiguous()
-        columns = padded_keys(batch, held)
+        columns = padded_keys(batch, num_kv)
         if whole and columns[0].start == 0:
-            key, value = key[:, :, columns[0]], value[:, :, columns[0]]
-            attended = fused.attend(query, key, value, recipe, batch, layer, q_start=first.q_start)
-            return attended.transpose(1, 2).contiguous()
+            states = query, key[:, :, columns[0]], value[:, :, columns[0]]
+            return self._attend(states, first, batch, layer, index).transpose(1, 2).contiguous()
         output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         for segment, keys in zip(batch.segments, columns, strict=True):
-            attended = fused.attend(
-                query[segment.rows, :, segment.query],
-                key[segment.rows, :, keys],
-                value[segment.rows, :, keys],
-                self._recipe(segment.slot, index),
-                batch,
-                layer,
-                q_start=segment.q_start,
-            )
-            output[segment.rows, segment.query] = attended.transpose(1, 2)
+            rows = segment.rows
+            states = query[rows, :, segment.query], key[rows, :, keys], value[rows, :, keys]
+            output[rows, segment.query] = self._attend(states, segment, batch, layer, index).transpose(1, 2)
         return output
 
     def _attend_packed(
@@ -215,88 +255,47 @@ class Patched:
         index: int,
     ) -> torch.Tensor:
         """Sequences one after another in a single row; the layer's cache says where each one's keys end."""
-        new, held = batch.shared(("lengths", key_edges.data_ptr()), lambda: packed_lengths(batch, key_edges))
-        parts = zip(batch.segments, query.split(new, 2), key.split(held, 2), value.split(held, 2), strict=True)
+        new, num_kv = batch.shared(("lengths", key_edges.data_ptr()), lambda: packed_lengths(batch, key_edges))
+        parts = zip(query.split(new, 2), key.split(num_kv, 2), value.split(num_kv, 2), strict=True)
         attended = []
-        for segment, q, k, v in parts:
+        for segment, states in zip(batch.segments, parts, strict=True):
             recipe = self._recipe(segment.slot, index)
-            head = _head(recipe, layer, k.shape[2], segment.q_stop) or 0
-            attended.append(fused.attend(q, k, v, recipe, batch, layer, q_start=segment.q_start, head=head))
+            num_sinks = _num_sinks(recipe, layer, states[1].shape[2], segment.q_stop) or 0
+            attended.append(self._attend(states, segment, batch, layer, index, num_sinks))
         return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, arguments: dict[str, Any], index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of whole sequences, in widths of their own: the paged cache has rows of one width. To the
-        cache, a layer that attends again is another layer."""
+        """Keys and values of whole sequences, in their two widths: the paged cache has rows of one width.
+
+        To the cache, a layer that attends again is another layer.
+        """
         layer = index + self._layers * batch.calls_before(index)
         rows = (widened(states, self.cached.width) for states in (key, value))
         keys, values = arguments["cache"].update(*rows, layer, arguments)
         return keys[..., : key.shape[-1]], values[..., : value.shape[-1]]
 
-    @contextmanager
-    def packed(self, batch: Batch, paged: Mapping[str, Any]) -> Iterator[None]:
-        """Within it, a forward on this thread is of one packed row. ``paged`` tells where its keys end
-        (``cu_seq_lens_k``), and holds the paged ``cache`` that they are in, unless all of them are new."""
-        token = _packed.set((batch, paged))
-        try:
-            yield
-        finally:
-            _packed.reset(token)
-
     def embed(self, *_: Any, **__: Any) -> torch.Tensor:
         """Seam C: position embeddings [rows, tokens, width] of this forward, each token's by the recipe of its slot."""
         assert self.embedding is not None
-        return embeddings(self.embedding, self._positions, self.slots)
+        return embeddings(self.embedding, self._forward.position_ids, self.slots)
 
-    def kept(self, resolved: ResolvedRecipe) -> tuple[int, int] | None:
-        """(first, last) keys that any later query can reach under ``resolved``; None: caches keep every key."""
-        # A layer that attends to everything, or that counts the cache's tokens, would miss what is dropped.
+    def sink_window(self, resolved: ResolvedRecipe) -> tuple[int, int] | None:
+        """(num_sinks, window_size) that any later query can reach under ``resolved``; None: caches need every key."""
+        # A layer that attends to everything, or that counts the cache's tokens, would miss evicted keys.
         alike = set(self.roles.values()) <= {"slots"} and not self._chunks
-        return resolved.recipe.kept if alike else None
+        return resolved.recipe.sink_window if alike else None
 
     def evict(self, cache: Any, slot: int) -> None:
-        """Free what no later query of the sequence in ``cache`` can reach under ``slot``; most encodings reach all."""
-        kept = self.kept(self.slots[slot])
-        if kept is not None:
-            evict(cache.layers, *kept)
-
-    def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The hook: note encoded positions and padding before a forward. Positions not given count real tokens."""
-        given = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-        tokens = next(value for value in given if value is not None)
-        positions, past = kwargs.get("position_ids"), kwargs.get("past_key_values")
-        mask = kwargs.get("attention_mask")
-        self._padding = mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
-        if positions is None:
-            seen = 0 if past is None else past.get_seq_length()
-            positions = torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None]
-            if self._padding is not None and not bool(self._padding.all()):
-                positions = (self._padding.long().cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :]
-        self._positions, self._batch = positions, None
-        if "position_ids" in kwargs:
-            # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
-            kwargs = {**kwargs, "position_ids": decode(positions)[0]}
-            if not self._takes_positions:
-                del kwargs["position_ids"]
-        return args, kwargs
-
-    def _current_batch(self, rows: int, padding_mask: torch.Tensor | None) -> Batch:
-        """The layers of one forward share one description of their batch."""
-        if self._batch is None:
-            mask = self._padding if padding_mask is None else padding_mask
-            self._batch = padded_batch(rows, self._positions, None if mask is None or bool(mask.all()) else mask)
-        return self._batch
+        """Evict the keys that no later query of the sequence in ``cache`` can reach under ``slot``."""
+        sink_window = self.sink_window(self.slots[slot])
+        if sink_window is not None:
+            evict(cache.layers, *sink_window)
 
 
-def _head(resolved: ResolvedRecipe, layer: Layer, held: int, q_stop: int) -> int | None:
-    """How many first keys stayed where keys behind them, which no query reaches, have left the cache; None: all are
-    there, or the layer keeps a window of its own."""
-    kept = resolved.recipe.kept if held < q_stop and layer.own is CAUSAL else None
-    return None if kept is None else kept[0]
-
-
-def _chunked_layers(config: Any) -> dict[int, int]:
-    """Layer -> tokens per chunk, for layers that attend within chunks (Llama 4)."""
-    kinds = getattr(config, "layer_types", None) or []
-    return {index: int(config.attention_chunk_size) for index, kind in enumerate(kinds) if kind == "chunked_attention"}
+def _num_sinks(resolved: ResolvedRecipe, layer: Layer, num_kv: int, q_stop: int) -> int | None:
+    """Number of first keys before a gap, where the cache has evicted keys out of reach; None: nothing is evicted, or
+    the layer has a window."""
+    sink_window = resolved.recipe.sink_window if num_kv < q_stop and layer.mask is CAUSAL else None
+    return None if sink_window is None else sink_window[0]

@@ -184,7 +184,7 @@ class Engine:
                     eos_token_ids=self.eos_token_ids,
                     on_prefill=None if on_prefill is None else _threadsafe(on_prefill),
                     tenant=context.current().tenant,
-                    kept=self.patch.kept(resolved),
+                    sink_window=self.patch.sink_window(resolved),
                 )
                 async with aclosing(self._outputs(manager, request)) as outputs:
                     async for output in outputs:
@@ -197,15 +197,15 @@ class Engine:
         finally:
             self.metrics.finished(method.method, generation, reason, time.perf_counter() - created)
 
-    def tokens_held(self, resolved: ResolvedRecipe, length: int) -> int:
+    def max_cached_len(self, resolved: ResolvedRecipe, length: int) -> int:
         """The most tokens of cache that a generation of ``length`` tokens ever holds."""
-        return self._manager.tokens_held(self.patch.kept(resolved), length)
+        return self._manager.max_cached_len(self.patch.sink_window(resolved), length)
 
     @asynccontextmanager
     async def _admitted(
         self, resolved: ResolvedRecipe, length: int, ticket: Ticket | None
     ) -> AsyncIterator[tuple[int, EncodingManager]]:
-        tokens = self.tokens_held(resolved, length)
+        tokens = self.max_cached_len(resolved, length)
         if ticket is None:
             self.generations.check(tokens)
             (ticket,) = self.generations.enter([tokens])

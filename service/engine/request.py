@@ -39,12 +39,12 @@ class TokenLogprobs:
 class EngineRequest:
     """State shared between the event loop, which creates it, and the generation thread, which samples.
 
-    ``slot`` is held from admission to the end. ``cache_key`` separates the prefix cache: requests
-    share blocks only where it is equal. ``on_prefill`` is called on the generation thread with the prompt
-    tokens done, after every chunk but the last. ``cached_tokens`` of the prompt were found in the prefix cache;
-    ``failure`` is why this request failed alone; ``tenant`` sent it. ``kept`` are the (first, last) keys that its
-    queries reach, None all: pages of the others are given back. ``eos_token_ids`` are the model's end-of-text tokens,
-    ``generated`` counts the tokens before the one that is drawn.
+    ``slot`` is in use from admission to the end. ``cache_key`` separates the prefix cache: requests share blocks only
+    where it is equal. ``on_prefill`` is called on the generation thread with the prompt tokens done, after every chunk
+    but the last. ``cached_tokens`` of the prompt were found in the prefix cache; ``failure`` is why this request failed
+    alone; ``tenant`` sent it. ``sink_window`` counts the first and the last keys that its queries reach, None for all:
+    pages of the others are given back. ``eos_token_ids`` are the model's end-of-text tokens, ``generated`` counts the
+    tokens before the one that is drawn.
     """
 
     prompt_ids: list[int]
@@ -60,7 +60,7 @@ class EngineRequest:
     cached_tokens: int = 0
     failure: Exception | None = None
     tenant: str = ""
-    kept: tuple[int, int] | None = None
+    sink_window: tuple[int, int] | None = None
     generated: int = 0
 
     @property
@@ -69,7 +69,7 @@ class EngineRequest:
         return () if self.sampling.ignore_eos else self.eos_token_ids
 
     @property
-    def held_back(self) -> tuple[int, ...]:
+    def suppressed(self) -> tuple[int, ...]:
         """Tokens that may not be drawn now."""
         return self.eos_token_ids if self.generated < self.sampling.min_tokens else ()
 

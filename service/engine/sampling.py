@@ -20,8 +20,8 @@ def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> to
         if request is None:
             continue
         allowed = logits[row]
-        if request.held_back:
-            allowed = allowed.index_fill(0, torch.tensor(request.held_back, device=logits.device), float("-inf"))
+        if request.suppressed:
+            allowed = allowed.index_fill(0, torch.tensor(request.suppressed, device=logits.device), float("-inf"))
             tokens[row] = allowed.argmax()
         if request.generator is not None:
             tokens[row] = _draw(allowed, request)

@@ -46,7 +46,7 @@ def verify(patch: Patched) -> None:
 def _request(patch: Patched, method: Method, prompt: list[int]) -> EngineRequest:
     resolved = patch.resolve(method, len(prompt) + NEW)
     slot, sampling = patch.slots.acquire(resolved), SamplingParams(logprobs=TOP)
-    return EngineRequest(prompt, slot, (None, None, resolved), NEW, sampling, kept=patch.kept(resolved))
+    return EngineRequest(prompt, slot, (None, None, resolved), NEW, sampling, sink_window=patch.sink_window(resolved))
 
 
 def _from_pages(patch: Patched, requests: list[EngineRequest]) -> list[list[int]]:

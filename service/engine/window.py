@@ -1,4 +1,4 @@
-"""What a generation keeps in a paged cache when its encoding reaches the first and the last tokens only."""
+"""The pages of a paged cache that a generation needs when its encoding reaches the first and the last tokens only."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Window:
-    """The ``first`` tokens and the ``last`` ones that a query reaches, its own included, in pages of ``page`` tokens.
+class SinkWindow:
+    """The first ``num_sinks`` tokens and the last ``window_size`` ones that a query reaches, itself included, in pages
+    of ``page_size`` tokens.
 
-    Every query reaches the pages of the first tokens. Those after them go once they are out of reach.
+    Every query reaches the pages of the sinks. Pages after them are evicted once they are out of reach.
     """
 
-    first: int
-    last: int
-    page: int
+    num_sinks: int
+    window_size: int
+    page_size: int
 
     @property
-    def head_pages(self) -> int:
-        return -(-self.first // self.page)
+    def sink_pages(self) -> int:
+        return -(-self.num_sinks // self.page_size)
 
-    def dropped(self, position: int) -> int:
-        """Pages after the head that no query from ``position`` on reaches."""
-        return max(0, (position - self.last + 1) // self.page - self.head_pages)
+    def evicted_pages(self, position: int) -> int:
+        """Pages after the sinks that no query from ``position`` on reaches."""
+        return max(0, (position - self.window_size + 1) // self.page_size - self.sink_pages)
 
     def tokens_read(self, position: int) -> int:
         """Tokens before ``position`` that a step beginning there reads."""
-        dropped = self.dropped(position)
-        return position if not dropped else self.first + position - (self.head_pages + dropped) * self.page
+        evicted = self.evicted_pages(position)
+        return position if not evicted else self.num_sinks + position - (self.sink_pages + evicted) * self.page_size
 
-    def tokens_held(self, length: int, new_tokens: int) -> int:
-        """Most tokens that pages are held for, up to ``length``, when a step adds at most ``new_tokens``.
+    def max_cached_len(self, length: int, new_tokens: int) -> int:
+        """Most tokens in cached pages at any time up to ``length``, when a step adds at most ``new_tokens``.
 
-        A step at position p reaches back to p - last + 1, wherever in its page that lies.
+        A step at position p reaches back to p - window_size + 1, wherever in its page that lies.
         """
-        tail_pages = -(-(self.page - 1 + self.last - 1 + new_tokens) // self.page)
-        return min(length, (self.head_pages + tail_pages) * self.page)
+        tail_pages = -(-(self.page_size - 1 + self.window_size - 1 + new_tokens) // self.page_size)
+        return min(length, (self.sink_pages + tail_pages) * self.page_size)

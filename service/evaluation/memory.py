@@ -29,7 +29,7 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe
     config = patch.model.config.get_text_config()
     item, layers = patch.model.dtype.itemsize, config.num_hidden_layers
     chunk = chunk_length(min(chunk, tokens), vocab_size_of(patch))
-    kept = None if resolved is None else patch.kept(resolved)
+    kept = None if resolved is None else patch.sink_window(resolved)
     reached = tokens if kept is None else min(tokens, sum(kept) + chunk)
     held = [reached if window is None else min(reached, window + chunk) for window in _windows(config)]
     per_layer = cache_bytes_per_token(patch) / layers

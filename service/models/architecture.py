@@ -1,9 +1,8 @@
-"""The demo model under the families of positional encoding that no Llama carries: a transformers model like any other.
+"""The demo model under the families of positional encoding that no Llama has, as an ordinary transformers model.
 
-A Llama that rotates nothing and has one part of its own instead, chosen by ``config.position_family``. It is written to
-be read, without a line of ``patches``: what it computes is what the patched model must compute. Queries and keys meet
-in the open, so distances count columns; padding is on the left. ``patches/model/architectures/ropeway_demo.py`` finds
-the parts by the names of their attributes.
+It is a Llama without rotation and with one other part, chosen by ``config.position_family``. It is written to be read,
+without a line of ``patches``, and the patched model must compute the same. Scores are explicit, so distances count
+columns; padding is on the left. ``patches/model/architectures/ropeway_demo.py`` finds the parts by their attributes.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ def eager_attention_forward(  # noqa: PLR0913  transformers' signature
     relative_attention_bias: nn.Embedding | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [rows, tokens, heads, dim] and weights [rows, heads, tokens, seen], scores in the open."""
+    """Output [rows, tokens, heads, dim] and weights [rows, heads, tokens, seen], from explicit scores."""
     key, value = (states.repeat_interleave(module.num_key_value_groups, 1) for states in (key, value))
     seen = torch.arange(key.shape[2], device=query.device)
     distance = (seen[-query.shape[2] :, None] - seen).clamp(min=0)
@@ -164,7 +163,7 @@ def buckets(distance: torch.Tensor) -> torch.Tensor:
 
 
 class RopewayDemoPreTrainedModel(LlamaPreTrainedModel):
-    """What transformers asks about every part of the model."""
+    """Defaults of transformers for every part of the model."""
 
     config_class = RopewayDemoConfig
     _supports_sdpa = False  # scores need more than an additive mask

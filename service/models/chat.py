@@ -1,4 +1,4 @@
-"""Chat templates: the one that the server is told to use, and a plain one for models that were never taught to chat."""
+"""Chat templates: that of the server's settings, and a plain one for models without chat training."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ BUILT_IN = {"plain": PLAIN}
 
 
 class TemplateUnusable(ValueError):
-    """The template that the server was told to use cannot be used; the message says why."""
+    """The template of the settings cannot be used; the message says why."""
 
 
 def use_template(tokenizer: Any, setting: str) -> None:
-    """Give ``tokenizer`` the template that the setting ``chat_template`` names, in place of its own.
+    """Give ``tokenizer`` the template that the setting ``chat_template`` names, in place of its default.
 
     Raises:
         TemplateUnusable: when it is neither a built-in one nor a file that can be read, or no template.
@@ -46,5 +46,5 @@ def use_template(tokenizer: Any, setting: str) -> None:
 
 
 def writes_special_tokens(tokenizer: Any) -> bool:
-    """Whether the tokenizer's template writes special tokens itself: all do but the plain one."""
+    """True if the tokenizer's template writes special tokens itself: all do but the plain one."""
     return bool(tokenizer.chat_template != PLAIN)

@@ -49,7 +49,7 @@ def _sums(tensor: torch.Tensor) -> list[list[float]]:
 
 
 def numerics(model: Any) -> list[Any]:
-    """What rounding depends on beside the code: versions, hardware, number format, threads."""
+    """Causes of rounding beside the code: versions, hardware, number format, threads."""
     device, dtype = model.device, str(model.dtype)
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)

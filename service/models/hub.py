@@ -1,4 +1,4 @@
-"""Whether a Hugging Face id can be loaded, asked once and before anything else.
+"""A check that a Hugging Face id can be loaded, once and before all other work.
 
 transformers asks for every file of a model and tries each five times: a minute passes until it gives up.
 """
@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 )
 
 ANSWER_S = 10.0
-"""How long the hub may take to answer."""
+"""Longest wait for an answer of the hub."""
 
 CONFIG = "config.json"
 """The file that every model has."""

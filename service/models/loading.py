@@ -119,7 +119,7 @@ def _progress_bars(*, shown: bool) -> Iterator[None]:
 
 
 def sources(settings: Settings) -> dict[str, str | Path]:
-    """Served name -> where to load it from, the default model first: one model, or all that a folder holds."""
+    """Served name -> where to load it from, the default model first: one model, or all models of a folder."""
     path = DEMO if settings.model == "demo" else Path(settings.model)
     if not path.is_dir():
         return {settings.model: settings.model}

@@ -31,7 +31,7 @@ class UnknownModel(LookupError):
 
 @dataclass
 class ServedModel:
-    """One model in memory with its engine, tokenizer and limits. ``fingerprint`` tells it from every other model."""
+    """One model in memory with its engine, tokenizer and limits. ``fingerprint`` identifies its weights."""
 
     name: str
     fingerprint: str
@@ -56,7 +56,7 @@ class ServedModel:
 
     @cached_property
     def adds_bos(self) -> bool:
-        """Whether the tokenizer starts a text with BOS of its own accord."""
+        """True if the tokenizer starts a text with BOS by itself."""
         ids = self.tokenizer("a")["input_ids"]
         return self.bos_token_id is not None and bool(ids) and ids[0] == self.bos_token_id
 
@@ -116,7 +116,7 @@ class ModelRegistry:
         return iter(self._models.values())
 
     def are_generating(self) -> bool:
-        """Whether any generation runs."""
+        """True while a generation runs."""
         return any(served.engine.is_generating for served in self)
 
     @property

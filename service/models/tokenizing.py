@@ -21,7 +21,7 @@ SMALL = 16 << 10
 """Characters up to which a text waits for no other."""
 
 LOOK_S = 0.05
-"""How often a text that waits for its turn asks whether it is still wanted."""
+"""Interval at which a waiting text checks that its request is still wanted."""
 
 
 class _Budget:
@@ -71,8 +71,8 @@ def tokenized(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> 
 
 
 def _is_plain(tokenizer: Any) -> bool:
-    """Whether its call is that of the library tokenizers, and nothing is done before or after it."""
-    from transformers import TokenizersBackend  # pages that tell of documents are made without
+    """True if its call is that of the library's tokenizers, without further steps."""
+    from transformers import TokenizersBackend  # pages about documents are made without it
 
     kind = type(tokenizer)
     return (
@@ -83,8 +83,10 @@ def _is_plain(tokenizer: Any) -> bool:
 
 
 def _fast(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
-    """The same ids without the place of each: in a third of the time, and without holding the interpreter for a tenth
-    of a second to free what was not asked for."""
+    """The same ids without offsets, in a third of the time.
+
+    Freeing the offsets of a long text would block the interpreter for a tenth of a second.
+    """
     tokenizer("", verbose=False)  # sets what a call sets: no truncation, no padding
     (encoded,) = tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     ids: list[int] = encoded.ids

@@ -89,7 +89,7 @@ def test_reads(text: str, fields: dict[str, Any]) -> None:
         ("self_extend:base=()", "unknown method ''"),
         ("self_extend:base=(yarn:4,beta_fast=16", "unknown method '\\(yarn'"),
         ("self_extend:base=(yarn:4,4)", "yarn: 'factor' is given twice"),
-        ("resonance:base=" * 9 + "yarn", "base: encodings stand inside each other more than 4 times"),
+        ("resonance:base=" * 9 + "yarn", "base: encodings are nested more than 4 deep"),
         ('{"method": "yarn"', "not valid JSON: .* at character 18"),
     ],
 )

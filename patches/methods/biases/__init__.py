@@ -1,1 +1,1 @@
-"""Biases: what a distance adds to a score."""
+"""Biases: terms of a score that depend on distance."""

@@ -1,8 +1,8 @@
 """ALiBi: no rotation, a linear penalty on distance with one slope per head.
 
-Press et al., arXiv:2108.12409. The bias is slope x -(distance) in float32, which equals the
-key-index form of some releases because softmax ignores a constant per query. In bfloat16 it does
-not, so that form, Falcon-RW's, is a kind of its own. Smaller slopes for longer inputs: arXiv:2310.13017.
+Press et al., arXiv:2108.12409. The bias is slope x -(distance) in float32, which equals the key-index form of some
+releases because softmax ignores a constant per query. In bfloat16 the two differ, so Falcon-RW's form is a separate
+class. Smaller slopes for longer inputs: arXiv:2310.13017.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from patches.encoding.method import Factor, Length, Method, trained_length_of
-from patches.encoding.recipe import Family, Recipe, RopeGeometry
+from patches.encoding.fields import Factor, Length
+from patches.encoding.geometry import Family, RopeGeometry
+from patches.encoding.method import Method, trained_length_of
+from patches.encoding.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
 
 
 def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
-    """2^(-bias_max k / n) for k = 1..n heads; for n no power of two, the ladder of the power below
-    followed by every second rung of the next ladder, as in the authors' code."""
+    """2^(-bias_max k / n) for k = 1..n heads, if n is a power of two.
+
+    Otherwise the slopes of the power below, then every second slope of the power above, as in the authors' code.
+    """
     power = 1 << int(math.log2(num_heads))
     ladder = [2 ** (-bias_max * k / power) for k in range(1, power + 1)]
     finer = [2 ** (-bias_max * k / (2 * power)) for k in range(1, 2 * power + 1)]
@@ -86,7 +90,7 @@ class Alibi(Method):
 
     method: Literal["alibi"] = "alibi"
     alibi_bias_max: Annotated[float, Field(gt=0.0, le=64.0, strict=True)] = Field(
-        8.0, description="Exponent of the steepest ladder (MPT: alibi_bias_max)."
+        8.0, description="Exponent of the smallest slope (MPT: alibi_bias_max)."
     )
     slope_factor: Factor | Literal["dynamic"] = Field(
         1.0, description="Divides the slopes; dynamic is max(1, reserved length / trained length)."

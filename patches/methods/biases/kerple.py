@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
+from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import Family, Recipe, RopeGeometry
+from patches.encoding.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch

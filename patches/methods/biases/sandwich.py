@@ -1,8 +1,8 @@
 """Sandwich: of sinusoidal position embeddings only the inner product, as a bias on distance.
 
-Chi et al., arXiv:2212.10356, section 5: p_m . p_n = sum over i of cos((m - n) / 10000^(2i / d)), divided by a
-compression ratio per head, 8k / n for head k = 1..n. The value at distance 0, d / 2, is taken off so that
-no score rises; softmax does not see the difference. Pairs count from 0, as in the paper's listing.
+Chi et al., arXiv:2212.10356, section 5: p_m . p_n = sum over i of cos((m - n) / 10000^(2i / d)). A compression ratio
+per head divides it, 8k / n for head k = 1..n. The value at distance 0, d / 2, is subtracted so that no score rises;
+softmax ignores the difference. Pairs count from 0, as in the paper's listing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import Family, Recipe, RopeGeometry
+from patches.encoding.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -68,9 +69,9 @@ class _Tables:
         with self._lock:
             self._tables[dim, device] = table
             self._tables.move_to_end((dim, device))
-            held = sum(kept.nbytes for kept in self._tables.values())
-            while held > self._most_bytes and len(self._tables) > 1:
-                held -= self._tables.popitem(last=False)[1].nbytes
+            cached = sum(other.nbytes for other in self._tables.values())
+            while cached > self._most_bytes and len(self._tables) > 1:
+                cached -= self._tables.popitem(last=False)[1].nbytes
         return table
 
 
@@ -89,7 +90,7 @@ class SandwichBias:
 
         distance = (q_idx - kv_idx).clamp_min(0)
         farthest = int(distance.max())
-        if distance.numel() <= farthest:  # scattered pairs, as in a picture: fewer than a table would hold
+        if distance.numel() <= farthest:  # scattered pairs, as in a picture: fewer than in a table
             assert q_idx.shape[1] == kv_idx.shape[0] == 1
             products = _products(self.dim, q_idx[:, 0], kv_idx[0]).float().to(distance.device)
             products = products.masked_fill(distance == 0, 0.0)

@@ -1,8 +1,8 @@
 """T5's relative position bias: one learned value per head and bucket of distances.
 
-Raffel et al., arXiv:1910.10683, section 2.1, in its causal form: half of the buckets hold one distance each,
-the others grow with its logarithm, the last one takes every distance from ``max_distance`` on. The values are
-added to the score as they are; they belong to a model and there are no defaults for them.
+Raffel et al., arXiv:1910.10683, section 2.1, in its causal form. Half of the buckets have one distance each, the others
+grow with its logarithm, the last one takes every distance from ``max_distance`` on. The values are added to the score
+without scaling. They belong to a model, so they have no defaults.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import Family, Recipe, RopeGeometry
+from patches.encoding.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +109,7 @@ class T5Bias(Method):
             return self.relative_attention_bias
         table = geometry.native.relative_attention_bias if isinstance(geometry.native, T5Bias) else None
         if table is None:
-            raise ValueError("relative_attention_bias: missing, and this model declares none of its own")
+            raise ValueError("relative_attention_bias: missing, and this model declares none")
         if len(table) != self.relative_attention_num_buckets:
             raise ValueError(f"relative_attention_num_buckets: this model's own values are for {len(table)}")
         return table

@@ -1,1 +1,1 @@
-"""Frequency schedules: how fast each rotary pair turns."""
+"""Frequency schedules: the speed at which each rotary pair turns."""

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from patches.encoding.method import AttentionFactor, Factor, TrainedLengthMethod, Turns
+from patches.encoding.fields import AttentionFactor, Factor, Turns
+from patches.encoding.geometry import RopeGeometry
+from patches.encoding.method import TrainedLengthMethod
 from patches.encoding.ramps import TurnRange, TurnRangeMethod, linear_ramp, mscale, pair_range, turns_of
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
+from patches.encoding.schedule import Frequencies
 from patches.encoding.temperature import ConstantTemperature
 
 if TYPE_CHECKING:
@@ -187,7 +190,7 @@ class DynamicYarn(TurnRangeMethod):
     summary: ClassVar[str] = "YaRN by just as much as the request's own reserved length needs."
     use: ClassVar[str] = "Mixed traffic on a model that was not tuned: short requests are untouched."
     avoid: ClassVar[str] = "Models tuned to one factor: give them yarn with that factor."
-    reach: ClassVar[str] = "what yarn reaches at the factor n/L0"
+    reach: ClassVar[str] = "that of yarn at the factor n/L0"
     evidence: ClassVar[str] = "None cited here: YaRN's paper plots it (appendix B), its tables are of fixed factors."
     formula: ClassVar[str] = "yarn with s = max(1, n/L0), n the reserved length"
     paper: ClassVar[str] = "YaRN, arXiv:2309.00071 section 3.3 (released: LlamaDynamicYaRNScaledRotaryEmbedding)"
@@ -205,7 +208,7 @@ class YarnPaper(TrainedLengthMethod):
     use: ClassVar[str] = "Finding out how much the choice of ramp matters."
     avoid: ClassVar[str] = "Checkpoints called YaRN: they were tuned with the released code's ramp, which is yarn."
     reach: ClassVar[str] = "factor x L0"
-    evidence: ClassVar[str] = "None of its own: what is published of YaRN was measured with the released code's ramp."
+    evidence: ClassVar[str] = "None: the published numbers of YaRN are of the released code's ramp."
     formula: ClassVar[str] = (
         "theta_i' = g theta_i + (1 - g) theta_i / s, g = clip((r_i - alpha) / (beta - alpha), 0, 1)"
     )

@@ -1,7 +1,7 @@
 """Clipped RoPE: the slowest pairs slowed down to a stop, softly or at once.
 
 arXiv:2602.05258 (CoPE; not Contextual Position Encoding, which shares the name); code in hrlics/CoPE. The mask
-is applied to whatever frequencies the schedule underneath gives.
+applies to the frequencies of the base schedule.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import WrappingMethod
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry, Schedule
+from patches.encoding.recipe import Recipe
+from patches.encoding.schedule import Frequencies, Schedule
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +59,7 @@ class ClippedRope(WrappingMethod):
 
     method: Literal["clipped_rope"] = "clipped_rope"
     n: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = Field(
-        None, description="How many of the slowest pairs; 20 when absent, all of a model that has fewer."
+        None, description="Number of slowest pairs; 20 when absent, or all of a model that has fewer."
     )
     hard: bool = Field(
         False, strict=True, description="Stop all n pairs; otherwise they fade from the first to the last."
@@ -69,7 +71,7 @@ class ClippedRope(WrappingMethod):
         return replace(recipe, schedule=ClippedSchedule(recipe.schedule, n, self.hard))
 
     def clipped(self, geometry: RopeGeometry) -> int:
-        """How many pairs are clipped in this model.
+        """Number of clipped pairs in this model.
 
         Raises:
             ValueError: for more pairs than it has, or for a soft clip of one, which would change nothing.

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from patches.encoding.method import AttentionFactor, FrequencyMethod
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+from patches.encoding.fields import AttentionFactor
+from patches.encoding.geometry import RopeGeometry
+from patches.encoding.method import FrequencyMethod
+from patches.encoding.recipe import Recipe
+from patches.encoding.schedule import Frequencies
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +24,7 @@ InverseFrequencies = Annotated[
 
 @dataclass(frozen=True)
 class ListedSchedule:
-    """The list itself. There is no base that would describe it, hence 0."""
+    """The list itself. No base describes it, hence 0."""
 
     inv_freq: tuple[float, ...]
     attention_factor: float
@@ -37,8 +40,8 @@ class Custom(FrequencyMethod):
     summary: ClassVar[str] = "Any frequencies: one number per rotary pair, in radians per token."
     use: ClassVar[str] = "Searched, fitted or hand-made schedules, and taking single pairs out."
     avoid: ClassVar[str] = "Anything a named method does: its name and parameters say more than a list."
-    reach: ClassVar[str] = "whatever the list was made for"
-    evidence: ClassVar[str] = "None of its own; for what searched schedules can do see longrope."
+    reach: ClassVar[str] = "that of the list"
+    evidence: ClassVar[str] = "None; longrope has results of searched schedules."
     formula: ClassVar[str] = "theta_i' = inv_freq[i]"
     paper: ClassVar[str] = "RoFormer, arXiv:2104.09864, section 3.2.2, with the frequencies left open"
     training_free: ClassVar[str] = "As good as the list."

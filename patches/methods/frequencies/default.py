@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from patches.encoding.method import FrequencyMethod
-from patches.encoding.recipe import Recipe, RopeGeometry
+from patches.encoding.geometry import RopeGeometry
+from patches.encoding.method import FrequencyMethod, Method
+from patches.encoding.recipe import Recipe
 from patches.encoding.schedule import UnscaledSchedule
 
 
@@ -29,7 +30,7 @@ class Default(FrequencyMethod):
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         theta = self.theta(geometry)  # checks the model's rotated share, whatever the base
-        if geometry.native is not None and self.is_native(geometry):
+        if isinstance(geometry.native, Method) and self.is_native(geometry):
             return geometry.native.recipe(geometry)
         return Recipe(UnscaledSchedule(theta))
 

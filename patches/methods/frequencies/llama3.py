@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from patches.encoding.method import Factor, TrainedLengthMethod, Turns
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+from patches.encoding.fields import Factor, Turns
+from patches.encoding.geometry import RopeGeometry
+from patches.encoding.method import TrainedLengthMethod
+from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
+from patches.encoding.schedule import Frequencies
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,7 @@
 """LongRoPE: one searched divisor per pair, a short list up to the trained length and a long one past it.
 
-Ding et al., arXiv:2402.13753. The list is chosen by the request's reserved length, at admission;
-the factor on cos and sin applies with both lists, as in the released code and transformers.
+Ding et al., arXiv:2402.13753. The request's reserved length chooses the list, at admission. The factor on cos and sin
+applies with both lists, as in the released code and transformers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from patches.encoding.method import AttentionFactor, Factor, TrainedLengthMethod
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+from patches.encoding.fields import AttentionFactor, Factor
+from patches.encoding.geometry import RopeGeometry
+from patches.encoding.method import TrainedLengthMethod
+from patches.encoding.recipe import Recipe
+from patches.encoding.schedule import Frequencies
 
 if TYPE_CHECKING:
     import torch

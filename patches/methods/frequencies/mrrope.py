@@ -2,7 +2,7 @@
 
 MrRoPE, arXiv:2601.22181 (uniform and progressive); TailSpline is an unreviewed draft of 2026. A pair
 that lies k of n steps into the range is divided by factor^e(k, n); each method is one exponent e.
-YaRN's factor on cos and sin is kept, as in MrRoPE's released code.
+YaRN's factor on cos and sin stays, as in MrRoPE's released code.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from patches.encoding.method import AttentionFactor, Factor
+from patches.encoding.fields import AttentionFactor, Factor
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.ramps import TurnRange, TurnRangeMethod, mscale
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
+from patches.encoding.schedule import Frequencies
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +67,7 @@ class TailSplineSchedule(RadixSchedule):
 
 
 class RadixMethod(TurnRangeMethod):
-    """What the three share: their fields, and all of the schedule but its class."""
+    """Shared part of the three: their fields, and all of the schedule but its class."""
 
     schedule: ClassVar[type[RadixSchedule]]
 
@@ -116,7 +118,7 @@ class MrRopeProgressive(RadixMethod):
 class TailSpline(RadixMethod):
     summary: ClassVar[str] = "TailSpline: MrRoPE with a cubic exponent, which eases into the fully divided pairs."
     use: ClassVar[str] = "Untuned extension, to compare with mrrope_pro."
-    avoid: ClassVar[str] = "Relying on it: nobody but its author has reported on it."
+    avoid: ClassVar[str] = "Relying on it: only its author has reported on it."
     reach: ClassVar[str] = "factor x L0"
     evidence: ClassVar[str] = (
         "RULER at 64k, Kanana-8B: 72.65, mrrope_pro 70.33, yarn 65.64 (the draft's own figures, unreviewed)."

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from patches.encoding.method import Factor, FrequencyMethod
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry
+from patches.encoding.fields import Factor
+from patches.encoding.geometry import RopeGeometry
+from patches.encoding.method import FrequencyMethod
+from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
+from patches.encoding.schedule import Frequencies
 
 if TYPE_CHECKING:
     import torch

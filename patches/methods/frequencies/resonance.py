@@ -11,8 +11,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import WrappingMethod
-from patches.encoding.recipe import Frequencies, Recipe, RopeGeometry, Schedule
+from patches.encoding.recipe import Recipe
+from patches.encoding.schedule import Frequencies, Schedule
 
 if TYPE_CHECKING:
     import torch

@@ -1,1 +1,1 @@
-"""Position maps: which distance a pair of tokens is rotated by."""
+"""Position maps: the distances by which pairs of tokens are rotated."""

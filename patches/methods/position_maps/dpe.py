@@ -1,8 +1,8 @@
-"""DPE: Self-Extend with a group size of its own for every group of frequencies.
+"""DPE: Self-Extend with a separate group size for every group of frequencies.
 
-Lu et al., arXiv:2504.18857; code LuLuLuyi/DPE. Whole division throughout, as the authors decode; their prefill
-divides w by the factor without rounding, which is the same when the factor divides w. Their option to treat
-some dimensions of each head only, found by a probe, is not part of it: all rotary pairs take part.
+Lu et al., arXiv:2504.18857; code LuLuLuyi/DPE. Whole division throughout, as the authors decode; their prefill divides
+w by the factor without rounding, which is equal when the factor divides w. All rotary pairs take part: the authors'
+option to treat only some dimensions of each head is left out.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import GroupedPairs
-from patches.encoding.recipe import Band, Recipe, RopeGeometry
+from patches.encoding.recipe import Band, Recipe
 
 
 class Dpe(BasedMethod):
     summary: ClassVar[str] = "DPE: as Self-Extend, with a group size for every group of frequencies."
-    use: ClassVar[str] = "Untuned extension of a model whose factors were found by a retrieval probe."
-    avoid: ClassVar[str] = "Models whose factors nobody has measured: self_extend needs none."
+    use: ClassVar[str] = "Untuned extension of a model whose factors were measured by retrieval."
+    avoid: ClassVar[str] = "Models without measured factors: self_extend needs none."
     reach: ClassVar[str] = "the smallest over the factors s of (L0 - w) x s + w (less w mod s)"
     evidence: ClassVar[str] = (
         "Factors published for Llama-3-8B-Instruct: 2,8,2,8,32,32,32,4; Llama-3.1: 2,32,32,2,2,2,2,1; "
@@ -28,14 +29,14 @@ class Dpe(BasedMethod):
     )
     formula: ClassVar[str] = "per pair with factor s: p - j below w; beyond: p // s - j // s + w - w // s"
     paper: ClassVar[str] = "DPE, arXiv:2504.18857"
-    training_free: ClassVar[str] = "Works without tuning once a probe has found the factors of a model."
+    training_free: ClassVar[str] = "Works without tuning once the factors of a model are measured."
     cost: ClassVar[str] = "keys are rotated when read; prefill runs two attentions over disjoint pairs"
     rotates_at: ClassVar[str] = "cache_read"
 
     method: Literal["dpe"] = "dpe"
     group_factors: tuple[Annotated[int, Field(ge=1, le=4096, strict=True)], ...] = Field(
-        description="Group size of each group of rotary pairs, from the highest frequencies to the lowest; the "
-        "number of rotary pairs must be a multiple of how many there are (published: one for 8 pairs).",
+        description="Group size of each group of rotary pairs, from the highest frequencies to the lowest. The number "
+        "of groups must divide the number of rotary pairs (published: one for 8 pairs).",
         min_length=1,
         max_length=4096,
     )

@@ -1,9 +1,9 @@
 """Dual chunk attention (ChunkLlama): keys count from the start of their chunk, queries by how far the chunk is.
 
 An et al., arXiv:2402.17463; released code HKUNLP/ChunkLlama. Paper and code differ. In the paper distances end at
-L0 - 1. In the code a chunk S is shorter than ``chunk_size`` by ``local_window``, and a table of S query positions,
-S .. 2S - 1 and none above ``chunk_size``, serves the chunk before; older chunks are read at its last entry.
-The released temperature, which the paper's figures are without, is ``attention_temperature`` chunk_llama.
+L0 - 1. In the code a chunk S is shorter than ``chunk_size`` by ``local_window``. A table of S query positions,
+S .. 2S - 1 and at most ``chunk_size``, serves the chunk before; older chunks use its last entry. The paper's figures
+are without the released temperature, which is ``attention_temperature`` chunk_llama.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import ChunkRange
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Fixed, InChunk
-from patches.encoding.recipe import Band, Recipe, RopeGeometry
+from patches.encoding.recipe import Band, Recipe
 
 
 class DualChunk(BasedMethod):
@@ -29,15 +30,15 @@ class DualChunk(BasedMethod):
     )
     formula: ClassVar[str] = "q - j mod S, with q = p mod S; min(p mod S + S, cap) to the chunk before; else cap"
     paper: ClassVar[str] = "Dual chunk attention, arXiv:2402.17463"
-    training_free: ClassVar[str] = "Works without tuning; perplexity holds to about eight times L0."
+    training_free: ClassVar[str] = "Works without tuning; perplexity stays low up to about eight times L0."
     cost: ClassVar[str] = "keys are rotated when read; prefill runs three attentions over disjoint pairs"
     rotates_at: ClassVar[str] = "cache_read"
 
     method: Literal["dual_chunk"] = "dual_chunk"
     formulation: Literal["repository", "paper"] = Field(
         "repository",
-        description="repository: chunks of chunk_size - local_window, distances up to chunk_size or twice a chunk less "
-        "one, whichever is less; paper: chunks of chunk_size, distances up to the trained length - 1.",
+        description="repository: chunks of chunk_size - local_window, distances up to the lesser of chunk_size and two "
+        "chunks - 1. paper: chunks of chunk_size, distances up to the trained length - 1.",
     )
     chunk_size: Annotated[int, Field(ge=2, le=1 << 24, strict=True)] | None = Field(
         None, description="Chunk size in tokens; three quarters of the trained length when absent."

@@ -10,14 +10,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Fixed, Stretched
-from patches.encoding.recipe import Band, Recipe, RopeGeometry
+from patches.encoding.recipe import Band, Recipe
 
 
 class _WindowMethod(BasedMethod):
-    """What the two share: a window, and two attentions over disjoint pairs."""
+    """Shared part of the two: a window, and two attentions over disjoint pairs."""
 
     cost: ClassVar[str] = "keys are rotated when read; prefill runs two attentions over disjoint pairs"
     paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9708"
@@ -25,8 +26,8 @@ class _WindowMethod(BasedMethod):
 
     window: Annotated[int, Field(ge=1, le=1 << 20, strict=True)] | None = Field(
         None,
-        description="Distance below which positions stay exact; a quarter of the trained length when absent "
-        "(best between a quarter and a half of it, useless at the whole).",
+        description="Distance below which positions stay exact; a quarter of the trained length when absent. Best from "
+        "a quarter to a half of it, useless at the whole.",
     )
 
     def window_in_effect(self, geometry: RopeGeometry) -> int:

@@ -1,8 +1,8 @@
 """Self-Extend: exact positions for neighbours, grouped positions for everything further away.
 
-Jin et al., arXiv:2401.01325, section 3.2. The shift of the grouped queries uses whole division in
-both terms, as in the authors' corrected code (datamllab/LongLM, Llama_4_40.py): the w / G of their
-other files puts the seam, and with it every far key, at a fraction of a position when G does not divide w.
+Jin et al., arXiv:2401.01325, section 3.2. The shift of the grouped queries uses whole division in both terms, as in the
+authors' corrected code (datamllab/LongLM, Llama_4_40.py). With the w / G of their other files, every far key has a
+fractional position when G does not divide w.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Grouped
-from patches.encoding.recipe import Band, Recipe, RopeGeometry
+from patches.encoding.recipe import Band, Recipe
 
 
 class SelfExtend(BasedMethod):
@@ -22,8 +23,8 @@ class SelfExtend(BasedMethod):
     use: ClassVar[str] = "Untuned extension that keeps both perplexity and retrieval."
     avoid: ClassVar[str] = "Latency-bound decoding: keys are rotated at every step."
     reach: ClassVar[str] = (
-        "(L0 - w) x G + w for a window w of whole groups (less w mod G otherwise); the authors advise to stay "
-        "below half to two thirds of it"
+        "(L0 - w) x G + w for a window w of whole groups (less w mod G otherwise); the authors advise half to two "
+        "thirds of it"
     )
     evidence: ClassVar[str] = (
         "Llama-2-7B untuned, PG19: 7.87 / 7.67 / 7.58 / 7.71 at 4k / 8k / 16k / 32k (AdaGroPE, table 2)."
@@ -36,7 +37,7 @@ class SelfExtend(BasedMethod):
 
     method: Literal["self_extend"] = "self_extend"
     group_size: Annotated[int, Field(ge=1, le=4096, strict=True)] = Field(
-        8, description="Positions that share one grouped one."
+        8, description="Number of positions that share one."
     )
     neighbor_window: Annotated[int, Field(ge=1, le=1 << 20, strict=True)] | None = Field(
         None, description="Distance below which positions stay exact; a quarter of the trained length when absent."

@@ -10,15 +10,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Shifted
-from patches.encoding.recipe import IDENTITY, Band, Recipe, RopeGeometry
+from patches.encoding.recipe import IDENTITY, Band, Recipe
 
 
 class String(BasedMethod):
     summary: ClassVar[str] = "STRING: distances from an offset on are shifted down onto well-trained short ones."
-    use: ClassVar[str] = "Long-context models that fall short of their own trained length."
+    use: ClassVar[str] = "Long-context models that fail below their trained length."
     avoid: ClassVar[str] = "Extension far past L0: it adds only S - W tokens."
     reach: ClassVar[str] = "L0 + S - W"
     evidence: ClassVar[str] = (

@@ -1,1 +1,1 @@
-"""Windows: which keys a query attends to at all."""
+"""Windows: methods whose queries attend to some keys only."""

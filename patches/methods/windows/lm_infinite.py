@@ -1,4 +1,4 @@
-"""LM-Infinite: a window and the first tokens, which all stand at one distance.
+"""LM-Infinite: a window and the first tokens, which all have one distance.
 
 Han et al., arXiv:2308.16137; code Glaciohound/LM-Infinite (lambda_attention.py), without its
 optional attention to a few tokens of the middle.
@@ -10,10 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange, FirstKeys
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Fixed
-from patches.encoding.recipe import Band, Recipe, RopeGeometry
+from patches.encoding.recipe import Band, Recipe
 
 
 class LmInfinite(BasedMethod):
@@ -21,8 +22,8 @@ class LmInfinite(BasedMethod):
     use: ClassVar[str] = "Fluent text of any length; the plainest case of low perplexity without recall."
     avoid: ClassVar[str] = "Recall: nothing between the first tokens and the window is attended, so it is lost."
     reach: ClassVar[str] = (
-        "any length for perplexity, n_local for recall; at the released limit_distance the first tokens stand at L0, "
-        "one past the trained distances"
+        "any length for perplexity, n_local for recall; the released limit_distance puts the first tokens at L0, one "
+        "past the trained distances"
     )
     evidence: ClassVar[str] = (
         "Llama-2-7B untuned, PG19: 6.30 / 6.25 / 6.45 / 6.71 at 4k / 8k / 16k / 32k, while RULER falls from 81.05 to "
@@ -49,7 +50,7 @@ class LmInfinite(BasedMethod):
         local, limit = self.local(geometry), self.limit(geometry)
         if limit < local - 1:
             raise ValueError(
-                f"limit_distance: must be at least n_local - 1, here {local - 1}: the first tokens cannot stand "
+                f"limit_distance: must be at least n_local - 1, here {local - 1}: the first tokens cannot be "
                 "nearer than the window reaches"
             )
         near = Band(predicate=DistanceRange(0, local))

@@ -10,10 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange, FirstKeys
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Capped
-from patches.encoding.recipe import IDENTITY, Band, Recipe, RopeGeometry
+from patches.encoding.recipe import IDENTITY, Band, Recipe
 
 
 class Streaming(BasedMethod):

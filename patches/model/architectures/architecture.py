@@ -1,4 +1,4 @@
-"""What an entry of the table says about an architecture."""
+"""An entry of the table of architectures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from patches.model.absolute import AbsoluteEmbedding
 
 
 class Seams(Protocol):
-    """What a replaced forward may ask of the patch it runs under."""
+    """The part of a patch that a replaced forward may use."""
 
     def attention(
         self,
@@ -56,12 +56,13 @@ def no_temperature(module: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Architecture:
-    """``forward(seams, module, ...)`` replaces that of every module of the classes ``attention``, which do
-    not dispatch their attention by name. ``facts`` are fields of the geometry that the configuration does
-    not hold under standard names; ``rotates`` whether a checkpoint has rotary embeddings at all.
-    ``positions(model)`` is what it adds to its tokens, where it adds absolute positions. ``in_weights(model)``
-    are facts that only the weights know. ``temperature(module)`` names the attribute that switches a layer's own
-    temperature, which would count tokens instead of positions, and gives the one to use while it is off.
+    """``forward(seams, module, ...)`` replaces that of every module of the classes ``attention``, which do not dispatch
+    their attention by name.
+
+    ``facts`` are fields of the geometry that the configuration lacks under standard names, ``in_weights`` those that
+    only the weights have. ``rotates`` is true for checkpoints with rotary embeddings. ``positions(model)`` are the
+    absolute positions that it adds to its tokens. ``temperature(module)`` names the switch of a layer's temperature,
+    which would count tokens instead of positions, and gives the temperature to use while it is off.
     """
 
     attention: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""GPT-J: rotates interleaved pairs by a table of its own inside the attention, up to its trained length.
+"""GPT-J: its attention has a table that rotates interleaved pairs, up to the trained length.
 
-Equal to transformers' eager attention within float32 rounding: theirs is the softmax in the open, ours a fused
-kernel. In half precision theirs takes scores in float32 and rotates in half precision, ours the other way round.
+Equal to transformers' eager attention within float32 rounding: theirs is an explicit softmax, ours a fused kernel. In
+half precision, theirs takes scores in float32 and rotates in half precision, ours the other way round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Llama 4: layers without rotation scale their queries by the tokens that their cache has seen.
+"""Llama 4: layers without rotation scale their queries by the number of tokens that their cache has seen.
 
-That counts padding, and in a packed row the sequences before. While patched, the layer leaves it to us, by the
-positions of each sequence. meta-llama/llama4; arXiv:2501.19399.
+Padding counts too, and in a packed row the earlier sequences. While patched, the scale follows the positions of each
+sequence instead. meta-llama/llama4; arXiv:2501.19399.
 """
 
 from __future__ import annotations

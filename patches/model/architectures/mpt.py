@@ -1,4 +1,4 @@
-"""MPT: ALiBi, with an exponent of its own, and clipped projections.
+"""MPT: ALiBi, with its exponent in the configuration, and clipped projections.
 
 Equal to transformers within float32 rounding for ``alibi_bias_max`` 8. transformers 5.23 ignores another value,
 with which the weights were trained all the same; here it takes effect.

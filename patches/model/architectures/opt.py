@@ -1,4 +1,4 @@
-"""OPT: a learned table whose first two rows stand for no position. Dispatches by name: equal to the bit."""
+"""OPT: a learned table whose first two rows are no positions. Dispatches by name: equal to the bit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The demo model of families that no Llama carries (``service/models/architecture.py``), found by attribute names.
 
-Its attention dispatches by name and shows its scores in the open; ours is a fused kernel where one fits, so the two
-are equal within float32 rounding.
+Its attention dispatches by name and is an explicit softmax. Ours is a fused kernel where one fits, so the two are equal
+within float32 rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table: model type of a configuration -> what the seams need to be told about it."""
+"""The table: model type of a configuration -> its entry for the seams."""
 
 from __future__ import annotations
 

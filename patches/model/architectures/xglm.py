@@ -1,6 +1,6 @@
 """XGLM: sinusoids, all sines before all cosines, position 0 at index 2.
 
-Equal to transformers within float32 rounding: theirs is the softmax in the open, ours a fused kernel. The position
+Equal to transformers within float32 rounding: theirs is an explicit softmax, ours a fused kernel. The position
 embeddings themselves are equal to the bit, also past the table.
 """
 

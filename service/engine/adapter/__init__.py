@@ -1,8 +1,8 @@
-"""The one adapter around transformers' continuous batching. Every reach into its insides is in this folder.
+"""The one adapter around transformers' continuous batching. All uses of its private parts are in this folder.
 
-Written against transformers 5.23. It adds to the manager: slots in ``position_ids``, a prefix cache that never
-crosses encodings or tenants, pages given back once no later query reaches them, sampling from each request's own
-noise, long work interleaved between steps, a heartbeat, and steps in which running out of memory costs one request.
+``compatibility`` checks that these parts are those of transformers 5.23. The adapter adds slots in ``position_ids`` and
+a prefix cache that never crosses encodings or tenants. It evicts pages out of reach, samples each request from its own
+noise, interleaves long work between steps, and has a heartbeat. Out of memory costs one request.
 """
 
 from __future__ import annotations

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
+from typing_extensions import override
 
 from service.engine.adapter.windowed import allocator_of
 from service.engine.request import EngineRequest
 
 
 class EncodingCache(PagedAttentionCache):
-    """Prefix sharing keyed by tokens and by the request's cache key (tenant, salt, encoding): keys made under one
-    recipe are wrong under another, and one tenant must not learn what another sent.
+    """Prefix sharing keyed by tokens and by the request's cache key (tenant, salt, encoding).
 
-    Blocks are found by a hash over int32 token ids. The bits above the vocabulary carry a number that stands for
-    the cache key, so no two keys can meet. When the numbers run out, what no live request holds is forgotten and
-    its numbers are given out again.
+    Keys made under one recipe are wrong under another, and one tenant must not learn the prompts of another. Blocks are
+    found by a hash over int32 token ids. The bits above the vocabulary carry a number for the cache key, so blocks of
+    different keys never match. When the numbers run out, those of keys without a live request are reused, and their
+    blocks are evicted.
     """
 
     requests: dict[str, EngineRequest]
     numbers: dict[object, int]
-    holders: dict[str, object]
+    live_keys: dict[str, object]
+    """Request id -> its cache key."""
     token_bits: int
 
+    @override
     def can_store_request_tokens(self, state: RequestState, request_len: int, dry_run: bool = False) -> bool:
         windowed = allocator_of(self)
         if windowed is not None:
-            windowed.drop(state.request_id, state.current_len())
+            windowed.evict(state.request_id, state.current_len())
         return super().can_store_request_tokens(state, request_len, dry_run)
 
     def most_read(self, state: RequestState) -> int | None:
-        """Most tokens that the next step of one request reads, per layer; None where that is all of them."""
+        """Most tokens that the next step of one request reads, per layer; None for all of them."""
         windowed = allocator_of(self)
         window = None if windowed is None else windowed.window_of(state.request_id)
         if window is None:
@@ -39,6 +42,7 @@ class EncodingCache(PagedAttentionCache):
         sliding = [a.get_seqlen_k(past, 0) for a in self.cache_allocators.values() if a is not windowed]
         return max(window.tokens_read(past), *sliding, 0)
 
+    @override
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         salted = self._salted(request_id, prompt_ids)
         found = 0 if salted is None else super().search_prefix_match(request_id, salted)
@@ -47,17 +51,19 @@ class EncodingCache(PagedAttentionCache):
             request.cached_tokens = found
         return found
 
+    @override
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
         windowed = allocator_of(self)
-        if not complete_blocks or (windowed is not None and windowed.dropped.get(state.request_id)):
-            return  # a hash stands for every token before it: after a gap there is none
+        if not complete_blocks or (windowed is not None and windowed.evicted_pages.get(state.request_id)):
+            return  # a hash covers every token before it: after a gap there is none
         salted = self._salted(state.request_id, state.initial_tokens + state.generated_tokens)
         if salted is not None:
             super().mark_complete_blocks(_TokensOf(state, salted), complete_blocks)  # type: ignore[arg-type]
 
+    @override
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         super().free_blocks(request_id, no_cache)
-        self.holders.pop(request_id, None)
+        self.live_keys.pop(request_id, None)
 
     def _salted(self, request_id: str, tokens: list[int]) -> list[int] | None:
         request = self.requests.get(request_id)
@@ -65,29 +71,29 @@ class EncodingCache(PagedAttentionCache):
         return None if number is None else [token | (number << self.token_bits) for token in tokens]
 
     def _number(self, request: EngineRequest) -> int | None:
-        """The number of the request's cache key, or None while live requests hold them all."""
+        """The number of the request's cache key, or None while live requests use them all."""
         number = self.numbers.get(request.cache_key)
         if number is None:
             most = (1 << (31 - self.token_bits)) - 1
             if len(self.numbers) >= most:
                 self.evict_cached_blocks()
-                held = set(self.holders.values())
-                self.numbers = {key: number for key, number in self.numbers.items() if key in held}
+                live = set(self.live_keys.values())
+                self.numbers = {key: number for key, number in self.numbers.items() if key in live}
             if len(self.numbers) >= most:
                 return None
             taken = set(self.numbers.values())
             number = next(n for n in range(len(taken) + 1, 0, -1) if n not in taken)
             self.numbers[request.cache_key] = number
-        self.holders[request.request_id] = request.cache_key
+        self.live_keys[request.request_id] = request.cache_key
         return number
 
 
 class _TokensOf:
-    """A request state whose tokens read salted; what else the cache reads of it is passed on."""
+    """A request state with salted tokens, as far as the cache reads it."""
 
     def __init__(self, state: RequestState, tokens: list[int]) -> None:
         self.request_id = state.request_id
-        # The cache skips finished requests, whose blocks are gone in asynchronous batching. Ours still hold theirs,
+        # The cache skips finished requests, whose blocks are gone in asynchronous batching. Ours still have theirs,
         # and a request for a single token would leave nothing to share.
         self.status = RequestStatus.DECODING
         self.initial_tokens, self.generated_tokens = tokens, []  # type: ignore[var-annotated]

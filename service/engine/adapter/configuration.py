@@ -1,4 +1,4 @@
-"""What the manager reads of a model's configuration to size its cache."""
+"""The model's configuration as the manager reads it to size its cache."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from patches import Patched, UnsupportedModel
 
 ATTENDING = ("full_attention", "sliding_attention", "chunked_attention")
-"""Types of layers that keep keys and values and nothing else: what pages can hold."""
+"""Types of layers that cache keys and values only, as pages do."""
 
 
 class _AsCached:
-    """A configuration read through: only what the cache is sized by differs."""
+    """The configuration of a model, except for the sizes of its cache."""
 
     def __init__(self, patch: Patched) -> None:
         config, cached = patch.model.config.get_text_config(), patch.cached
@@ -36,14 +36,14 @@ class _AsCached:
 
 @contextmanager
 def configured_as_cached(patch: Patched) -> Iterator[None]:
-    """Within it, the model's configuration tells of what is cached, which the manager sizes its cache by.
+    """Within it, the model's configuration has the sizes of the cached states, by which the manager sizes its cache.
 
     Heads and width are those that reach the attention (latent attention caches less by itself); a layer that attends
-    twice is two. A layer that attends within chunks, which the manager does not know, keeps everything: our attention
-    leaves out the rest.
+    twice is two. The manager does not know layers that attend within chunks: they cache every key, and our attention
+    masks the rest.
 
     Raises:
-        UnsupportedModel: naming types of layers that no page can hold.
+        UnsupportedModel: naming types of layers that pages cannot cache.
     """
     config, sizes = patch.model.config, _AsCached(patch)
     vars(config)["get_text_config"] = lambda *_, **__: sizes

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.requests import FutureRequestState
+from typing_extensions import override
 
 from patches import Batch, encode, packed_batch
-from service.engine.adapter.windowed import allocator_of
+from service.engine.adapter.windowed import Turn, allocator_of
 from service.engine.request import EngineRequest
 
 
@@ -21,6 +23,7 @@ class SlottedInputs(ContinuousBatchingIOs):
     arguments: dict[str, Any]
     tokens_in_batch: list[list[int]]
 
+    @override
     def prepare_batch_tensors(self, requests_in_batch: list[Any], **arguments: Any) -> None:  # type: ignore[override]
         sequences = []
         for future in requests_in_batch:
@@ -30,24 +33,26 @@ class SlottedInputs(ContinuousBatchingIOs):
         self.arguments = arguments
         self.tokens_in_batch = [future.state.tokens_to_process for future in requests_in_batch]
         windowed = allocator_of(self.cache)
-        if windowed is not None:
-            windowed.turns = iter([future.state.request_id for future in requests_in_batch])
-        super().prepare_batch_tensors(requests_in_batch, **arguments)
+        turns = [Turn(f.state.request_id, f.state.position_offset, f.query_length) for f in requests_in_batch]
+        with nullcontext() if windowed is None else windowed.asked_in_turn(turns):
+            super().prepare_batch_tensors(requests_in_batch, **arguments)
         self.batch = packed_batch(sequences)
         tokens = self.total_seqlen_q
         slots = torch.tensor([s for s, _, n in sequences for _ in range(n)], dtype=torch.int32, device=self.device)
         self.position_ids[:tokens] = encode(self.position_ids[:tokens], slots)
 
     def undo_step(self) -> FutureRequestState:
-        """Put the requests of the batch back to where they were before it was prepared; returns the one to blame:
-        the most new tokens, then the longest."""
+        """Reset the requests of the batch to their state before it was prepared.
+
+        Returns the one to blame: that with the most new tokens, then the longest.
+        """
         for future, tokens in zip(self.requests_in_batch, self.tokens_in_batch, strict=True):
             future.state.position_offset -= future.query_length
             future.state.tokens_to_process = tokens
         return max(self.requests_in_batch, key=lambda future: (future.query_length, future.state.position_offset))
 
     def prepare_again(self, without: FutureRequestState) -> None:
-        """The same batch without one request; nothing if that leaves none."""
+        """The same batch without one request; an empty batch if none is left."""
         rest = [future for future in self.requests_in_batch if future is not without]
         if rest:
             arguments = self.arguments | {"num_q_tokens": sum(future.query_length for future in rest)}

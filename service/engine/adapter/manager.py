@@ -17,10 +17,12 @@ from transformers.generation.continuous_batching.continuous_api import (
     ContinuousBatchProcessor,
 )
 from transformers.generation.continuous_batching.requests import RequestState
+from typing_extensions import override
 
 from patches import Patched
 from service.engine import THREAD_NAME
 from service.engine.adapter.cache import EncodingCache
+from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
 from service.engine.adapter.configuration import configured_as_cached
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.adapter.runner import RequestRunner
@@ -29,15 +31,15 @@ from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.interleave import Interleaved
 from service.engine.memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.request import EngineRequest
-from service.engine.window import Window
+from service.engine.window import SinkWindow
 from service.sharing.turns import Turns
 
 
 class EncodingManager(ContinuousBatchingManager):
     """Continuous batching in which every request brings its slot.
 
-    ``requests`` maps request ids to what the event loop knows of them; it must hold a request before
-    ``add_request`` is called for it and until its last output.
+    ``requests`` maps ids to requests of the event loop. A request must be in it before ``add_request`` is called, and
+    until its last output.
     """
 
     def __init__(
@@ -50,6 +52,11 @@ class EncodingManager(ContinuousBatchingManager):
         max_requests_per_batch: int,
         prefix_sharing: bool,
     ) -> None:
+        """Raises:
+        UnsupportedModel: when pages cannot cache its layers, or transformers has other private parts than expected.
+        """
+        check_overrides(type(self))
+        check_scheduling()
         self.patch = patch
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
@@ -64,7 +71,7 @@ class EncodingManager(ContinuousBatchingManager):
             max_requests_per_batch=max_requests_per_batch,
             max_memory_percent=1.0,  # the budget is ours: num_blocks is already measured against free memory
             allow_block_sharing=prefix_sharing,
-            safety_margin=0.0,  # admission reserves all that a request ever holds, so decoding never runs out
+            safety_margin=0.0,  # admission reserves the most that a request ever caches, so decoding never runs out
             auto_switch_to_flash=False,
             # CUDA graphs replay without running Python, and so would replay one batch's segments for another.
             use_cuda_graph=False,
@@ -75,19 +82,20 @@ class EncodingManager(ContinuousBatchingManager):
         with configured_as_cached(patch):
             super().__init__(patch.model, generation_config, config)
 
+    @override
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
         """The model already runs our attention, which the manager's list of names does not know."""
 
+    @override
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         with configured_as_cached(self.patch):
             processor = super()._create_batch_processor()
-        # The manager builds these itself and takes no classes, hence the change of class after the fact.
-        _adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests)
-        _adopt(processor.model_runner, RequestRunner, requests=self.requests, patch=self.patch)
+        adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests)
+        adopt(processor.model_runner, RequestRunner, requests=self.requests, patch=self.patch)
         vocab_size = int(self.model.config.get_text_config().vocab_size)
         token_bits = (vocab_size - 1).bit_length()
-        _adopt(processor.cache, EncodingCache, requests=self.requests, numbers={}, holders={}, token_bits=token_bits)
-        _adopt(
+        adopt(processor.cache, EncodingCache, requests=self.requests, numbers={}, live_keys={}, token_bits=token_bits)
+        adopt(
             processor.scheduler,
             FairScheduler,
             requests=self.requests,
@@ -97,9 +105,10 @@ class EncodingManager(ContinuousBatchingManager):
         )
         whole = processor.cache.cache_allocators.get(FULL_ATTENTION)
         if whole is not None:
-            _adopt(whole, WindowedAllocator, requests=self.requests, windows={}, dropped={}, turns=iter(()))
+            adopt(whole, WindowedAllocator, requests=self.requests, windows={}, evicted_pages={}, turns=iter(()))
         return processor
 
+    @override
     def start(self) -> None:
         """As the base class, on a daemon thread: one that stalls for good must not keep the process alive."""
         self.background_thread_status.clear()
@@ -108,14 +117,17 @@ class EncodingManager(ContinuousBatchingManager):
         thread.start()
 
     def abandon(self, error: Exception) -> None:
-        """Give up on a thread that is dead or stalls: fail the work queued beside its requests, and let it end
-        by itself, without another step, if it ever comes back."""
+        """Give up on a thread that is dead or stalls, and fail the interleaved work.
+
+        If the thread ever continues, it ends without another step.
+        """
         self._abandoned = True
         self.background_thread_status.request_stop(
             BackgroundThreadStatus.HARD_STOP, self.distributed_helper.global_rank
         )
         self.interleaved.close(error)
 
+    @override
     def _generation_loop_body(self, batch_processor: ContinuousBatchProcessor, bootstrapping: bool) -> bool:
         self.heartbeat = time.monotonic()
         scheduler: FairScheduler = batch_processor.scheduler  # type: ignore[assignment]
@@ -137,10 +149,11 @@ class EncodingManager(ContinuousBatchingManager):
         return tenants
 
     def _states(self, scheduler: FairScheduler) -> list[RequestState]:
-        """Every request of the scheduler, and those that it takes over before its next step."""
+        """Every request of the scheduler, and those in its input queue."""
         coming = list(self.input_queue.queue)
         return [*scheduler.active_requests.values(), *scheduler.waiting_requests.values(), *coming]
 
+    @override
     def _generation_step(self) -> None:
         """One step. Running out of memory in it fails the largest request of the batch; the others repeat it."""
         processor = self.batch_processor
@@ -219,27 +232,29 @@ class EncodingManager(ContinuousBatchingManager):
         self._wake_up_loop.set()
 
     def fatal_error(self) -> Exception | None:
-        """What killed the generation thread, or None."""
+        """The error that ended the generation thread, or None."""
         return self.background_thread_status.fatal_error
 
     def discard_handler(self, request_id: str) -> None:
-        """Forget a request that will not be heard of again (cancelled before its last output)."""
+        """Forget a request without further outputs (cancelled before its last output)."""
         with self.output_router._lock:
             self.output_router.result_handlers.pop(request_id, None)
         self.requests.pop(request_id, None)
 
-    def tokens_held(self, kept: tuple[int, int] | None, length: int) -> int:
-        """The most tokens of cache that a generation of ``length`` tokens ever holds, by pages, when queries reach
-        the ``kept`` (first, last) keys only; None reaches all."""
-        if kept is None:
+    def max_cached_len(self, sink_window: tuple[int, int] | None, length: int) -> int:
+        """Most tokens that the cache contains of a generation of ``length`` tokens, by pages.
+
+        ``sink_window`` counts the first and the last keys that its queries reach, None for all.
+        """
+        if sink_window is None:
             return length
-        window = Window(*kept, self.continuous_batching_config.page_size)
-        held = window.tokens_held(length, self._step_tokens)
+        window = SinkWindow(*sink_window, self.continuous_batching_config.page_size)
+        cached = window.max_cached_len(length, self._step_tokens)
         sliding = getattr(self.model.config.get_text_config(), "sliding_window", None) or 0
-        return max(held, min(length, sliding))  # layers that slide by themselves keep their own window
+        return max(cached, min(length, sliding))  # sliding layers need their own window
 
     def tokens_in_cache(self) -> tuple[int, int]:
-        """(tokens in use, tokens the cache holds), by pages."""
+        """(tokens in use, capacity of the cache in tokens), by pages."""
         processor = self.batch_processor
         if processor is None:
             return 0, 0
@@ -253,8 +268,3 @@ class EncodingManager(ContinuousBatchingManager):
             return 0, self.input_queue.qsize()
         scheduler = processor.scheduler
         return len(scheduler.active_requests), len(scheduler.waiting_requests) + self.input_queue.qsize()
-
-
-def _adopt(built: object, kind: type, **attributes: object) -> None:
-    built.__class__ = kind
-    vars(built).update(attributes)

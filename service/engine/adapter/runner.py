@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers.generation.continuous_batching.model_runner import ModelRunner
+from typing_extensions import override
 
 from patches import Patched
 from service.engine.adapter.inputs import SlottedInputs
@@ -20,10 +21,12 @@ class RequestRunner(ModelRunner):
     requests: dict[str, EngineRequest]
     inputs_and_outputs: SlottedInputs
 
+    @override
     def _forward_process_and_sample(self, model: Any, batch_data: dict[str, Any], *args: Any) -> None:
         with self.patch.packed(self.inputs_and_outputs.batch, batch_data):
             super()._forward_process_and_sample(model, batch_data, *args)
 
+    @override
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         states = [f.state for f in self.inputs_and_outputs.requests_in_batch if f.has_new_token]
         rows = [self.requests.get(state.request_id) for state in states]

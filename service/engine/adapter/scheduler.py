@@ -1,4 +1,4 @@
-"""Scheduling: tenants in turn, and by what a step reads."""
+"""Scheduling: tenants in turn, by the tokens that a step reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
+from typing_extensions import override
 
 from service.engine.adapter.cache import EncodingCache
 from service.engine.request import EngineRequest
@@ -18,8 +19,8 @@ PREFILL_BESIDE_OTHERS = 256
 class FairScheduler(FIFOScheduler):
     """Decodes every request in each step, and reads prompts of the tenant that has used the least time.
 
-    A tenant that only decodes takes its turn by a step without prompts, so a long prompt of another costs it no more
-    than an equal share of the time. Where rows cost time, on a CPU, only tenants that are level decode in a step.
+    A tenant that only decodes takes its turn by a step without prompts. A long prompt of another tenant then costs it
+    at most an equal share of the time. On a CPU, where rows cost time, only tenants with equal use decode in a step.
     Requests of one tenant keep the order of arrival.
     """
 
@@ -34,6 +35,7 @@ class FairScheduler(FIFOScheduler):
         request = self.requests.get(state.request_id)
         return "" if request is None else request.tenant
 
+    @override
     def schedule_batch(
         self, token_budget: int, cache_budget: int
     ) -> tuple[list[FutureRequestState] | None, bool, int, int]:
@@ -67,9 +69,12 @@ class FairScheduler(FIFOScheduler):
         reading = [state for state in active if state.status == RequestStatus.PREFILLING]
         return decoding, reading + ([] if self.block_new_requests else self._get_waiting_candidates())
 
+    @override
     def _infer_request_tokens(self, state: RequestState, *args: Any) -> list[int]:
-        """Counts what a step reads of a request's cache, and not all that the request has ever seen: that may be
-        more than the cache holds, and the request would never be scheduled again."""
+        """Also limits the count of cached tokens to those that a step of this request reads.
+
+        All tokens of the request may be more than the cache has, and the request would never be scheduled again.
+        """
         tokens = super()._infer_request_tokens(state, *args)
         self.cache.read_cache_limit = self.cache.most_read(state)  # read right after this, for this request
         return tokens

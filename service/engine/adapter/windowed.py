@@ -1,14 +1,18 @@
-"""Pages of the cache for encodings that reach the first and the last keys only."""
+"""Pages of the cache for encodings that reach the first and the last keys only (StreamingLLM, arXiv:2309.17453)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION, FullAttentionCacheAllocator
+from typing_extensions import override
 
+from service.engine.adapter.compatibility import IncompatibleTransformers
 from service.engine.request import EngineRequest
-from service.engine.window import Window
+from service.engine.window import SinkWindow
 
 
 def allocator_of(cache: PagedAttentionCache) -> WindowedAllocator | None:
@@ -16,62 +20,92 @@ def allocator_of(cache: PagedAttentionCache) -> WindowedAllocator | None:
     return cache.cache_allocators.get(FULL_ATTENTION)  # type: ignore[return-value]
 
 
+class Turn(NamedTuple):
+    """One request of a batch, as ``get_seqlen_k`` is asked about it."""
+
+    request_id: str
+    past_length: int
+    query_length: int
+
+
 class WindowedAllocator(FullAttentionCacheAllocator):
     """Gives back pages from the middle of a request's cache: those that no later query reaches.
 
-    A block table then holds the pages of the first tokens, and behind them those of the last. To the base class
-    the sequence is ``dropped`` pages shorter, everything behind the first tokens standing that much earlier.
+    A block table then has the pages of the first tokens, and behind them those of the last. To the base class the
+    sequence is ``evicted_pages`` shorter, and all that follows the first tokens moves forward by as many pages.
     """
 
     requests: dict[str, EngineRequest]
-    windows: dict[str, Window]
-    dropped: dict[str, int]
-    turns: Iterator[str]
+    windows: dict[str, SinkWindow]
+    evicted_pages: dict[str, int]
+    turns: Iterator[Turn]
 
-    def window_of(self, request_id: str) -> Window | None:
-        """What the request keeps, or None for everything. Remembered until its blocks are free: it may be
+    def window_of(self, request_id: str) -> SinkWindow | None:
+        """The tokens that the request needs, or None for all. Remembered until its blocks are free: it may be
         cancelled in the middle of a step."""
         request = self.requests.get(request_id)
-        if request_id not in self.windows and request is not None and request.kept is not None:
-            self.windows[request_id] = Window(*request.kept, self.tokens_per_page)
+        if request_id not in self.windows and request is not None and request.sink_window is not None:
+            self.windows[request_id] = SinkWindow(*request.sink_window, self.tokens_per_page)
         return self.windows.get(request_id)
 
-    def drop(self, request_id: str, position: int) -> None:
+    def evict(self, request_id: str, position: int) -> None:
         """Give back what no query from ``position`` on reaches. Blocks that were hashed stay for prefix sharing."""
         window = self.window_of(request_id)
         if window is None:
             return
-        dropped, table = window.dropped(position), self.block_table.get(request_id, [])
-        gap = slice(window.head_pages, window.head_pages + dropped - self.dropped.get(request_id, 0))
+        evicted, table = window.evicted_pages(position), self.block_table.get(request_id, [])
+        gap = slice(window.sink_pages, window.sink_pages + evicted - self.evicted_pages.get(request_id, 0))
         self.pool.free_blocks(self.index, [block for block in table[gap] if self.ledger.release(block)])
         del table[gap]
-        self.dropped[request_id] = dropped
+        self.evicted_pages[request_id] = evicted
 
-    def _place(self, request_id: str, position: int) -> int:
-        return position - self.dropped.get(request_id, 0) * self.tokens_per_page
+    @contextmanager
+    def asked_in_turn(self, turns: Sequence[Turn]) -> Iterator[None]:
+        """Within it, ``get_seqlen_k`` is asked about each of ``turns`` once and in this order.
 
+        Raises:
+            IncompatibleTransformers: when it is not.
+        """
+        self.turns = iter(turns)
+        yield
+        if next(self.turns, None) is not None:
+            raise IncompatibleTransformers("get_seqlen_k is not called for every request of a batch")
+
+    def _shifted(self, request_id: str, position: int) -> int:
+        return position - self.evicted_pages.get(request_id, 0) * self.tokens_per_page
+
+    @override
     def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
-        return super().needs_new_blocks(request_id, self._place(request_id, past_length), query_length)
+        return super().needs_new_blocks(request_id, self._shifted(request_id, past_length), query_length)
 
+    @override
     def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
-        super().allocate_cache_to_request(request_id, self._place(request_id, past_length), query_length)
+        super().allocate_cache_to_request(request_id, self._shifted(request_id, past_length), query_length)
 
+    @override
     def get_write_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
-        return super().get_write_indices(request_id, self._place(request_id, past_length), query_length)
+        return super().get_write_indices(request_id, self._shifted(request_id, past_length), query_length)
 
+    @override
     def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
-        indices = super().get_read_indices(request_id, self._place(request_id, past_length), query_length)
-        if self.dropped.get(request_id):
+        indices = super().get_read_indices(request_id, self._shifted(request_id, past_length), query_length)
+        if self.evicted_pages.get(request_id):
             window = self.windows[request_id]
-            del indices[window.first : window.head_pages * self.tokens_per_page]  # their page stays, they are not read
+            unread = slice(window.num_sinks, window.sink_pages * self.tokens_per_page)  # the rest of the sinks' page
+            del indices[unread]
         return indices
 
+    @override
     def get_seqlen_k(self, past_length: int, query_length: int) -> int:
-        """Asked for once per request of a batch, in its order and without its name: ``turns`` has the names."""
-        window = self.windows.get(next(self.turns, ""))
+        """Called once per request of a batch, in its order and without its name: ``turns`` has the names."""
+        turn = next(self.turns, None)
+        if turn is None or (turn.past_length, turn.query_length) != (past_length, query_length):
+            raise IncompatibleTransformers("get_seqlen_k is not called once per request of a batch, in its order")
+        window = self.windows.get(turn.request_id)
         return query_length + (past_length if window is None else window.tokens_read(past_length))
 
+    @override
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         super().free_blocks(request_id, no_cache)
         self.windows.pop(request_id, None)
-        self.dropped.pop(request_id, None)
+        self.evicted_pages.pop(request_id, None)

@@ -68,7 +68,7 @@ class AttentionUnit(Unit):
         while (start := stop) < self.length:
             stop = min(start + bounded(chunk, start, device), self.length)
             position_ids = encode(torch.arange(start, stop, device=device), slot)[None]
-            with torch.no_grad(), mass.observing():
+            with torch.no_grad(), self.subject.patch.observing(mass.observe):
                 output = model(
                     input_ids=ids[None, start:stop], position_ids=position_ids, past_key_values=cache, use_cache=True
                 )

@@ -65,7 +65,7 @@ class Judge:
             pe=subject.patch.describe(subject.method, self._target),
             model=subject.model,
             cost=self._cost(subject),
-            windowed=subject.patch.resolve(subject.method, self._target).recipe.kept is not None,
+            windowed=subject.patch.resolve(subject.method, self._target).recipe.sink_window is not None,
             judgements=judgements,
             adequate=adequate,
             sure=all(at.sure for at in deciding) if adequate else any(at.sure and not at.adequate for at in deciding),

@@ -1,8 +1,8 @@
 """``python -m service.models.training``: prepare the data, train the demo models, write their cards.
 
-Of the families, those that ship are trained by default; ``--model`` names others, and ``--output`` a folder of theirs.
-On Linux, GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296 in the
-environment makes training on a CPU 10 to 20 % faster: large buffers stay mapped, in large pages.
+The default is to train the families that ship; ``--model`` names others, and ``--output`` their folder. On Linux, set
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296 in the environment: training on a CPU is
+then 10 to 20 % faster, because large buffers stay mapped, in large pages.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from service.models.training.tokenizer import load_tokenizer, save_tokenizer, sp
 from service.models.training.train import (
     FINAL_ROWS,
     CheckpointMismatch,
-    Job,
     OnStep,
+    Run,
     measure_steps,
     position_losses,
     seams,
@@ -87,7 +87,7 @@ def prepare(  # noqa: PLR0913  a command's options
     seed: Seed = 0,
     run_dir: RunDir = Path("runs"),
 ) -> None:
-    """Train the tokenizer and pack the tokens. What is there already and fits is kept."""
+    """Train the tokenizer and pack the tokens; files from an equal earlier call stay."""
     size = _preset(preset)
     documents = _documents(corpus, licence, stdlib)
     try:
@@ -122,9 +122,9 @@ def train(  # noqa: PLR0913  a command's options
     for kind in model:
         if kind not in FAMILIES:
             raise typer.BadParameter(f"{kind!r} is not one of {', '.join(FAMILIES)}")
-        job = Job(_preset(preset), 0, seed, precision, run_dir / served_name(kind), checkpoint_minutes)
+        run = Run(_preset(preset), 0, seed, precision, run_dir / served_name(kind), checkpoint_minutes)
         try:
-            _train_one(kind, job, run_dir, (tokens, minutes), output / served_name(kind))
+            _train_one(kind, run, run_dir, (tokens, minutes), output / served_name(kind))
         except (CheckpointMismatch, CorpusError) as error:
             raise typer.BadParameter(str(error)) from error
 
@@ -186,33 +186,33 @@ def _documents(corpus: list[Path], licence: list[str], stdlib: bool) -> list[Doc
     return documents + (read_standard_library() if stdlib else [])
 
 
-def _train_one(kind: str, job: Job, run_dir: Path, budget: tuple[int | None, float | None], folder: Path) -> None:
+def _train_one(kind: str, run: Run, run_dir: Path, budget: tuple[int | None, float | None], folder: Path) -> None:
     tokenizer_folder = run_dir / "tokenizer"
     if not (run_dir / "documents.json").exists():
         raise CorpusError(f"no prepared data in {run_dir}: run `prepare` first")
     tokenizer = load_tokenizer(tokenizer_folder)
     bos, eos = special_ids(tokenizer)
-    data = PackedTokens(run_dir / "train.bin", bos, job.preset.context)
-    heldout = PackedTokens(run_dir / "heldout.bin", bos, job.preset.context)
+    data = PackedTokens(run_dir / "train.bin", bos, run.preset.context)
+    heldout = PackedTokens(run_dir / "heldout.bin", bos, run.preset.context)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = model_config(kind, job.preset, tokenizer.get_vocab_size(), bos, eos)
+    config = model_config(kind, run.preset, tokenizer.get_vocab_size(), bos, eos)
     tokens, minutes = budget
     if minutes is None:
-        steps = -(-(tokens or job.preset.tokens) // (job.preset.batch * job.preset.context))
+        steps = -(-(tokens or run.preset.tokens) // (run.preset.batch * run.preset.context))
     else:
-        steps = _steps_for(minutes, new_model(config, job.seed, device), job, data, run_dir / "steps.json")
-    job = replace(job, steps=steps)
-    model = new_model(config, job.seed, device)
-    progress = train_model(model, job, data, heldout, _progress_bar(served_name(kind), job))
+        steps = _steps_for(minutes, new_model(config, run.seed, device), run, data, run_dir / "steps.json")
+    run = replace(run, steps=steps)
+    model = new_model(config, run.seed, device)
+    progress = train_model(model, run, data, heldout, _progress_bar(served_name(kind), run))
     with seams(model):
-        losses = position_losses(model, heldout, FINAL_ROWS, job.precision).tolist()
+        losses = position_losses(model, heldout, FINAL_ROWS, run.precision).tolist()
     facts = model_card.Facts(
         kind=kind,
-        preset=job.preset,
+        preset=run.preset,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         steps=steps,
-        seed=job.seed,
-        precision=job.precision,
+        seed=run.seed,
+        precision=run.precision,
         seconds=progress.seconds,
         threads=torch.get_num_threads(),
         hardware=model_card.hardware(device),
@@ -220,34 +220,34 @@ def _train_one(kind: str, job: Job, run_dir: Path, budget: tuple[int | None, flo
         log=progress.log,
         position_losses=losses,
     )
-    facts.save(job.folder / "facts.json")
+    facts.save(run.folder / "facts.json")
     save_folder(model, tokenizer_folder, folder)
     model_card.write_card(facts, folder / "README.md")
     typer.echo(f"{folder}: validation loss {progress.log[-1].validation_loss:.3f}")
 
 
-def _steps_for(minutes: float, model: Model, job: Job, data: PackedTokens, path: Path) -> int:
+def _steps_for(minutes: float, model: Model, run: Run, data: PackedTokens, path: Path) -> int:
     """Measured once and written down: every kind of the same size trains for the same number of steps."""
-    key = {"minutes": minutes, "preset": asdict(job.preset), "precision": job.precision}
+    key = {"minutes": minutes, "preset": asdict(run.preset), "precision": run.precision}
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored["for"] == key:
             return int(stored["steps"])
-    steps = measure_steps(model, job, data, minutes)
+    steps = measure_steps(model, run, data, minutes)
     path.write_text(json.dumps({"for": key, "steps": steps}), encoding="utf-8")
     return steps
 
 
-def _progress_bar(name: str, job: Job) -> OnStep:
-    per_step = job.preset.batch * job.preset.context
-    bar = tqdm(total=job.steps * per_step, unit="tok", unit_scale=True, desc=name, mininterval=1.0)
+def _progress_bar(name: str, run: Run) -> OnStep:
+    per_step = run.preset.batch * run.preset.context
+    bar = tqdm(total=run.steps * per_step, unit="tok", unit_scale=True, desc=name, mininterval=1.0)
 
     def on_step(step: int, loss: float) -> None:
         if bar.n == 0:  # a resumed run has not trained the first steps in this time
             bar.initial = bar.n = (step - 1) * per_step
         bar.set_postfix(loss=f"{loss:.3f}", step=step, refresh=False)
         bar.update(per_step)
-        if step == job.steps:
+        if step == run.steps:
             bar.close()
 
     return on_step

@@ -42,7 +42,7 @@ LIMITS = """## Limits
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything the card tells, as stored in the run directory."""
+    """All facts of the card, as stored in the run directory."""
 
     kind: str
     preset: Preset
@@ -85,7 +85,7 @@ def hardware(device: torch.device) -> str:
 
 
 def write_card(facts: Facts, path: Path) -> None:
-    """Write the card to ``path``; a table that an earlier card holds is kept."""
+    """Write the card to ``path``, with the table of an earlier card there."""
     table = _table_in(path.read_text(encoding="utf-8")) if path.exists() else "Not measured yet."
     sections = [_about(facts), _data(facts), _training(facts), _evaluation(facts), _length_section(table)]
     search = "of the hyper-parameters only two learning rates were compared"
@@ -96,7 +96,7 @@ def write_card(facts: Facts, path: Path) -> None:
 
 
 def insert_table(card_path: Path, markdown: str) -> None:
-    """Replace what stands between the card's table markers.
+    """Replace the text between the card's table markers.
 
     Raises:
         ValueError: when the card has no such markers.

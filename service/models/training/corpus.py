@@ -1,7 +1,7 @@
 """Training text: reading documents, the held-out split, and packed token ids on disk.
 
-A row is BOS followed by 255 tokens, and its targets are those tokens and the next one, so every token
-is predicted once and BOS at position 0 means what it means in service: the text starts here.
+A row is BOS followed by 255 tokens, and its targets are those tokens and the next one. Every token is thus predicted
+once, and BOS at position 0 marks the start of a text, as in service.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Document:
 
 @dataclass(frozen=True)
 class DocumentRecord:
-    """What the model card tells about a document."""
+    """The facts about a document in the model card."""
 
     name: str
     corpus: str
@@ -159,7 +159,7 @@ def pack(documents: Sequence[Document], heldout: set[str], tokenizer: Tokenizer,
 
 
 def read_records(run_dir: Path) -> list[DocumentRecord]:
-    """What ``pack`` wrote about the documents."""
+    """The records of the documents that ``pack`` wrote."""
     stored = json.loads((run_dir / "documents.json").read_text(encoding="utf-8"))
     return [DocumentRecord(**record) for record in stored["documents"]]
 

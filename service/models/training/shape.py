@@ -1,7 +1,7 @@
 """The demo models' shape, their configurations and the folder they are stored in.
 
-One RoPE model, a variant for every encoding that is trained for, and on request one of every other family: equal in
-shape, data and seed, different only in their positions.
+There is one RoPE model, a variant per trained encoding, and on request one of every other family. They are equal in
+shape, data and seed, and differ only in their positions.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def model_config(kind: str, preset: Preset, vocab_size: int, bos_token_id: int, 
 
 
 def encoding_of(kind: str) -> str:
-    """What ``kind`` has for positions, in words for its card."""
+    """The positions of ``kind``, in words for its card."""
     if kind in architecture.FAMILIES:
         return architecture.FAMILIES[kind]
     rope: dict[str, Any] = {"rope_theta": 10_000.0} | REPARAMETERIZED.get(kind, {}).get("rope_parameters", {})

@@ -1,7 +1,7 @@
 """The training loop: AdamW (arXiv:1711.05101), cosine schedule with warmup, checkpoints that resume exactly.
 
-A Llama trains inside ``patched``, so the seams that serve it are the seams that trained it. A model of our own has its
-encoding in itself, and trains as it is: the patch reads T5's table as numbers, through which no gradient flows.
+A Llama trains inside ``patched``, so the seams that serve it are the seams that trained it. The demo model of other
+families has its encoding inside and trains unpatched: the patch reads T5's table as numbers, without a gradient.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_GRADIENT_NORM = 1.0
 
 
 @dataclass(frozen=True)
-class Job:
+class Run:
     """One training run. ``folder`` holds its checkpoint and log."""
 
     preset: Preset
@@ -59,7 +59,7 @@ class LogEntry:
 
 @dataclass
 class Progress:
-    """What a checkpoint carries besides weights and optimizer."""
+    """The state of a checkpoint besides weights and optimizer."""
 
     step: int = 0
     seconds: float = 0.0
@@ -118,37 +118,37 @@ def seams(model: Any) -> Iterator[None]:
         yield
 
 
-def train(model: Any, job: Job, data: PackedTokens, heldout: PackedTokens, on_step: OnStep | None = None) -> Progress:
-    """Train ``model`` in place, from the checkpoint in ``job.folder`` if there is one.
+def train(model: Any, run: Run, data: PackedTokens, heldout: PackedTokens, on_step: OnStep | None = None) -> Progress:
+    """Train ``model`` in place, from the checkpoint in ``run.folder`` if there is one.
 
     Raises:
-        CheckpointMismatch: when the checkpoint belongs to another job.
+        CheckpointMismatch: when the checkpoint belongs to another run.
     """
-    optimizer = new_optimizer(model, job.preset.learning_rate)
-    progress = load_checkpoint(job, model, optimizer)
+    optimizer = new_optimizer(model, run.preset.learning_rate)
+    progress = load_checkpoint(run, model, optimizer)
     started = time.monotonic() - progress.seconds
     saved_at = time.monotonic()
     with seams(model):
-        while progress.step < job.steps:
-            loss = _step(model, optimizer, job, data, progress.step)
+        while progress.step < run.steps:
+            loss = _step(model, optimizer, run, data, progress.step)
             progress.step += 1
             progress.losses.append(loss)
             progress.seconds = time.monotonic() - started
-            if _is_evaluation(progress.step, job.steps):
-                _record(progress, float(position_losses(model, heldout, VALIDATION_ROWS, job.precision).mean()))
-            if time.monotonic() - saved_at >= 60 * job.checkpoint_minutes or progress.step == job.steps:
-                save_checkpoint(job, model, optimizer, progress)
+            if _is_evaluation(progress.step, run.steps):
+                _record(progress, float(position_losses(model, heldout, VALIDATION_ROWS, run.precision).mean()))
+            if time.monotonic() - saved_at >= 60 * run.checkpoint_minutes or progress.step == run.steps:
+                save_checkpoint(run, model, optimizer, progress)
                 saved_at = time.monotonic()
             if on_step is not None:
                 on_step(progress.step, loss)
     return progress
 
 
-def _step(model: Any, optimizer: torch.optim.AdamW, job: Job, data: PackedTokens, step: int) -> float:
+def _step(model: Any, optimizer: torch.optim.AdamW, run: Run, data: PackedTokens, step: int) -> float:
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate(step, job.steps, job.preset.learning_rate)
-    rows = data.rows(batch_order(len(data), job.preset.batch, step, job.seed))
-    loss = token_losses(model, *rows, job.precision).mean()
+        group["lr"] = learning_rate(step, run.steps, run.preset.learning_rate)
+    rows = data.rows(batch_order(len(data), run.preset.batch, step, run.seed))
+    loss = token_losses(model, *rows, run.precision).mean()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
     optimizer.step()
@@ -167,34 +167,34 @@ def _record(progress: Progress, validation_loss: float) -> None:
 
 
 class CheckpointMismatch(ValueError):
-    """The checkpoint was written by another job; remove it or repeat that job's options."""
+    """The checkpoint was written by another run; remove it or repeat that run's options."""
 
 
-def save_checkpoint(job: Job, model: Any, optimizer: torch.optim.AdamW, progress: Progress) -> None:
+def save_checkpoint(run: Run, model: Any, optimizer: torch.optim.AdamW, progress: Progress) -> None:
     """Everything a bit-identical continuation needs; the data order follows from seed and step."""
     state = {
-        "identity": _identity(job),
+        "identity": _identity(run),
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "progress": asdict(progress),
         "rng": torch.get_rng_state(),
     }
-    job.folder.mkdir(parents=True, exist_ok=True)
-    partial = job.folder / "checkpoint.partial"
+    run.folder.mkdir(parents=True, exist_ok=True)
+    partial = run.folder / "checkpoint.partial"
     torch.save(state, partial)
-    partial.replace(job.folder / "checkpoint.pt")
+    partial.replace(run.folder / "checkpoint.pt")
     lines = [json.dumps(asdict(entry)) for entry in progress.log]
-    (job.folder / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (run.folder / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def load_checkpoint(job: Job, model: Any, optimizer: torch.optim.AdamW) -> Progress:
-    """Restore the checkpoint in ``job.folder``, or start from zero."""
-    path = job.folder / "checkpoint.pt"
+def load_checkpoint(run: Run, model: Any, optimizer: torch.optim.AdamW) -> Progress:
+    """Restore the checkpoint in ``run.folder``, or start from zero."""
+    path = run.folder / "checkpoint.pt"
     if not path.exists():
         return Progress()
     state = torch.load(path, map_location=model.device, weights_only=True)
-    if state["identity"] != _identity(job):
-        raise CheckpointMismatch(f"{path} was written by a job with {state['identity']}, not {_identity(job)}")
+    if state["identity"] != _identity(run):
+        raise CheckpointMismatch(f"{path} was written by a run with {state['identity']}, not {_identity(run)}")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng"].cpu())
@@ -202,18 +202,18 @@ def load_checkpoint(job: Job, model: Any, optimizer: torch.optim.AdamW) -> Progr
     return Progress(**state["progress"], log=log)
 
 
-def _identity(job: Job) -> dict[str, Any]:
-    return {"preset": asdict(job.preset), "steps": job.steps, "seed": job.seed, "precision": job.precision}
+def _identity(run: Run) -> dict[str, Any]:
+    return {"preset": asdict(run.preset), "steps": run.steps, "seed": run.seed, "precision": run.precision}
 
 
-def measure_steps(model: Any, job: Job, data: PackedTokens, minutes: float, probe_seconds: float = 20.0) -> int:
-    """How many steps fit into ``minutes`` here, from about ``probe_seconds`` of training; changes ``model``."""
+def measure_steps(model: Any, run: Run, data: PackedTokens, minutes: float, trial_seconds: float = 20.0) -> int:
+    """Number of steps that fit into ``minutes`` here, from about ``trial_seconds`` of training; changes ``model``."""
     optimizer = new_optimizer(model, 0.0)
     with seams(model):
-        _step(model, optimizer, job, data, 0)  # the first step also plans and allocates
+        _step(model, optimizer, run, data, 0)  # the first step also plans and allocates
         started, steps = time.monotonic(), 0
-        while time.monotonic() - started < probe_seconds:
+        while time.monotonic() - started < trial_seconds:
             steps += 1
-            _step(model, optimizer, job, data, steps)
+            _step(model, optimizer, run, data, steps)
         seconds = (time.monotonic() - started) / steps
     return max(1, int(60 * minutes / seconds))

@@ -14,7 +14,6 @@ from transformers import DynamicCache, PreTrainedModel
 from patches import AttentionMass, Patched, encode, patched
 from patches.attention import mass as mass_module
 from patches.attention.mass import distance_edges
-from patches.attention.observation import observer
 from tests import oracles
 from tests.methods import Fields
 from tests.models import ROPE_THETA, TRAINED_LENGTH, tiny_model, tiny_tokens
@@ -47,7 +46,7 @@ def observed(
     start = 0
     for size in chunks:
         position_ids = encode(torch.arange(start, start + size)[None], slot)
-        with torch.no_grad(), mass.observing():
+        with torch.no_grad(), patch.observing(mass.observe):
             patch.model(
                 tokens[:, start : start + size], position_ids=position_ids, past_key_values=cache, use_cache=True
             )
@@ -172,22 +171,22 @@ def test_the_model_does_not_notice(fields: Fields) -> None:
     with patched(model) as patch:
         slot = slot_of(patch, fields, LENGTH)
         expected = logits_of(model, tokens, slot)
-        with AttentionMass(0, LENGTH).observing():
+        with patch.observing(AttentionMass(0, LENGTH).observe):
             assert torch.equal(logits_of(model, tokens, slot), expected)
         assert torch.equal(logits_of(model, tokens, slot), expected)
 
 
 def test_only_forwards_inside_and_on_this_thread_are_seen() -> None:
     model, tokens = tiny_model("llama")[1], tiny_tokens(1, 20)
-    with patched(model):
+    with patched(model) as patch:
         mass = AttentionMass(0, 20)
-        with mass.observing():
+        with patch.observing(mass.observe):
             other = threading.Thread(target=logits_of, args=(model, tokens))
             other.start()
             other.join()
         logits_of(model, tokens)
         assert mass.layers == []
-        with mass.observing():
+        with patch.observing(mass.observe):
             logits_of(model, tokens)
         logits_of(model, tokens)
         assert mass.layers == [0, 1]
@@ -196,14 +195,16 @@ def test_only_forwards_inside_and_on_this_thread_are_seen() -> None:
 
 def test_observing_ends_with_an_exception() -> None:
     model = tiny_model("llama")[1]
-    with patched(model):
+    with patched(model) as patch:
         mass = AttentionMass(0, 20)
-        with pytest.raises(IndexError), mass.observing():
+        with pytest.raises(IndexError), patch.observing(mass.observe):
             logits_of(model, torch.full((1, 20), 10_000))
-        assert observer.get() is None
-        with pytest.raises(ValueError, match="one sequence"), mass.observing():
+        logits_of(model, tiny_tokens(1, 20))
+        assert mass.layers == [], "unseen"
+        with pytest.raises(ValueError, match="one sequence"), patch.observing(mass.observe):
             logits_of(model, tiny_tokens(2, 20))
-        assert observer.get() is None
+        logits_of(model, tiny_tokens(1, 20))
+        assert mass.layers == [], "unseen"
 
 
 def test_refusals() -> None:
@@ -214,7 +215,7 @@ def test_refusals() -> None:
         mass = AttentionMass(10, 30)
         with pytest.raises(ValueError, match="not every query"):
             mass.mass()
-        with mass.observing():
+        with patch.observing(mass.observe):
             logits_of(model, tokens[:, :20])
         with pytest.raises(ValueError, match="not every query"):
             mass.mass()
@@ -223,5 +224,5 @@ def test_refusals() -> None:
         with torch.no_grad():
             model(tokens[:, :30], position_ids=encode(torch.arange(30)[None], slot), past_key_values=cache)
             patch.evict(cache, slot)
-            with pytest.raises(ValueError, match="evict nothing"), AttentionMass(30, 40).observing():
+            with pytest.raises(ValueError, match="evict nothing"), patch.observing(AttentionMass(30, 40).observe):
                 model(tokens[:, 30:], position_ids=encode(torch.arange(30, 40)[None], slot), past_key_values=cache)

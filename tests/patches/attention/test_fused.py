@@ -14,11 +14,11 @@ from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 from patches.attention import fused, reference
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import Attended, add, eager_with_lse, nothing, sdpa_with_lse
+from patches.batch.segments import Batch
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.rotary import upcast
 from patches.encoding.temperature import LogLengthTemperature
 from patches.methods.biases.alibi import LinearBias, alibi_slopes
-from patches.model.batch import Batch
 from tests.methods import Fields, rows
 from tests.patches.forward import relative
 
@@ -52,7 +52,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def query_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways through the queries: the block as it is, and one so small that every call has several."""
     if request.param is not None:
-        monkeypatch.setattr("patches.attention.states.QUERY_BLOCK", request.param)
+        monkeypatch.setattr("patches.attention.blocks.QUERY_BLOCK", request.param)
 
 
 @dataclass(frozen=True)

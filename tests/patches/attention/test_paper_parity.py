@@ -16,8 +16,8 @@ from transformers import DynamicCache, PreTrainedModel
 from patches import RopeGeometry, encode, parse, patched, resolve
 from patches.attention import fused
 from patches.attention.layer import Layer
+from patches.batch.segments import Batch
 from patches.encoding.rotary import rotary_table, rotate
-from patches.model.batch import Batch
 from tests import oracles
 from tests.methods import Fields, request_id, rows
 from tests.models import ROPE_THETA, tiny_model, tiny_tokens

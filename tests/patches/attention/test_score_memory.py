@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.typical import typical
 from patches import METHODS, RopeGeometry, parse, patched, resolve
+from patches.attention.blocks import QUERY_BLOCK
 from patches.attention.fused import attend
 from patches.attention.layer import Layer
-from patches.attention.states import QUERY_BLOCK
-from patches.model.batch import Batch
+from patches.batch.segments import Batch
 from service.models import architecture
 from tests.methods import Fields
 from tests.models import tiny_model, tiny_tokens
@@ -134,6 +134,6 @@ def test_the_recorder_sees_a_score_matrix() -> None:
 
 
 def test_without_blocks_the_bound_would_break(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("patches.attention.states.QUERY_BLOCK", LENGTH)
+    monkeypatch.setattr("patches.attention.blocks.QUERY_BLOCK", LENGTH)
     model = model_for("alibi", heads=1)
     assert largest(model, {"method": "alibi"}).elements == LENGTH * LENGTH > QUERY_BLOCK * LENGTH

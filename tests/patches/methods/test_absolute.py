@@ -167,7 +167,7 @@ REACH: list[tuple[Fields, int]] = [
 @pytest.mark.parametrize(("fields", "reach"), REACH, ids=lambda value: str(value))
 def test_past_the_table_is_refused_with_both_numbers(fields: Fields, reach: int) -> None:
     resolve(parse(fields), LEARNED, reach)
-    with pytest.raises(ValueError, match=rf"holds {TRAINED} positions.* {reach + 1} reserved"):
+    with pytest.raises(ValueError, match=rf"has {TRAINED} positions.* {reach + 1} reserved"):
         resolve(parse(fields), LEARNED, reach + 1)
 
 

@@ -21,9 +21,9 @@ from transformers import DynamicCache, PreTrainedModel
 from patches import Patched, ResolvedRecipe, RopeGeometry, encode, parse, patched, resolve
 from patches.attention import fused
 from patches.attention.layer import Layer
+from patches.batch.segments import Batch
 from patches.encoding.rotary import rotary_table, rotate
 from patches.encoding.temperature import ConstantTemperature
-from patches.model.batch import Batch
 from tests import oracles
 from tests.methods import Fields, Row, rows
 from tests.models import tiny_model, tiny_tokens

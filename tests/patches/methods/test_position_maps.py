@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from patches import METHODS, RopeGeometry, parse, resolve
 from patches.attention import fused, reference
 from patches.attention.layer import Layer
+from patches.batch.segments import Batch
 from patches.encoding.rotary import per_pair, rotary_table, rotate
-from patches.model.batch import Batch
 from tests import oracles
 from tests.methods import ROWS, Fields, Row
 from tests.patches.distances import effective_distance, plain_distance
@@ -268,9 +268,9 @@ def test_a_layer_that_does_not_rotate_keeps_the_mask(fields: Fields, length: int
 @given(drawn, st.integers(1, 70))
 def test_only_windowed_methods_let_keys_go_and_none_that_is_attended_later(fields: Fields, length: int) -> None:
     recipe = parse(fields).recipe(GEOMETRY)
-    assert (recipe.kept is None) == MOVING[fields["method"]].covers_all
-    if recipe.kept is not None:
-        first, last = recipe.kept
+    assert (recipe.sink_window is None) == MOVING[fields["method"]].covers_all
+    if recipe.sink_window is not None:
+        first, last = recipe.sink_window
         m, n = torch.arange(length)[:, None], torch.arange(length)[None]
         gone = (n >= first) & (m - n >= last)
         assert not any(bool((band.predicate(m, n) & gone).any()) for band in recipe.bands)
@@ -317,7 +317,7 @@ def chunked(draw: st.DrawFn) -> list[int]:
 def test_attention_is_the_papers_however_it_is_chunked(how: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "reference" and block != 512:
         pytest.skip("the reference has no blocks")
-    monkeypatch.setattr("patches.attention.states.QUERY_BLOCK", block)
+    monkeypatch.setattr("patches.attention.blocks.QUERY_BLOCK", block)
 
     @settings(max_examples=40)
     @given(drawn, chunked(), st.integers(0, 1000))

@@ -15,8 +15,8 @@ from torch import nn
 from patches import METHODS, InvalidEncoding, RopeGeometry, describe, parse, resolve
 from patches.attention import fused, reference
 from patches.attention.layer import Layer
+from patches.batch.segments import Batch
 from patches.encoding.masks import CAUSAL, DistanceRange
-from patches.model.batch import Batch
 from service.models.architecture import ShawKeys, TransformerXLTerms
 from tests import oracles
 from tests.methods import RELATIVE_ROWS, Fields, Row, request_id
@@ -86,7 +86,7 @@ def test_scores_are_those_of_the_paper(row: Row) -> None:
 def test_fused_equals_the_reference(
     row: Row, new: int, past: int, window: int | None, temperature: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patches.attention.states.QUERY_BLOCK", 7)
+    monkeypatch.setattr("patches.attention.blocks.QUERY_BLOCK", 7)
     method = parse({"method": row.name, "attention_temperature": temperature})
     resolved = resolve(method, geometry_for(row.name), past + new)
     assert not resolved.is_plain

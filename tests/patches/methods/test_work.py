@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from patches import METHODS, RopeGeometry, parse, resolve
-from patches.model.slots import MAX_POSITION
+from patches.batch.slots import MAX_POSITION
 from tests.methods import OTHER_ROWS, RELATIVE_ROWS, ROWS, Fields, Row
 
 LONGEST, HEADS, VALUES = 32_768, 4, 64

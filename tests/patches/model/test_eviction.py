@@ -46,7 +46,7 @@ def test_methods_that_reach_every_key_keep_every_key(row: object) -> None:
     model = tiny_model("llama", head_dim=64)[1]
     with patched(model) as patch:
         for fields in row.requests:  # type: ignore[attr-defined]
-            assert patch.slots[slot_of(patch, fields, LENGTH)].recipe.kept is None
+            assert patch.slots[slot_of(patch, fields, LENGTH)].recipe.sink_window is None
 
 
 def test_a_model_whose_layers_differ_keeps_its_cache() -> None:

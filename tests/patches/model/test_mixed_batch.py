@@ -105,7 +105,7 @@ def kinds(recipes: list[ResolvedRecipe]) -> set[str]:
         found.add(resolved.rotates_at)
         found |= {"bias"} if recipe.score_bias is not None else set()
         found |= {"temperature"} if recipe.attention_temperature is not None else set()
-        found |= {"window"} if recipe.kept is not None else set()
+        found |= {"window"} if recipe.sink_window is not None else set()
         found |= {"by length"} if resolved.length is not None else set()
     return found
 

@@ -83,7 +83,7 @@ def test_past_the_table_is_refused_and_extended_on_request(name: str) -> None:
     with patched(model) as patch:
         for fields in ({"method": "default"}, {"method": "learned"}):
             assert slot_of(patch, fields, TRAINED_LENGTH) == 0
-            with pytest.raises(ValueError, match=rf"holds {TRAINED_LENGTH} positions.* {TRAINED_LENGTH + 1} reserved"):
+            with pytest.raises(ValueError, match=rf"has {TRAINED_LENGTH} positions.* {TRAINED_LENGTH + 1} reserved"):
                 slot_of(patch, fields, TRAINED_LENGTH + 1)
         for fields in REQUESTS["learned"]:
             result = logits_of(model, tokens, slot_of(patch, fields, 2 * TRAINED_LENGTH))

@@ -262,7 +262,7 @@ def test_gradients_are_those_of_the_reference(method: str, monkeypatch: pytest.M
         monkeypatch.setattr(
             patches.model.seams.fused,
             "attend",
-            lambda q, k, v, how, _, layer, q_start: reference.attend(q, k, v, how, layer, q_start=q_start),
+            lambda q, k, v, how, _, layer, q_start, num_sinks: reference.attend(q, k, v, how, layer, q_start=q_start),
         )
         expected = gradients(model, tokens, slot)
     assert len(result) == len(list(model.parameters()))

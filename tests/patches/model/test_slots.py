@@ -20,7 +20,7 @@ from patches import (
     parse,
     resolve,
 )
-from patches.model.slots import MAX_SLOTS
+from patches.batch.slots import MAX_SLOTS
 from tests.methods import REQUESTS, Fields, request_id
 
 GEOMETRY = RopeGeometry(64, 64, 10_000.0, 256, 256, num_attention_heads=4)

@@ -270,7 +270,7 @@ def test_cache_keys_that_run_out_are_forgotten_and_never_meet(
         assert computed.during(client, ANN, **body)[0] == 128
         assert computed.during(client, ANN, **body)[0] <= 32
         assert len(cache.numbers) <= 3
-    assert not cache.holders
+    assert not cache.live_keys
 
 
 def test_results_belong_to_the_key_that_made_them(client: httpx.Client) -> None:

@@ -145,7 +145,7 @@ async def test_a_failed_step_keeps_no_memory(checkpoints: Path) -> None:
         del processor.model_runner._sample
         assert held[0]() is None
         async with asyncio.timeout(10):  # the thread tells of the failure before it has tidied up
-            while processor.cache.holders or processor.scheduler.active_requests:
+            while processor.cache.live_keys or processor.scheduler.active_requests:
                 await asyncio.sleep(0.01)
         assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
 

@@ -15,7 +15,7 @@ from service.engine.engine import Engine, EngineLimits, Generation
 from service.engine.memory import OutOfMemory
 from service.engine.request import SamplingParams
 from service.engine.sampling import sample
-from service.engine.window import Window
+from service.engine.window import SinkWindow
 from service.sharing.admission import TooLarge
 from tests.methods import Fields
 from tests.models import VOCAB_SIZE, WINDOW, tiny_model
@@ -97,7 +97,7 @@ async def idle(engine: Engine) -> None:
 async def test_endless_generation_equals_the_masked_computation(name: str, step: int) -> None:
     method, held = parse(WINDOWED[name]), []
     async with running(max_batch_tokens=step) as engine:
-        most = engine.tokens_held(engine.patch.resolve(method, 370), 370)
+        most = engine.max_cached_len(engine.patch.resolve(method, 370), 370)
         result = await finish(engine, method, each=lambda: held.append((in_use(engine), engine.generations.reserved)))
         await asyncio.wait_for(idle(engine), 10)
         assert len(result.token_ids) == NEW
@@ -146,7 +146,7 @@ async def test_a_model_whose_layers_differ_keeps_every_page() -> None:
     held: list[int] = []
     async with running("smollm3") as engine:
         result = await finish(engine, STREAMING, new=100, each=lambda: held.append(in_use(engine)))
-        assert engine.tokens_held(result.resolved, 170) == 170
+        assert engine.max_cached_len(result.resolved, 170) == 170
         assert_greedy(engine.patch, STREAMING, PROMPT, result.token_ids)
     assert max(held) >= 160
 
@@ -154,11 +154,11 @@ async def test_a_model_whose_layers_differ_keeps_every_page() -> None:
 async def test_admission_counts_what_can_ever_be_held() -> None:
     async with running() as engine:
         resolved = engine.patch.resolve(STREAMING, 500)
-        assert [engine.tokens_held(resolved, length) for length in (30, 500, 100_000)] == [30, MOST, MOST]
-        assert engine.tokens_held(engine.patch.resolve(parse({"method": "default"}), 500), 500) == 500
+        assert [engine.max_cached_len(resolved, length) for length in (30, 500, 100_000)] == [30, MOST, MOST]
+        assert engine.max_cached_len(engine.patch.resolve(parse({"method": "default"}), 500), 500) == 500
     async with running("gemma2", max_batch_tokens=4) as engine:
         short = engine.patch.resolve(parse({"method": "streaming", "sink_tokens": 0, "window": 2}), 500)
-        assert engine.tokens_held(short, 500) == WINDOW, "its sliding layers hold their own window, which is longer"
+        assert engine.max_cached_len(short, 500) == WINDOW, "its sliding layers hold their own window, which is longer"
 
 
 async def test_nothing_is_shared_behind_a_gap() -> None:
@@ -182,7 +182,7 @@ async def test_cancelling_gives_everything_back() -> None:
             await asyncio.wait_for(idle(engine), 10)
             assert engine.generations.reserved == 0
             allocator: Any = engine._manager.batch_processor.cache.cache_allocators["full_attention"]  # type: ignore[union-attr]
-            assert (allocator.windows, allocator.dropped, allocator.block_table) == ({}, {}, {})
+            assert (allocator.windows, allocator.evicted_pages, allocator.block_table) == ({}, {}, {})
         assert_greedy(engine.patch, STREAMING, PROMPT, (await finish(engine, STREAMING)).token_ids)
 
 
@@ -216,14 +216,14 @@ async def test_a_step_that_runs_out_of_memory_is_repeated_exactly(
 @pytest.mark.parametrize("last", [1, 2, 7, 8, 9, 30])
 @pytest.mark.parametrize("step", [1, 5, 16])
 def test_what_is_reserved_is_never_exceeded_and_is_needed(first: int, last: int, step: int) -> None:
-    window, most = Window(first, last, PAGE), 0
+    window, most = SinkWindow(first, last, PAGE), 0
     for offset in range(PAGE):
         for position in range(offset, 200, step):
-            dropped, pages = window.dropped(position), -(-(position + step) // PAGE)
+            dropped, pages = window.evicted_pages(position), -(-(position + step) // PAGE)
             most = max(most, (pages - dropped) * PAGE)
-            gone = range(window.head_pages * PAGE, (window.head_pages + dropped) * PAGE)
+            gone = range(window.sink_pages * PAGE, (window.sink_pages + dropped) * PAGE)
             assert all(first <= j <= position - last for j in gone)
-            stays = position - len(gone) - (window.head_pages * PAGE - first if dropped else 0)
+            stays = position - len(gone) - (window.sink_pages * PAGE - first if dropped else 0)
             assert window.tokens_read(position) == stays
-    assert most == window.tokens_held(10_000, step)
-    assert window.tokens_held(17, step) <= 17
+    assert most == window.max_cached_len(10_000, step)
+    assert window.max_cached_len(17, step) <= 17

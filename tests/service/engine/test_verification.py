@@ -16,14 +16,14 @@ from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOC
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from patches import Patched, UnsupportedModel, encode, one_per_route, patched
+from patches.batch.segments import Batch
 from patches.encoding.masks import ChunkRange, FirstKeys
-from patches.model.batch import Batch
 from service.engine.adapter import EncodingManager, inputs
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.configuration import ATTENDING
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.verification import TOLERANCE, verify
-from service.engine.window import Window
+from service.engine.window import SinkWindow
 from service.models.architecture import FAMILIES as DEMO_FAMILIES
 from service.models.loading import ModelLoadError
 from service.models.registry import ModelRegistry
@@ -136,7 +136,7 @@ def test_every_route_that_a_model_can_take_is_taken(family: str) -> None:
         if family == "llama":
             assert {resolved.rotates_at for resolved in recipes} == {"never", "cache_write", "cache_read"}
             assert {FirstKeys, ChunkRange} <= predicates
-            assert any(patch.kept(resolved) is not None for resolved in recipes)
+            assert any(patch.sink_window(resolved) is not None for resolved in recipes)
             assert sum(resolved.is_plain for resolved in recipes) == 2
         if family == "gpt2":
             assert any(resolved.recipe.absolute not in (None, recipes[0].recipe.absolute) for resolved in recipes)
@@ -202,8 +202,8 @@ def lost_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 def pages_given_back_too_early(patch: pytest.MonkeyPatch) -> None:
-    dropped = Window.dropped
-    patch.setattr(Window, "dropped", lambda self, position: dropped(self, position + self.page))
+    evicted = SinkWindow.evicted_pages
+    patch.setattr(SinkWindow, "evicted_pages", lambda self, position: evicted(self, position + self.page_size))
 
 
 def late_positions(patch: pytest.MonkeyPatch) -> None:
@@ -291,5 +291,5 @@ def test_a_refused_patch_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     cropped_value(monkeypatch)
     with pytest.raises(UnsupportedModel):
         check(model)
-    assert len(cleared) == 2, "after measuring, and after the check that failed"
+    assert len(cleared) == 1, "after the check that failed"
     assert not str(model.config._attn_implementation).startswith("ropeway")

@@ -175,7 +175,7 @@ class TestPatched:
         with patched(loaded(trained, "learned")) as patch:
             for length in (TINY.context, TINY.context + 1):
                 patch.resolve(parse({"method": "learned_interpolation", "align": "ends"}), length)
-            with pytest.raises(ValueError, match=f"holds {TINY.context} positions"):
+            with pytest.raises(ValueError, match=f"has {TINY.context} positions"):
                 patch.resolve(parse({"method": "default"}), TINY.context + 1)
 
 

@@ -23,8 +23,8 @@ from service.models.training import card, corpus, shape
 from service.models.training.tokenizer import EOS, load_tokenizer, save_tokenizer, special_ids, train_tokenizer
 from service.models.training.train import (
     CheckpointMismatch,
-    Job,
     Progress,
+    Run,
     learning_rate,
     measure_steps,
     position_losses,
@@ -91,8 +91,8 @@ def fresh(run_dir: Path, kind: str, seed: int = 0) -> Any:
     return shape.new_model(config, seed, CPU)
 
 
-def run(model: Any, job: Job, run_dir: Path, on_step: Any = None) -> Progress:
-    return train(model, job, packed(run_dir, "train.bin"), packed(run_dir, "heldout.bin"), on_step)
+def progressed(model: Any, run: Run, run_dir: Path, on_step: Any = None) -> Progress:
+    return train(model, run, packed(run_dir, "train.bin"), packed(run_dir, "heldout.bin"), on_step)
 
 
 @pytest.fixture(scope="module")
@@ -236,13 +236,13 @@ class TestTraining:
                 raise KeyboardInterrupt
 
         whole, model = fresh(run_dir, kind), fresh(run_dir, kind)
-        job = Job(TINY, STEPS, 0, "bf16", tmp_path / "parts", checkpoint_minutes=0.0)
-        expected = run(whole, replace(job, folder=tmp_path / "whole"), run_dir)
+        run = Run(TINY, STEPS, 0, "bf16", tmp_path / "parts", checkpoint_minutes=0.0)
+        expected = progressed(whole, replace(run, folder=tmp_path / "whole"), run_dir)
         with pytest.raises(KeyboardInterrupt):
-            run(model, job, run_dir, interrupt)
+            progressed(model, run, run_dir, interrupt)
         resumed = fresh(run_dir, kind, seed=5)
         steps: list[int] = []
-        progress = run(resumed, job, run_dir, lambda step, _: steps.append(step))
+        progress = progressed(resumed, run, run_dir, lambda step, _: steps.append(step))
         assert steps == list(range(8, STEPS + 1))
         for name, weights in whole.state_dict().items():
             assert torch.equal(resumed.state_dict()[name], weights), name
@@ -257,18 +257,18 @@ class TestTraining:
 
         plain, heldout = packed(run_dir, "train.bin"), packed(run_dir, "heldout.bin")
         data = RecordedTokens(run_dir / "train.bin", plain.bos_token_id, TINY.context)
-        job = Job(TINY, 6, 4, "fp32", tmp_path, checkpoint_minutes=0.0)
+        run = Run(TINY, 6, 4, "fp32", tmp_path, checkpoint_minutes=0.0)
         with pytest.raises(KeyboardInterrupt):
-            train(fresh(run_dir, shape.ROTARY), job, data, heldout, interrupt)
-        train(fresh(run_dir, shape.ROTARY), job, data, heldout)
-        expected = [corpus.batch_order(len(data), TINY.batch, step, job.seed) for step in range(6)]
+            train(fresh(run_dir, shape.ROTARY), run, data, heldout, interrupt)
+        train(fresh(run_dir, shape.ROTARY), run, data, heldout)
+        expected = [corpus.batch_order(len(data), TINY.batch, step, run.seed) for step in range(6)]
         assert data.asked == np.concatenate(expected).tolist()
 
     def test_a_checkpoint_of_another_job_is_refused(self, run_dir: Path, tmp_path: Path) -> None:
-        job = Job(TINY, 2, 0, "fp32", tmp_path)
-        run(fresh(run_dir, shape.ROTARY), job, run_dir)
+        run = Run(TINY, 2, 0, "fp32", tmp_path)
+        progressed(fresh(run_dir, shape.ROTARY), run, run_dir)
         with pytest.raises(CheckpointMismatch, match="'steps': 2"):
-            run(fresh(run_dir, shape.ROTARY), replace(job, steps=3), run_dir)
+            progressed(fresh(run_dir, shape.ROTARY), replace(run, steps=3), run_dir)
 
     def test_seams_give_the_gradients_of_the_plain_model(self, run_dir: Path) -> None:
         rows = packed(run_dir, "train.bin").rows(np.arange(4))
@@ -308,8 +308,8 @@ class TestTraining:
         torch.testing.assert_close(position_losses(model, data, 10**6, "fp32"), expected.detach())
 
     def test_measured_steps_fill_the_time(self, run_dir: Path, tmp_path: Path) -> None:
-        job, data = Job(TINY, 0, 0, "bf16", tmp_path), packed(run_dir, "train.bin")
-        short, long = (measure_steps(fresh(run_dir, shape.ROTARY), job, data, m, 0.3) for m in (0.01, 1.0))
+        run, data = Run(TINY, 0, 0, "bf16", tmp_path), packed(run_dir, "train.bin")
+        short, long = (measure_steps(fresh(run_dir, shape.ROTARY), run, data, m, 0.3) for m in (0.01, 1.0))
         assert 1 <= short < long
 
 
@@ -395,7 +395,7 @@ class TestCommands:
     ) -> None:
         measured: list[float] = []
 
-        def measure(model: Any, job: Job, data: Any, minutes: float) -> int:
+        def measure(model: Any, run: Run, data: Any, minutes: float) -> int:
             measured.append(minutes)
             return 3
 

@@ -1,4 +1,4 @@
-"""How one forward divides into sequences: which rows and columns belong together, and at which slot.
+"""Division of one forward into sequences: their rows, columns and slots.
 
 A padded static batch and a packed paged batch both reduce to a list of segments, so attention is
 written once, for a segment.
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from patches.model.slots import POSITION_BITS, decode
+from patches.batch.slots import POSITION_BITS, decode
 
 T = TypeVar("T")
 
@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Segment:
     """Rows of one batch that run the same encoding over the same positions.
 
-    Queries are the columns ``query`` of ``rows``, at positions q_start, q_start + 1, ...; their keys
-    are those at positions 0 .. q_start + len(query) - 1, the first of them in key column ``key_column``.
+    Queries are the columns ``query`` of ``rows``, at positions q_start, q_start + 1, ... Their keys have the positions
+    0 .. q_start + len(query) - 1, the first of them in key column ``key_column``.
     """
 
     rows: slice
@@ -42,8 +42,8 @@ class Segment:
 class Batch:
     """The segments of one forward, and the tables its layers share.
 
-    ``packed`` batches hold their sequences one after another in a single row, keys likewise.
-    ``columns`` is how many key columns a full cache has seen, for layers that keep only the last ones.
+    ``packed`` batches have their sequences one after another in a single row, keys likewise. ``columns`` is the number
+    of key columns that a full cache has seen, for layers that cache only the last ones.
     """
 
     segments: list[Segment]
@@ -59,7 +59,7 @@ class Batch:
         return self._shared[key]  # type: ignore[return-value]
 
     def calls_before(self, layer: int) -> int:
-        """How many times ``layer`` has attended in this forward; the call counts as one."""
+        """Number of earlier calls for ``layer`` in this forward: a layer may attend twice."""
         self._calls[layer] += 1
         return self._calls[layer] - 1
 
@@ -123,19 +123,19 @@ def _uniform_batch(rows: int, edges: list[int], new: int) -> Batch:
 
 def _leading_zeros(mask: torch.Tensor) -> list[int]:
     zeros = (mask.to(torch.int32).cumsum(1) == 0).sum(1)
-    # A row that is nothing but padding so far (chunked prefill) attends to its last column, to no effect.
+    # A row that is nothing but padding so far (chunked prefill) attends to its last column, without effect.
     counts: list[int] = zeros.clamp_max(mask.shape[1] - 1).tolist()
     return counts
 
 
-def padded_keys(batch: Batch, held: int) -> list[slice]:
-    """Key columns per segment. A layer may hold fewer columns than were seen (sliding) or more (static)."""
-    dropped = max(0, batch.columns - held)
-    return [slice(max(0, s.key_column - dropped), s.key_column + s.q_stop - dropped) for s in batch.segments]
+def padded_keys(batch: Batch, num_kv: int) -> list[slice]:
+    """Key columns per segment. A layer's cache may have fewer columns than were seen (sliding) or more (static)."""
+    evicted = max(0, batch.columns - num_kv)
+    return [slice(max(0, s.key_column - evicted), s.key_column + s.q_stop - evicted) for s in batch.segments]
 
 
 def packed_lengths(batch: Batch, key_edges: torch.Tensor) -> tuple[list[int], list[int]]:
-    """(new tokens, keys held) of every sequence of a packed row."""
+    """(number of new tokens, number of keys) of every sequence of a packed row."""
     edges = key_edges[: len(batch.segments) + 1].tolist()
     return (
         [segment.query.stop - segment.query.start for segment in batch.segments],

@@ -1,7 +1,7 @@
 """The slot table: encodings in use, and how a token carries its slot inside ``position_ids``.
 
-A token's position occupies the low 24 bits (exact in float32), its slot the 7 bits above, which
-keeps the whole a positive int32: nothing in a model needs to know.
+A token's position occupies the low 24 bits (exact in float32), its slot the 7 bits above. The whole stays a positive
+int32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_SLOTS = 128
 
 
 class SlotsExhausted(RuntimeError):
-    """All slots hold encodings of live requests: try again when one of them has finished."""
+    """Live requests use all slots: try again when one of them has finished."""
 
 
 def encode(position_ids: torch.Tensor, slot: torch.Tensor | int) -> torch.Tensor:
@@ -36,9 +36,9 @@ def decode(position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class SlotTable:
     """Interned encodings of one model, as stacked tensors indexed by slot.
 
-    Slot 0 is the model's own encoding and never leaves, so plain ``position_ids`` keep their
-    meaning. ``inv_freq`` is [128, rotary_dim / 2]; an encoding that leaves keys raw at cache-write
-    has zero frequencies and factor 1 there, which makes cos = 1 and sin = 0.
+    Slot 0 is always the model's own encoding, so plain ``position_ids`` keep their meaning. ``inv_freq`` is
+    [128, rotary_dim / 2]. An encoding that leaves keys raw at cache-write has zero frequencies and factor 1 there,
+    which makes cos = 1 and sin = 0.
     """
 
     capacity = MAX_SLOTS - 1
@@ -82,7 +82,7 @@ class SlotTable:
         return resolved
 
     def in_use(self) -> int:
-        """How many slots hold encodings of live requests."""
+        """Number of slots whose encodings live requests use."""
         return sum(users > 0 for users in self._users)
 
     def _free_slot(self) -> int:

@@ -1,0 +1,75 @@
+"""Attention of one band in blocks of queries. Only keys that some of a block's queries cover need a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from patches.attention.log_sum_exp import Attended, add, part, sdpa_with_lse
+from patches.attention.states import SegmentStates
+from patches.encoding.masks import ChunkRange
+from patches.encoding.recipe import Band
+
+QUERY_BLOCK = 256
+"""Queries per block: bounds a mask or a bias to [heads, 256, k] floats."""
+
+WORTH_A_CALL = 64
+"""Least number of keys, all covered by every query of a block, that is worth a call without a mask."""
+
+
+def blocks(states: SegmentStates) -> Iterator[slice]:
+    """Blocks of query columns. None lies across two chunks of a band."""
+    sizes = {band.predicate.size for band in states.resolved.recipe.bands if isinstance(band.predicate, ChunkRange)}
+    first = states.q_start
+    while first < states.q_stop:
+        stop = min([first + QUERY_BLOCK, states.q_stop, *((first // size + 1) * size for size in sizes)])
+        yield slice(first - states.q_start, stop - states.q_start)
+        first = stop
+
+
+def add_band(states: SegmentStates, columns: slice, band: Band, key: torch.Tensor, attended: Attended) -> None:
+    """Add the attention of the queries of ``columns`` to ``key`` in one band, in up to three parts.
+
+    Keys that all these queries cover need no mask, and masks are slow.
+    """
+    query, q_low = states.query[:, :, columns], states.q_start + columns.start
+    queries = query.shape[2]
+    predicate = states.predicate(band)
+    reached = _columns(states, *predicate.key_range(q_low, q_low + queries - 1))
+    full = _columns(states, *predicate.full_range(q_low, q_low + queries - 1))
+    if states.resolved.recipe.score_bias is not None or full.stop - full.start < WORTH_A_CALL:
+        cuts = [reached]
+    else:
+        cuts = [slice(reached.start, full.start), full, slice(full.stop, reached.stop)]
+    query = states.rotated_queries(query, q_low, band)
+    for cut in cuts:
+        if cut.start < cut.stop:
+            bias = None if cut is full else _mask(states, band, q_low, queries, cut)
+            new = sdpa_with_lse(query, key[:, :, cut], states.value[:, :, cut], bias, states.scaling)
+            add(part(attended, columns), *new)
+
+
+def _mask(states: SegmentStates, band: Band, q_low: int, queries: int, columns: slice) -> torch.Tensor | None:
+    """``bias`` of one band, made once per forward for all blocks and layers if distance alone decides."""
+
+    def make() -> torch.Tensor | None:
+        return states.bias([band], q_low, queries, columns)
+
+    predicate = states.predicate(band)
+    if states.num_sinks or states.resolved.recipe.score_bias is not None or not predicate.by_distance:
+        return make()
+    distance = q_low - (states.k_start + columns.start)
+    key = ("mask", predicate, distance, queries, columns.stop - columns.start, states.query.dtype)
+    return states.batch.shared(key, make)
+
+
+def _columns(states: SegmentStates, k_low: int, k_high: int) -> slice:
+    """Key columns of positions k_low .. k_high - 1, as far as the cache still has them."""
+
+    def column(position: int) -> int:
+        if position < states.num_sinks:
+            return position
+        return min(max(position - states.k_start, 0) + states.num_sinks, states.key.shape[2])
+
+    return slice(column(k_low), column(k_high))

@@ -1,0 +1,22 @@
+"""Types of request fields that several methods and temperatures share, each with its allowed range."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
+"""Multiple of the trained length."""
+
+Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
+"""Tokens."""
+
+Turns = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
+"""Full turns of a rotary pair over the trained length."""
+
+AttentionFactor = Annotated[float, Field(ge=0.01, le=100.0, strict=True)]
+"""Factor on cos and sin."""
+
+Multiplier = Annotated[float, Field(ge=0.01, le=10.0, strict=True)]
+"""At 0.01 attention is nearly uniform. Far below, float32 scores are 0, and a masked 0 x -inf is NaN."""

@@ -1,0 +1,51 @@
+"""The facts about a model that an encoding may depend on: shapes and training, never weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Family = Literal["rotary", "learned", "sinusoidal", "bias", "relative", "none"]
+"""Source of a checkpoint's positions: rotation, a table or formula added to its tokens, a bias, learned vectors for
+distances in every layer, or none."""
+
+
+class NativeMethod(Protocol):
+    """A checkpoint's own encoding: a ``patches.encoding.method.Method``, which is made from a geometry."""
+
+    @property
+    def method(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class RopeGeometry:
+    """Shapes and training facts of one model.
+
+    ``rotary_dim`` is the rotated width, ``rotary_offset`` its first dimension inside a head (0 except in latent
+    attention). ``original_max_position_embeddings`` is the trained length L0 in tokens. ``native`` is the checkpoint's
+    own encoding, which requests call "default"; None is plain RoPE. ``family`` is that of the training. ``table_rows``
+    is the number of positions in a learned table. ``latent`` is multi-head latent attention (DeepSeek).
+    """
+
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    original_max_position_embeddings: int
+    max_position_embeddings: int
+    num_attention_heads: int
+    interleaved: bool = False
+    native: NativeMethod | None = None
+    family: Family = "rotary"
+    rotary_offset: int = 0
+    table_rows: int | None = None
+    latent: bool = False
+
+    @property
+    def rotates(self) -> bool:
+        """True for checkpoints trained with rotary embeddings."""
+        return self.family == "rotary"
+
+    @property
+    def adds_positions(self) -> bool:
+        """True for checkpoints that add position embeddings to their tokens."""
+        return self.family in ("learned", "sinusoidal")

@@ -1,0 +1,51 @@
+"""The state of one forward of a patched model. All seams of the forward share it, and it ends with the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from patches.attention.observation import Observer
+from patches.batch.segments import Batch, padded_batch
+
+
+@dataclass
+class Forward:
+    """``position_ids`` [rows or 1, new tokens] carry slots; ``padding_mask`` is [rows, seen tokens] or None.
+
+    ``packed`` describes a packed row; ``paged`` says where its keys end (``cu_seq_lens_k``) and contains its paged
+    ``cache``, if it has one. ``observer`` sees every attention.
+    """
+
+    position_ids: torch.Tensor
+    padding_mask: torch.Tensor | None
+    packed: Batch | None = None
+    paged: Mapping[str, Any] = field(default_factory=dict)
+    observer: Observer | None = None
+    _padded: Batch | None = None
+
+    def padded(self, rows: int, padding_mask: torch.Tensor | None) -> Batch:
+        """The segments of a padded batch of ``rows``, made at the first attention and shared by the layers."""
+        if self._padded is None:
+            mask = self.padding_mask if padding_mask is None else padding_mask
+            self._padded = padded_batch(rows, self.position_ids, None if mask is None or bool(mask.all()) else mask)
+        return self._padded
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(``position_ids``, padding mask) of a call of a model. Positions that are not given count unpadded tokens."""
+    mask = kwargs.get("attention_mask")
+    padding = mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
+    positions = kwargs.get("position_ids")
+    if positions is not None:
+        return positions, padding
+    given = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    tokens = next(value for value in given if value is not None)
+    if padding is not None and not bool(padding.all()):
+        return (padding.long().cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :], padding
+    past = kwargs.get("past_key_values")
+    seen = 0 if past is None else past.get_seq_length()
+    return torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None], padding

@@ -1,0 +1,95 @@
+"""Checks that the installed transformers has the private parts that the adapter relies on.
+
+The manager takes no classes for its parts, so ``adopt`` changes the class of each part after it is built. A part that
+transformers renames, or calls in another order, would otherwise fail late or give wrong numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import version
+
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
+from transformers.generation.continuous_batching.model_runner import ModelRunner
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler
+
+from patches import UnsupportedModel
+
+EXPECTED = "5.23"
+
+ATTRIBUTES: dict[type, str] = {
+    ContinuousBatchingIOs: "cache device position_ids requests_in_batch num_request_in_batch total_seqlen_q",
+    ModelRunner: "inputs_and_outputs",
+    PagedAttentionCache: "cache_allocators num_blocks read_cache_limit _infer_read_cache_limit evict_cached_blocks "
+    "compute_free_capacity",
+    FIFOScheduler: "active_requests waiting_requests max_requests_per_batch block_new_requests cache finish_request "
+    "_process_candidates _cleanup_waiting_queue _get_waiting_candidates",
+    FullAttentionCacheAllocator: "index pool ledger block_table tokens_per_page",
+}
+"""Class of a part -> its attributes that the adapter uses without overriding them."""
+
+SCHEDULING = ("_infer_request_tokens", "read_cache_limit", "can_store_request_tokens")
+"""Names in the order in which ``_process_candidates`` uses them for one request."""
+
+
+class IncompatibleTransformers(UnsupportedModel):
+    """No model can be served with the installed transformers; the message names both versions and the difference."""
+
+    def __init__(self, difference: str) -> None:
+        super().__init__(
+            f"the paged engine is written for transformers {EXPECTED}, and {version('transformers')} is installed: "
+            f"{difference}"
+        )
+
+
+def adopt(built: object, kind: type, **attributes: object) -> None:
+    """Make ``built``, a part of the manager, an instance of the subclass ``kind`` with additional ``attributes``.
+
+    Raises:
+        IncompatibleTransformers: when the part is not what ``kind`` extends.
+    """
+    base = kind.__bases__[0]
+    if type(built) is not base:
+        raise IncompatibleTransformers(f"the manager builds {type(built).__name__} in place of {base.__name__}")
+    missing = [name for name in ATTRIBUTES[base].split() if not hasattr(built, name)]
+    if missing:
+        raise IncompatibleTransformers(f"{base.__name__} has no {', '.join(missing)}")
+    taken = [name for name in attributes if hasattr(built, name)]
+    if taken:
+        raise IncompatibleTransformers(f"{base.__name__} already uses the name {', '.join(taken)}")
+    check_overrides(kind)
+    built.__class__ = kind
+    vars(built).update(attributes)
+
+
+def check_overrides(kind: type) -> None:
+    """Compare each method that ``kind`` marks with ``override`` with that of its base class, by its parameters.
+
+    Raises:
+        IncompatibleTransformers: naming the first method that the base class lacks, or whose parameters differ.
+    """
+    base = kind.__bases__[0]
+    for name, method in vars(kind).items():
+        if not getattr(method, "__override__", False):
+            continue
+        if not hasattr(base, name):
+            raise IncompatibleTransformers(f"{base.__name__} has no {name}")
+        ours, theirs = (inspect.signature(function).parameters for function in (method, getattr(base, name)))
+        named = [parameter.name for parameter in ours.values() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        if named != list(theirs)[: len(named) if len(named) < len(ours) else None]:
+            raise IncompatibleTransformers(f"{base.__name__}.{name} takes ({', '.join(theirs)})")
+
+
+def check_scheduling() -> None:
+    """Check that the scheduler reads the limit of the cache right after it has asked for a request's tokens.
+
+    Raises:
+        IncompatibleTransformers: when it does not.
+    """
+    names = FIFOScheduler._process_candidates.__code__.co_names  # in the order of their first use
+    if [name for name in names if name in SCHEDULING] != list(SCHEDULING):
+        raise IncompatibleTransformers(
+            f"FIFOScheduler._process_candidates does not use {', '.join(SCHEDULING)} in turn"
+        )
