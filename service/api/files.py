@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from service import context
 from service.errors import ApiError
 from service.jobs.records import JobInfo
-from service.jobs.results import Packed
+from service.jobs.storage.results import Packed
 from service.reports.render import PAGE, PageOptions, Rendered, file_of
 from service.settings import Settings
 from service.sharing.workers import Workers

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from patches import METHODS, describe_method, parse, to_shorthand
 from service.figures.methods import method_figure, multipliers_figure, svg
 from service.figures.samples import GEOMETRY, GROUPS, HEADS, PAIRS, TIMES_LONGER, TRAINED, Group, Sample, samples
-from service.schema import choices, default_text, type_text
+from service.reports.schema import choices, default_text, type_text
 
 PAGE, PICTURES = "methods.md", "methods"
 TEMPERATURES = "attention-temperatures"

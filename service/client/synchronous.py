@@ -12,7 +12,7 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api.answers import (
+from service.api.responses import (
     FullMethodList,
     GenerateResponse,
     JobList,

@@ -7,8 +7,8 @@ from collections import Counter, deque
 from typing import Any
 
 from service.evaluation.unit import Outcome, Plan
-from service.jobs.outcomes import pack
-from service.jobs.queue import Claimed, Finished
+from service.jobs.storage.outcomes import pack
+from service.jobs.storage.queue import Claimed, Finished
 
 
 class ActiveJob:

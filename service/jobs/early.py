@@ -13,12 +13,12 @@ from sqlalchemy.orm import undefer
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.results import EvaluationResult, Partial
 from service.evaluation.unit import Outcome
-from service.jobs import outcomes, results
-from service.jobs.database import Database
 from service.jobs.planning import planned, request_of
 from service.jobs.records import ENDED_EARLY
-from service.jobs.results import Packed
-from service.jobs.tables import FinishedUnit, Job
+from service.jobs.storage import outcomes, results
+from service.jobs.storage.database import Database
+from service.jobs.storage.results import Packed
+from service.jobs.storage.tables import FinishedUnit, Job
 from service.models.registry import ModelRegistry, UnknownModel
 from service.settings import Settings
 

@@ -17,18 +17,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from patches import SlotsExhausted
 from service import context
-from service.engine.engine import EngineFailed, EngineStopping
-from service.engine.memory import OutOfMemory
-from service.errors import as_api_error
+from service.engine.failures import EngineFailed, EngineStopping
+from service.engine.out_of_memory import OutOfMemory
+from service.errors import ApiError
 from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob
-from service.jobs.calls import StoreCalls
-from service.jobs.database import StoreOutOfReach
 from service.jobs.planning import planned, request_of
-from service.jobs.queue import Claimed, Finished, JobQueue, LeaseLost
-from service.jobs.results import Packed, pack
 from service.jobs.signals import Signal, within
-from service.jobs.store import JobStore
+from service.jobs.storage.calls import StoreCalls
+from service.jobs.storage.database import StoreOutOfReach
+from service.jobs.storage.queue import Claimed, Finished, JobQueue, LeaseLost
+from service.jobs.storage.results import Packed, pack
+from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 from service.sharing.admission import QueueFull
@@ -65,11 +65,17 @@ class JobRunner:
     """Runs the jobs of ``store`` on ``models``. Start, use and close it on one event loop."""
 
     def __init__(
-        self, store: JobStore, models: ModelRegistry, settings: Settings, workers: Workers, calls: StoreCalls
+        self,
+        store: JobStore,
+        models: ModelRegistry,
+        settings: Settings,
+        workers: Workers,
+        calls: StoreCalls,
+        as_api_error: Callable[[Exception], ApiError],
     ) -> None:
         served = {model.name for model in models}
         self._store, self._models, self._settings = store, models, settings
-        self._workers, self._store_threads = workers, calls
+        self._workers, self._store_threads, self._as_api_error = workers, calls, as_api_error
         self._queue = JobQueue(store.database, store.owner, served, only_own=not settings.resume_jobs)
         self._active: dict[int, ActiveJob] = {}
         self._held: set[int] = set()
@@ -265,14 +271,15 @@ class JobRunner:
                 self._changed.fire()
 
         with context.acting_for(job.tenant):
-            task: asyncio.Task[Outcome] = asyncio.create_task(served.engine.run(unit.run(), unit.length, report))
+            scored = {unit.subject.method.method: unit.tokens}
+            scoring = served.engine.score(unit.run(), unit.length, report, scored=scored)
+            task: asyncio.Task[Outcome] = asyncio.create_task(scoring)
         job.running.add(task)
         try:
             outcome = await task
         finally:
             job.running.discard(task)
         seconds = time.perf_counter() - began
-        served.engine.metrics.scored(unit.subject.method.method, unit.tokens)
         return await self._beside(job.finished, position, outcome, seconds)
 
     def _note_in_flight(self, job: ActiveJob) -> None:
@@ -318,7 +325,7 @@ class JobRunner:
 
     async def _fail(self, number: int, job_id: str, error: Exception) -> None:
         """End a job with ``error``, in the words and with the code that a route would answer."""
-        told = as_api_error(error)
+        told = self._as_api_error(error)
         unexpected = error if told.status == 500 else None
         log.warning("job_failed", job=job_id, code=told.code, error=told.message, exc_info=unexpected)
         if job := self._active.get(number):

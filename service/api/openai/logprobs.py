@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from service.api.openai.choices import Token
+from service.api.generation.pieces import Token
 from service.api.openai.schemas import ChatAlternative, ChatLogprobs, ChatToken, LegacyLogprobs, PromptLogprob
 from service.engine.request import TokenLogprobs
 from service.evaluation.scoring import TokenScores

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from patches import KnownFields, PositionEncoding, examples, to_shorthand
+from service.api.generation.pieces import FinishReason
 from service.api.openai.unsupported import NOT_SUPPORTED, not_supported, only
 from service.engine.request import SamplingParams
 from service.errors import bad_request
@@ -233,9 +234,6 @@ class PromptLogprob(BaseModel):
     logprob: float
     rank: int
     decoded_token: str
-
-
-FinishReason = Literal["stop", "length"]
 
 
 class CompletionChoice(BaseModel):

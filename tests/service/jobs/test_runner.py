@@ -14,20 +14,20 @@ from sqlalchemy import case, select, update
 from structlog.testing import CapturingLogger
 
 from patches import SlotsExhausted, parse
-from service.engine.engine import EngineFailed
+from service.engine.failures import EngineFailed
 from service.engine.request import SamplingParams
 from service.evaluation.catalogue import plan_of
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.unit import Outcome, Plan
-from service.jobs import outcomes
 from service.jobs import runner as running_jobs
-from service.jobs.queue import Finished, JobQueue
 from service.jobs.records import JobInfo
 from service.jobs.runner import MOST_RETRIES, JobRunner
 from service.jobs.signals import within
-from service.jobs.store import JobStore
-from service.jobs.tables import Job, StoredOutcome
+from service.jobs.storage import outcomes
+from service.jobs.storage.queue import Finished, JobQueue
+from service.jobs.storage.store import JobStore
+from service.jobs.storage.tables import Job, StoredOutcome
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.sharing.admission import QueueFull
@@ -299,7 +299,8 @@ async def test_generation_is_answered_while_a_long_unit_runs(bench: Bench) -> No
         await bench.until(lambda: runner.progress(job_id) > 0)
         finished = len(bench.store.done_units(job_id))
         sampling = SamplingParams(temperature=0.0)
-        async for generation in engine.generate([2, 3, 4], parse({"method": "default"}), sampling, 8):
+        resolved = engine.patch.resolve(parse({"method": "default"}), 11)
+        async for generation in engine.generate([2, 3, 4], resolved, sampling, 8, pe_method="default"):
             tokens = len(generation.token_ids)
         assert tokens == 8
         assert len(bench.store.done_units(job_id)) == finished

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -12,9 +10,14 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
 
-from patches import KnownFields, Method, examples, to_shorthand
-from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
-from service.api.answers import (
+from patches import KnownFields, examples, to_shorthand
+from service.api.files import json_response
+from service.api.generation.prepared import PreparedPrompt, Target, Wanted, prepare
+from service.api.generation.prompts import check_at_most, together
+from service.api.http.routing import Route
+from service.api.http.streaming import Emit, event_stream
+from service.api.quotas import set_deadline
+from service.api.responses import (
     Alternative,
     GenerateResponse,
     PrefillProgress,
@@ -24,17 +27,11 @@ from service.api.answers import (
     TokenLogprob,
     Usage,
 )
-from service.api.files import json_response
-from service.api.prompts import check_at_most, check_logprobs, check_min_tokens, check_prompt, prompts_of, together
-from service.api.routing import Route
-from service.api.streaming import Emit, event_stream
-from service.api.text import TextStream
-from service.engine.engine import Generation
+from service.engine.generation import Generation
 from service.engine.request import SamplingParams, TokenLogprobs
 from service.inputs import Encodings, Stops, TextOrTokens, as_list
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
-from service.sharing.admission import Ticket
 
 router = APIRouter(tags=["generate"], route_class=Route)
 
@@ -87,31 +84,19 @@ class GenerateRequest(KnownFields):
         return SamplingParams(*drawing, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One prompt under one encoding, checked and ready for the engine."""
-
-    index: int
-    prompt_index: int
-    prompt_ids: list[int]
-    method: Method
-    served: ServedModel
-    ticket: Ticket
-
-
 @router.post("/generate", response_model=GenerateResponse)
 async def generate(body: GenerateRequest, request: Request) -> Response:
     """Complete one or several prompts, each under its own positional encoding."""
     models: ModelRegistry = request.app.state.models
     served = models.get(body.model)
-    jobs = await _jobs(body, served, models, request)
+    prompts = list(enumerate(await _prepared(body, served, models, request)))
     if body.stream:
 
         async def stream(emit: Emit) -> None:
-            await together(_run(body, job, emit) for job in jobs)
+            await together(_result(body, *numbered, emit) for numbered in prompts)
 
         return event_stream(stream)
-    results = await together(_run(body, job, None) for job in jobs)
+    results = await together(_result(body, *numbered, None) for numbered in prompts)
     usage = Usage(
         prompt_tokens=sum(result.usage.prompt_tokens for result in results),
         completion_tokens=sum(result.usage.completion_tokens for result in results),
@@ -120,47 +105,62 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     return await json_response(answer, usage.completion_tokens * (1 + (body.logprobs or 0)), request)
 
 
-async def _run(body: GenerateRequest, job: _Job, emit: Emit | None) -> Result:
-    text = TextStream(job.served.tokenizer, body.stops(), body.min_tokens)
-    sent = 0
-    steps = job.served.engine.generate(
-        job.prompt_ids,
-        job.method,
-        body.sampling(),
+async def _prepared(
+    body: GenerateRequest, served: ServedModel, models: ModelRegistry, request: Request
+) -> list[PreparedPrompt]:
+    """Prompts times encodings, each with the model whose weights answer under it."""
+    settings: Settings = request.app.state.settings
+    set_deadline(body.timeout_s, settings)
+    check_at_most("max_new_tokens", body.max_new_tokens, settings.max_new_tokens)
+    check_at_most("top_k", body.top_k, served.vocab_size)
+    given = as_list(body.prompt)
+    methods = body.pe if isinstance(body.pe, list) else [body.pe]
+    check_at_most("prompt", len(given) * len(methods), settings.max_prompts, "prompts times encodings")
+    wanted = Wanted(
         body.max_new_tokens,
-        ticket=job.ticket,
+        answers=1,
+        stops=body.stops(),
+        alternatives=body.logprobs,
         cache_salt=body.cache_salt,
-        on_prefill=None if emit is None else _progress_of(job, emit),
+        min_tokens=body.min_tokens,
     )
-    async with aclosing(steps) as generations:
-        async for generation in generations:
-            delta = text.push(generation.token_ids, final=generation.finish_reason is not None)
+    targets = [Target(models.for_method(served, method), method) for method in methods]
+    return await prepare(request, served, targets, given, wanted)
+
+
+async def _result(body: GenerateRequest, index: int, prepared: PreparedPrompt, emit: Emit | None) -> Result:
+    """One prompt under one encoding; with ``emit`` its events too."""
+    ids = prepared.prompt.token_ids
+    text, sent = "", 0
+
+    def progress(done: int) -> None:
+        read = PrefillProgress(index=index, prompt_tokens_done=done, prompt_tokens_total=len(ids))
+        if emit is not None:
+            emit(read.model_dump_json(), "progress")
+
+    steps = prepared.generate(0, body.sampling(), on_prefill=progress if emit is not None else None)
+    async with aclosing(steps) as pieces:
+        async for piece in pieces:
+            text, generation = text + piece.text, piece.generation
             if emit is not None:
                 new = generation.token_ids[sent:]
-                emit(TextDelta(index=job.index, text=delta, token_ids=new).model_dump_json())
+                emit(TextDelta(index=index, text=piece.text, token_ids=new).model_dump_json())
                 sent = len(generation.token_ids)
-            if text.stopped:
-                generation.finish_reason = "stop"
-                break
-    result = _result(job, generation, text, body)
+    result = Result(
+        index=index,
+        prompt_index=prepared.index,
+        model=prepared.model.name,
+        text=text,
+        token_ids=generation.token_ids,
+        finish_reason=generation.finish_reason or "length",
+        logprobs=None if body.logprobs is None else _logprobs(prepared.model, generation),
+        usage=Usage(prompt_tokens=len(ids), completion_tokens=len(generation.token_ids)),
+        timings=Timings(queue_s=generation.queue_s, prefill_s=generation.prefill_s, decode_s=generation.decode_s),
+        pe=prepared.pe,
+    )
     if emit is not None:
         emit(result.model_dump_json(exclude={"text", "token_ids"}))
     return result
-
-
-def _result(job: _Job, generation: Generation, text: TextStream, body: GenerateRequest) -> Result:
-    return Result(
-        index=job.index,
-        prompt_index=job.prompt_index,
-        model=job.served.name,
-        text=text.text,
-        token_ids=generation.token_ids,
-        finish_reason=generation.finish_reason or "length",
-        logprobs=None if body.logprobs is None else _logprobs(job.served, generation),
-        usage=Usage(prompt_tokens=len(job.prompt_ids), completion_tokens=len(generation.token_ids)),
-        timings=Timings(queue_s=generation.queue_s, prefill_s=generation.prefill_s, decode_s=generation.decode_s),
-        pe=job.served.patch.describe(job.method, len(job.prompt_ids) + body.max_new_tokens),
-    )
 
 
 def _logprobs(served: ServedModel, generation: Generation) -> list[TokenLogprob]:
@@ -172,41 +172,3 @@ def _logprobs(served: ServedModel, generation: Generation) -> list[TokenLogprob]
         return TokenLogprob(**alternative(token_id, logprobs.logprob), top=top)
 
     return [entry(*pair) for pair in zip(generation.token_ids, generation.logprobs, strict=True)]
-
-
-async def _jobs(body: GenerateRequest, served: ServedModel, models: ModelRegistry, request: Request) -> list[_Job]:
-    """Prompts times encodings, every one of them checked against its model before any work starts."""
-    settings: Settings = request.app.state.settings
-    set_deadline(body.timeout_s, settings)
-    check_at_most("max_new_tokens", body.max_new_tokens, settings.max_new_tokens)
-    check_at_most("top_k", body.top_k, served.vocab_size)
-    check_min_tokens(body.min_tokens, body.max_new_tokens)
-    given = as_list(body.prompt)
-    methods = body.pe if isinstance(body.pe, list) else [body.pe]
-    check_at_most("prompt", len(given) * len(methods), settings.max_prompts, "prompts times encodings")
-    check_logprobs("logprobs", body.logprobs, len(given) * len(methods) * body.max_new_tokens)
-    pairs = [(index, method, models.for_method(served, method)) for index in range(len(given)) for method in methods]
-    wanted = [
-        (target.engine.generations, upper_bound(given[index], target.max_length) + body.max_new_tokens)
-        for index, _, target in pairs
-    ]
-    tickets = await admit(request, wanted)
-    log_prompts(request, given)
-    prompts = [prompt.token_ids for prompt in await prompts_of(request, given, served)]
-    for index, method, target in pairs:
-        check_prompt(prompts[index], body.max_new_tokens, method, target)
-    await charge(request, sum(len(prompts[index]) + body.max_new_tokens for index, _, _ in pairs))
-    return [
-        _Job(number, index, prompts[index], method, target, ticket)
-        for number, ((index, method, target), ticket) in enumerate(zip(pairs, tickets, strict=True))
-    ]
-
-
-def _progress_of(job: _Job, emit: Emit) -> Callable[[int], None]:
-    """Tells how much of a long prompt has been read, before its first token comes."""
-
-    def report(done: int) -> None:
-        read = PrefillProgress(index=job.index, prompt_tokens_done=done, prompt_tokens_total=len(job.prompt_ids))
-        emit(read.model_dump_json(), "progress")
-
-    return report

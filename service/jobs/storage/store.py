@@ -1,4 +1,4 @@
-"""Jobs as their owners see them: added, listed, cancelled, removed. ``service.jobs.queue`` is the side that works."""
+"""Jobs as their owners see them: added, listed, cancelled, removed. ``queue`` has the side of the runner."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sqlalchemy.orm import Session
 
 from service import context
 from service.evaluation.request import EvaluationRequest
-from service.jobs import results
-from service.jobs.database import Database
-from service.jobs.owner import Owner
 from service.jobs.records import ENDED_EARLY, UNFINISHED, JobError, JobInfo, JobState, UnitDone
-from service.jobs.results import Packed
-from service.jobs.tables import FinishedUnit, Job, StoredResult, written
+from service.jobs.storage import results
+from service.jobs.storage.database import Database
+from service.jobs.storage.owner import Owner
+from service.jobs.storage.results import Packed
+from service.jobs.storage.tables import FinishedUnit, Job, StoredResult, written
 
 ID = re.compile(r"[0-9a-f]{32}")
 

@@ -17,13 +17,13 @@ from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, upd
 from sqlalchemy.orm import Session, undefer
 
 from service.evaluation.unit import Outcome
-from service.jobs import outcomes, results
-from service.jobs.database import Database
-from service.jobs.outcomes import changed
-from service.jobs.owner import Owner
 from service.jobs.records import UNFINISHED, JobState
-from service.jobs.results import Packed
-from service.jobs.tables import FinishedUnit, Job
+from service.jobs.storage import outcomes, results
+from service.jobs.storage.database import Database
+from service.jobs.storage.outcomes import changed
+from service.jobs.storage.owner import Owner
+from service.jobs.storage.results import Packed
+from service.jobs.storage.tables import FinishedUnit, Job
 
 LEASE_S = 30.0
 """How long a job stays its owner's without a sign of life. Clocks of several machines may differ by less."""

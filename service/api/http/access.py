@@ -18,8 +18,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import context
-from service.api.key_file import InvalidKeyFile, hash_of, read_hashes
-from service.errors import ApiError, answer
+from service.api.errors import answer
+from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
+from service.errors import ApiError
 
 OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*")
 """Paths that need no key."""

@@ -23,7 +23,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
-from service.jobs.tables import VERSION, Base
+from service.jobs.storage.tables import VERSION, Base
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -215,7 +215,7 @@ def _config(connection: Connection | None = None) -> Config:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", "service.jobs:migrations")
+    config.set_main_option("script_location", "service.jobs.storage:migrations")
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config

@@ -16,9 +16,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import context
-from service.api.access import OPEN
+from service.api.errors import answer
+from service.api.http.access import OPEN
 from service.context import RequestContext
-from service.errors import answer, shutting_down
+from service.errors import CLIENT_CLOSED_REQUEST, shutting_down
 from service.metrics import Metrics
 from service.settings import Settings
 
@@ -104,7 +105,7 @@ class RequestScope:
             "request",
             method=scope["method"],
             path=scope["path"],
-            status=reply.status or 499,  # nothing was sent: the client has gone
+            status=reply.status or CLIENT_CLOSED_REQUEST,  # nothing was sent
             code=code,
             seconds=round(time.monotonic() - current.started, 4),
         )

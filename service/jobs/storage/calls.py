@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from service.jobs.database import StoreOutOfReach
+from service.jobs.storage.database import StoreOutOfReach
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")

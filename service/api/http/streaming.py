@@ -12,17 +12,14 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from service import context
-from service.errors import body_of, deadline_exceeded, report
+from service.api.errors import body_of, report
+from service.errors import ClientGone, deadline_exceeded
 
 T = TypeVar("T")
 Emit = Callable[..., None]
 
 PING_S = 5.0
 """A comment this often keeps proxies and clients from giving up on a long prefill."""
-
-
-class ClientGone(Exception):
-    """The client closed the connection: nobody reads an answer any more."""
 
 
 @asynccontextmanager

@@ -14,12 +14,10 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from starlette.requests import ClientDisconnect
 
 from service import context
-from service.api.streaming import ClientGone, unless_disconnected
+from service.api.http.streaming import unless_disconnected
 from service.errors import ApiError, bad_request, shutting_down
 from service.sharing.admission import Admission
 from service.sharing.workers import Workers
@@ -51,13 +49,10 @@ class Route(APIRoute):
         handler, validate = super().get_route_handler(), self._validated
 
         async def answer(request: Request) -> Response:
-            try:
-                if self.body_field is None:
-                    return await unless_disconnected(request, handler(request))
-                raw = await _read(request, self.limit)
-                return await unless_disconnected(request, _then(validate(request, raw), handler))
-            except (ClientGone, ClientDisconnect):
-                return JSONResponse(None, status_code=499)
+            if self.body_field is None:
+                return await unless_disconnected(request, handler(request))
+            raw = await _read(request, self.limit)
+            return await unless_disconnected(request, _then(validate(request, raw), handler))
 
         return answer
 

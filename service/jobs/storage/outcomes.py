@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from service.evaluation.unit import Outcome
 from service.jobs.records import UNFINISHED
-from service.jobs.tables import FinishedUnit, Job, StoredOutcome
+from service.jobs.storage.tables import FinishedUnit, Job, StoredOutcome
 
 log = structlog.get_logger()
 

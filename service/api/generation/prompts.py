@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from patches import Method, ResolvedRecipe
-from service.api.text import TextStream
+from service.api.generation.text import TextStream
 from service.errors import bad_request, context_length_exceeded
 from service.models.registry import ServedModel
 from service.models.tokenizing import tokenized, with_ends

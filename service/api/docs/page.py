@@ -17,7 +17,7 @@ from fastapi.responses import Response
 from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.staticfiles import StaticFiles
 
-from service.api.document import arranged
+from service.api.docs.openapi import arranged
 from service.reports.pages import policy
 
 ASSETS = "docs/assets"
