@@ -33,7 +33,7 @@ from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring import NotANumber
 from service.inputs import TAGS
 from service.jobs.storage.database import StoreOutOfReach
-from service.jobs.storage.store import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
+from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
 from service.models.registry import UnknownModel
 from service.sharing.admission import QueueFull, TooLarge
 from service.sharing.stopping import Stopped

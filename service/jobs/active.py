@@ -1,4 +1,4 @@
-"""A job that is being worked on: its plan, and what is left of it."""
+"""Jobs at work in this process: their plans, and the units that are left of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter, deque
 from typing import Any
 
 from service.evaluation.unit import Outcome, Plan
+from service.jobs.signals import Signal
 from service.jobs.storage.outcomes import pack
 from service.jobs.storage.queue import Claimed, Finished
 
@@ -59,3 +60,36 @@ class ActiveJob:
             seconds=seconds or 0.0,
             data=None if seconds is None else pack(outcome),
         )
+
+
+class ActiveJobs:
+    """Jobs by their numbers. ``in_flight`` shows clients the tokens of units at work: job id -> tokens.
+
+    ``held`` are the jobs whose lease is renewed: the active ones, and one being planned. ``added`` fires when a job
+    may be new or cancelled, ``changed`` when one gets further. ``closed``: the runner ends.
+    """
+
+    def __init__(self, in_flight: dict[str, int]) -> None:
+        self.active: dict[int, ActiveJob] = {}
+        self.held: set[int] = set()
+        self.added, self.changed = Signal(), Signal()
+        self.in_flight = in_flight
+        self.closed = False
+
+    def note_in_flight(self, job: ActiveJob) -> None:
+        tokens = 0 if job.dropped else sum(job.in_flight.values())
+        if tokens:
+            self.in_flight[job.id] = tokens
+        else:
+            self.in_flight.pop(job.id, None)
+
+    def drop(self, job: ActiveJob) -> None:
+        """Cancel what runs of a job that is no longer this process's."""
+        job.drop()
+        self.note_in_flight(job)
+        self.forget(job.number)
+
+    def forget(self, number: int) -> None:
+        self.active.pop(number, None)
+        self.held.discard(number)
+        self.changed.fire()

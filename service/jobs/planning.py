@@ -24,6 +24,20 @@ def request_of(body: dict[str, Any]) -> EvaluationRequest:
     return EVALUATIONS[body["evaluation"]].request.model_validate(body)
 
 
+def body_of(request: EvaluationRequest) -> dict[str, Any]:
+    """What a client would have sent, with the names that tell requests and methods apart."""
+    body = request.model_dump(mode="json", exclude_unset=True) | {"evaluation": request.evaluation}
+    if "methods" in body:
+        pairs = zip(request.methods, body["methods"], strict=True)
+        body["methods"] = [{"method": method.method} | fields for method, fields in pairs]
+    return body
+
+
+def asked_by(request: EvaluationRequest) -> dict[str, Any]:
+    """What counts of a request: not how it was written, nor by which route it came."""
+    return request.model_dump(mode="json", exclude={"background"})
+
+
 def planned(request: EvaluationRequest, tenant: str, job_id: str, models: ModelRegistry, settings: Settings) -> Planned:
     """The plan of a job of ``tenant``.
 

@@ -68,6 +68,8 @@ def units_table(units: Sequence[UnitDone]) -> str:
 class UnitDone(BaseModel):
     """One finished unit; ``number`` counts from 1 in the order of finishing."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     number: int
     label: str
     name: str

@@ -141,9 +141,6 @@ async def prepare(
     settings: Settings = request.app.state.settings
     most_new = settings.max_new_tokens if wanted.max_tokens is None else wanted.max_tokens
     pairs = [(index, target) for index in range(len(given)) for target in targets]
-    if wanted.max_tokens is not None:
-        check_min_tokens(wanted.min_tokens, most_new)
-        check_logprobs("logprobs", wanted.alternatives, len(pairs) * wanted.answers * most_new)
     bounds = [(target.model.engine, upper_bound(given[index], target.model.max_length)) for index, target in pairs]
     places = [(engine.generations, bound + most_new) for engine, bound in bounds for _ in range(wanted.answers)]
     tickets = await admit(request, [*places, *((engine.scores, bound) for engine, bound in bounds if wanted.scored)])
@@ -151,34 +148,18 @@ async def prepare(
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
     prepared = []
-    for number, (index, target) in enumerate(pairs):
+    for number, (index, (model, method)) in enumerate(pairs):
+        tokens = len(prompts[index].token_ids)
+        max_tokens = max(1, min(most_new, model.max_length - tokens)) if wanted.max_tokens is None else most_new
+        check_min_tokens(wanted.min_tokens, max_tokens)
+        resolved = check_prompt(prompts[index].token_ids, max_tokens, method, model, wanted.param)
+        if wanted.scored and tokens > model.engine.scores.most:
+            raise context_length_exceeded(tokens, 0, model.engine.scores.most, wanted.param)
         mine = tickets[number * wanted.answers : (number + 1) * wanted.answers]
         score_ticket = tickets[len(places) + number] if wanted.scored else None
-        prepared.append(_checked(index, prompts[index], target, most_new, wanted, mine, score_ticket))
-    sizes = [(len(each.prompt.token_ids), wanted.answers * each.max_tokens) for each in prepared]
+        part = PreparedPrompt(index, prompts[index], model, method, resolved, max_tokens, wanted, mine, score_ticket)
+        prepared.append(part)
+    sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
     check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))
     await charge(request, sum(prompt + new for prompt, new in sizes))
     return prepared
-
-
-def _checked(  # noqa: PLR0913 - the parts of a prepared prompt
-    index: int,
-    prompt: Prompt,
-    target: Target,
-    most_new: int,
-    wanted: Wanted,
-    tickets: list[Ticket],
-    score_ticket: Ticket | None,
-) -> PreparedPrompt:
-    """Raises:
-    ApiError: when the prompt, its encoding or its new tokens do not fit the model.
-    """
-    model, method = target
-    tokens, max_tokens = len(prompt.token_ids), most_new
-    if wanted.max_tokens is None:
-        max_tokens = max(1, min(most_new, model.max_length - tokens))
-        check_min_tokens(wanted.min_tokens, max_tokens)
-    resolved = check_prompt(prompt.token_ids, max_tokens, method, model, wanted.param)
-    if wanted.scored and tokens > model.engine.scores.most:
-        raise context_length_exceeded(tokens, 0, model.engine.scores.most, wanted.param)
-    return PreparedPrompt(index, prompt, model, method, resolved, max_tokens, wanted, tickets, score_ticket)

@@ -6,7 +6,9 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
 
 from service.jobs.storage.database import StoreOutOfReach
 
@@ -15,6 +17,11 @@ Returned = TypeVar("Returned")
 
 THREADS = 8
 """As many connections are used at most, which the pool of the database has."""
+
+RETRY_S = 0.5
+"""Seconds until a full queue, a restarting engine or a database out of reach is tried again."""
+
+log = structlog.get_logger()
 
 
 class StoreCalls:
@@ -51,3 +58,29 @@ class StoreCalls:
     def close(self) -> None:
         """Leave behind what hangs."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class PatientCalls:
+    """Calls of the store that are never abandoned once begun, and wait for a database out of reach."""
+
+    def __init__(self, calls: StoreCalls) -> None:
+        self._calls = calls
+        self._begun: set[asyncio.Future[Any]] = set()
+
+    async def __call__(
+        self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
+    ) -> Returned:
+        while True:
+            call = self._calls.begun(function, *args, **options)
+            self._begun.add(call)
+            call.add_done_callback(self._begun.discard)
+            try:
+                return await asyncio.shield(call)
+            except StoreOutOfReach as error:
+                log.warning("jobs_out_of_reach", error=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for calls whose callers have gone, for ``timeout_s`` seconds at most."""
+        if self._begun:
+            await asyncio.wait(self._begun, timeout=timeout_s)

@@ -14,10 +14,12 @@ from sqlalchemy.orm import Session
 
 from service import context
 from service.evaluation.request import EvaluationRequest
+from service.jobs.planning import asked_by, body_of
 from service.jobs.records import ENDED_EARLY, UNFINISHED, JobError, JobInfo, JobState, UnitDone
 from service.jobs.storage import results
 from service.jobs.storage.database import Database
 from service.jobs.storage.owner import Owner
+from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
 from service.jobs.storage.results import Packed
 from service.jobs.storage.tables import FinishedUnit, Job, StoredResult, written
 
@@ -25,34 +27,6 @@ ID = re.compile(r"[0-9a-f]{32}")
 
 LISTED_REQUEST = 1 << 14
 """Characters up to which listings show a request: one may hold megabytes of documents."""
-
-
-class UnknownJob(LookupError):
-    """The tenant has no such job."""
-
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"no such job: {job_id}")
-
-
-class JobUnfinished(RuntimeError):
-    """The job is still to be worked on: cancel it first."""
-
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"job {job_id} has not ended: cancel it first")
-
-
-class JobDone(RuntimeError):
-    """The job is done: there is nothing to go on with."""
-
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"job {job_id} is done: there is nothing to resume")
-
-
-class IdempotencyMismatch(ValueError):
-    """An idempotency key was used before, for another request."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"Idempotency-Key {key!r} was used for another request: take a new one for each")
 
 
 class JobStore:
@@ -104,7 +78,7 @@ class JobStore:
             last_unit=0,
             added_by=str(self.owner),
             idempotency_key=idempotency_key,
-            request=(body := _body(request)),
+            request=(body := body_of(request)),
             request_bytes=len(written(body).encode()),
         )
         try:
@@ -129,7 +103,7 @@ class JobStore:
             job = session.scalars(query).one_or_none()
             if job is None:
                 return None
-            if job.evaluation != request.evaluation or _asked(type(request)(**job.request)) != _asked(request):
+            if job.evaluation != request.evaluation or asked_by(type(request)(**job.request)) != asked_by(request):
                 raise IdempotencyMismatch(idempotency_key)
             return self._info(job, job.request)
 
@@ -223,18 +197,7 @@ class JobStore:
             .order_by(FinishedUnit.number)
         )
         with self.database.reading() as session:
-            return [
-                UnitDone(
-                    number=unit.number,
-                    label=unit.label,
-                    name=unit.name,
-                    length=unit.length,
-                    reused=unit.reused,
-                    seconds=unit.seconds,
-                    summary=unit.summary,
-                )
-                for unit in session.scalars(query)
-            ]
+            return [UnitDone.model_validate(unit) for unit in session.scalars(query)]
 
     def result(self, tenant: str, job_id: str) -> Packed | None:
         """The job's result; None until it is done.
@@ -288,20 +251,6 @@ class JobStore:
             error=None if job.error is None else JobError.model_validate(job.error),
             request=request,
         )
-
-
-def _body(request: EvaluationRequest) -> dict[str, Any]:
-    """What a client would have sent, with the names that tell requests and methods apart."""
-    body = request.model_dump(mode="json", exclude_unset=True) | {"evaluation": request.evaluation}
-    if "methods" in body:
-        pairs = zip(request.methods, body["methods"], strict=True)
-        body["methods"] = [{"method": method.method} | fields for method, fields in pairs]
-    return body
-
-
-def _asked(request: EvaluationRequest) -> dict[str, Any]:
-    """What counts of a request: not how it was written, nor by which route it came."""
-    return request.model_dump(mode="json", exclude={"background"})
 
 
 def models_text(models: Iterable[str]) -> str:

@@ -20,11 +20,12 @@ from service.evaluation.catalogue import plan_of
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.unit import Outcome, Plan
-from service.jobs import runner as running_jobs
+from service.jobs import execution
+from service.jobs.execution import MOST_RETRIES
 from service.jobs.records import JobInfo
-from service.jobs.runner import MOST_RETRIES, JobRunner
+from service.jobs.runner import JobRunner
 from service.jobs.signals import within
-from service.jobs.storage import outcomes
+from service.jobs.storage import calls, outcomes
 from service.jobs.storage.queue import Finished, JobQueue
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import Job, StoredOutcome
@@ -87,7 +88,8 @@ def bench(store: JobStore, models: ModelRegistry, job_settings: Settings, monkey
         return (yield from run(unit))
 
     monkeypatch.setattr(WindowsUnit, "run", counted)
-    monkeypatch.setattr(running_jobs, "RETRY_S", 0.01)
+    for module in (execution, calls):
+        monkeypatch.setattr(module, "RETRY_S", 0.01)
     return made
 
 
@@ -196,7 +198,7 @@ async def test_tenants_take_turns_and_each_has_its_oldest_job_first(
     async with bench.running() as runner:
         most = 0
         while any(bench.store.list(name, state="queued") for name in ("anna", "berta", "clara")):
-            most = max(most, len(runner._active))
+            most = max(most, len(runner._jobs.active))
             await asyncio.sleep(0.002)
         await bench.until(lambda: len(order) == 15)
     turns = ["anna0", "berta2", "clara3"] * 3
