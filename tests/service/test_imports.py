@@ -23,7 +23,10 @@ LAYERS = (
     {"app", "client"},
     {"cli"},
 )
-"""Rooms of ``service`` from the bottom up: each imports from lower layers only. ``service.NAME`` is a file or folder."""
+"""Files and folders of ``service`` from the bottom up: each imports from lower layers only."""
+
+CIRCLES = {("patches.encoding.recipe", "patches.encoding.method")}
+"""Imports for types that still close a circle. The list may only become shorter."""
 
 
 def sources() -> dict[str, Path]:
@@ -35,23 +38,15 @@ def sources() -> dict[str, Path]:
     return found
 
 
-def is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when a module is imported, those inside of ``if``, ``try``, ``with`` and classes too."""
+def outside_functions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a module, those inside of ``if``, ``try``, ``with`` and classes too."""
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if is_for_types(node):
-            yield from run_at_import(node.orelse)  # type: ignore[attr-defined]
-            continue
-        yield node
-        for name in ("body", "orelse", "finalbody"):
-            yield from run_at_import(getattr(node, name, []))
-        for handler in getattr(node, "handlers", []):
-            yield from run_at_import(handler.body)
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            for name in ("body", "orelse", "finalbody"):
+                yield from outside_functions(getattr(node, name, []))
+            for handler in getattr(node, "handlers", []):
+                yield from outside_functions(handler.body)
 
 
 def imported(nodes: Iterator[ast.stmt] | Iterator[ast.AST], known: set[str]) -> set[str]:
@@ -67,9 +62,9 @@ def imported(nodes: Iterator[ast.stmt] | Iterator[ast.AST], known: set[str]) -> 
 
 
 def graph(paths: dict[str, Path]) -> dict[str, set[str]]:
-    """Module -> modules that its import imports."""
+    """Module -> modules that it imports outside of functions, imports for types included."""
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in paths.items()}
-    return {name: imported(run_at_import(tree.body), set(paths)) - {name} for name, tree in trees.items()}
+    return {name: imported(outside_functions(tree.body), set(paths)) - {name} for name, tree in trees.items()}
 
 
 def circle(edges: dict[str, set[str]]) -> list[str]:
@@ -95,8 +90,7 @@ def upward(name: str, others: set[str]) -> set[str]:
 
 def test_the_reading_itself(tmp_path: Path) -> None:
     texts = {
-        "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import b\nelse:\n    import c\ntry:\n    import b.d\n"
-        "except ImportError:\n    pass\ndef f():\n    import e\n",
+        "a": "if TYPE_CHECKING:\n import b\nelse:\n import c\ntry:\n import b.d\nfinally: 0\ndef f():\n import e\n",
         "b": "import json\n",
         "b.d": "from b import d, x\nfrom e import f\n",
         "c": "class C:\n    import e\n",
@@ -105,11 +99,13 @@ def test_the_reading_itself(tmp_path: Path) -> None:
     paths = {name: tmp_path / f"{name}.py" for name in texts}
     for name, path in paths.items():
         path.write_text(texts[name])
-    expected = {"a": {"c", "b.d"}, "b": set(), "b.d": {"b", "e"}, "c": {"e"}, "e": set()}
+    expected = {"a": {"b", "c", "b.d"}, "b": set(), "b.d": {"b", "e"}, "c": {"e"}, "e": set()}
     assert graph(paths) == expected
     assert circle(expected) == []
     assert set(circle({**expected, "e": {"a"}})) >= {"a", "e"}
-    assert upward("service.jobs.runner", {"service.api.errors", "service.figures", "service.jobs.active", "patches"}) == {
+    assert upward(
+        "service.jobs.runner", {"service.api.errors", "service.figures", "service.jobs.active", "patches"}
+    ) == {
         "service.api.errors",
         "service.figures",
     }
@@ -119,6 +115,8 @@ def test_the_reading_itself(tmp_path: Path) -> None:
 def test_no_modules_import_each_other() -> None:
     edges = graph(sources())
     assert len(edges) > 200
+    for module, other in CIRCLES:
+        edges[module].remove(other)
     assert circle(edges) == []
 
 
