@@ -1,6 +1,6 @@
-"""What Prometheus reads. The names after the prefix are vLLM's, which dashboards and the Kubernetes gateway know.
+"""Prometheus metrics. The names after the prefix are vLLM's, which dashboards and the Kubernetes gateway know.
 
-Every application has a registry of its own, so that several can live in one process.
+Every application has a separate registry, so that several can live in one process.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def body_of(error: ApiError) -> dict[str, Any]:
 
 
 def response_of(error: ApiError) -> JSONResponse:
-    """The answer, with what tells a client whether to come back: openai's client sends any 5xx again."""
+    """The answer, with the header that clients retry by: openai's client repeats any 5xx."""
     headers = {}
     if error.status in (429, 503):
         headers["Retry-After"] = "1"
@@ -161,7 +161,7 @@ def install(app: FastAPI) -> None:
 
 
 def problems_in(errors: Iterable[Any]) -> list[Problem]:
-    """pydantic's errors about a request. What is wrong with a whole body is wrong with the field ``body``."""
+    """pydantic's errors about a request; errors of the whole body get the field ``body``."""
     found = problems_of(map(_in_the_body, errors), NO_FIELDS)
     return [problem if problem.field else Problem("body", problem.message) for problem in found]
 

@@ -1,4 +1,4 @@
-"""``GET /metrics`` for Prometheus, here or on a port of its own."""
+"""``GET /metrics`` for Prometheus, here or on a separate port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door of the routes: room and rate are checked and taken in one step, before a prompt is tokenized."""
+"""Quotas of a request: memory and token rate, checked and taken in one step before tokenization."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class TokenRate:
 
 
 def upper_bound(item: str | list[int], capacity: int) -> int:
-    """Most tokens that a prompt can have, without tokenizing it: a token covers at least one byte, and a tokenizer
-    may add one at each end."""
+    """Most tokens that a prompt can have, without tokenizing it. A token covers at least one byte, and a tokenizer may
+    add one at each end."""
     if isinstance(item, str) and len(item) < capacity:
         return len(item.encode("utf-8", "surrogatepass")) + 2
     return len(item)
 
 
 async def admit(request: Request, wanted: Sequence[tuple[Admission, int]]) -> list[Ticket]:
-    """A ticket for every (admission, upper bound of tokens), all or none. They are given back when the request
-    has been answered, if whoever used them has not done so before.
+    """A ticket for every (admission, upper bound of tokens), all or none. Unreleased tickets are released when the
+    request has been answered.
 
     Raises:
         ApiError, QueueFull: when the rate is used up, or there is neither room nor a place in the queue.
@@ -110,7 +110,7 @@ def set_deadline(timeout_s: float | None, settings: Settings) -> None:
 
 
 def log_prompts(request: Request, prompts: Sequence[str | list[int]]) -> None:
-    """Write the prompts into the log where the server was told to; never otherwise."""
+    """Log the prompts if the setting ``log_prompts`` is on."""
     settings: Settings = request.app.state.settings
     if settings.log_prompts:
         log.info("prompts", prompts=prompts)

@@ -1,4 +1,4 @@
-"""What the routes of Ropeway's own API answer with: for the routes, and for clients, which need nothing else."""
+"""Responses of Ropeway's own routes. Clients import them without the rest of the service."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Timings(BaseModel):
 
 
 class ResultEnd(BaseModel):
-    """How one prompt under one encoding ended: the last event of its stream. ``pe`` is the encoding as it took
+    """The end of one prompt under one encoding: the last event of its stream. ``pe`` is the encoding as it took
     effect."""
 
     index: int
@@ -61,7 +61,7 @@ class GenerateResponse(BaseModel):
 
 
 class TextDelta(BaseModel):
-    """What has been generated since the event before, of the result ``index``."""
+    """New text and tokens of the result ``index`` since the last event."""
 
     index: int
     text: str
@@ -197,7 +197,7 @@ WHAT_FAILS: dict[int, str] = {
     504: "Not finished within the request's `timeout_s`.",
     507: "Out of memory with nothing else running: make the request smaller.",
 }
-"""What the statuses of refusals and failures mean."""
+"""Meanings of the statuses of refusals and failures."""
 
 COMES_BACK = {"Retry-After": {"description": "Seconds after which to ask again.", "schema": {"type": "integer"}}}
 

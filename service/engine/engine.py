@@ -135,7 +135,7 @@ class Engine:
     ) -> Any:
         """Run ``work`` between generation steps and return its value. Cancelling the caller ends it.
 
-        ``tokens`` is the most it holds in a cache of its own, ``scored`` the tokens that its passes read, by method;
+        ``tokens`` is the size of its separate cache, ``scored`` the tokens that its passes read, by method;
         ``on_progress`` is called on the event loop.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Out of memory inside a step: recognised whoever raises it, and given back before anything else runs."""
+"""Out of memory inside a step: recognised in errors of every library; memory is released before other work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import torch
 
 _PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
-"""What CUDA libraries and torch's CPU allocator say in a plain RuntimeError."""
+"""Messages of CUDA libraries and of torch's CPU allocator in a plain RuntimeError."""
 
 
 class OutOfMemory(RuntimeError):

@@ -53,12 +53,12 @@ class GenerationThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread takes new work and moves."""
+        """True if the thread takes new work and moves."""
         return self._ailment() is None and not self._stopping
 
     @property
     def is_generating(self) -> bool:
-        """Whether any generation waits for tokens."""
+        """True while any generation waits for tokens."""
         return bool(self._listening)
 
     def _ailment(self) -> str | None:

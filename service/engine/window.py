@@ -1,4 +1,4 @@
-"""What a generation keeps in a paged cache when its encoding reaches the first and the last tokens only."""
+"""Pages of a generation whose encoding reaches the first and the last tokens only."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from service.jobs.storage.queue import Claimed, Finished
 
 
 class ActiveJob:
-    """``pending`` are positions by the model that they run on, ``left`` all that are not finished. ``dropped``: it is
-    no longer ours, and what still runs of it is of no use."""
+    """``pending`` are positions by the model that they run on, ``left`` all that are not finished. ``dropped``: the
+    job was cancelled or taken by another process, and its running units are cancelled."""
 
     def __init__(self, claimed: Claimed, plan: Plan, keys: list[str]) -> None:
         self.number, self.id, self.tenant = claimed.number, claimed.id, claimed.tenant
@@ -28,7 +28,7 @@ class ActiveJob:
         self.dropped = False
 
     def leave(self, positions: set[int]) -> None:
-        """These are still to be done, in the plan's order."""
+        """Put units back, in the plan's order."""
         self.left |= positions
         by_model: dict[str, set[int]] = {model: set(waiting) for model, waiting in self.pending.items()}
         for position in positions:
@@ -36,7 +36,7 @@ class ActiveJob:
         self.pending = {model: deque(sorted(waiting)) for model, waiting in by_model.items()}
 
     def take(self, positions: set[int]) -> None:
-        """These wait no longer."""
+        """Remove units from the queues."""
         for model, waiting in self.pending.items():
             self.pending[model] = deque(position for position in waiting if position not in positions)
 
@@ -47,7 +47,7 @@ class ActiveJob:
             task.cancel()
 
     def finished(self, position: int, outcome: Outcome, seconds: float | None = None) -> Finished:
-        """What is recorded of a unit: its outcome too if that was measured now, in ``seconds``."""
+        """The record of a finished unit; with its outcome if it was measured now, in ``seconds``."""
         unit = self.plan.units[position]
         return Finished(
             position=position,

@@ -25,7 +25,7 @@ def request_of(body: dict[str, Any]) -> EvaluationRequest:
 
 
 def body_of(request: EvaluationRequest) -> dict[str, Any]:
-    """What a client would have sent, with the names that tell requests and methods apart."""
+    """The body as a client would send it, with the names of the evaluation and of each method."""
     body = request.model_dump(mode="json", exclude_unset=True) | {"evaluation": request.evaluation}
     if "methods" in body:
         pairs = zip(request.methods, body["methods"], strict=True)
@@ -34,7 +34,7 @@ def body_of(request: EvaluationRequest) -> dict[str, Any]:
 
 
 def asked_by(request: EvaluationRequest) -> dict[str, Any]:
-    """What counts of a request: not how it was written, nor by which route it came."""
+    """The request without its spelling and its route, for comparison."""
     return request.model_dump(mode="json", exclude={"background"})
 
 

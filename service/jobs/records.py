@@ -1,4 +1,4 @@
-"""What is told of a job."""
+"""Job status returned to clients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Works on jobs: one unit at a time per served model, between generation steps, from the tenants in turn.
+"""Runs jobs: one unit at a time per served model, interleaved with generation, tenants in turn.
 
-Whatever ends the process, finished units are on disk and the rest is done by whoever claims the job next.
+Finished units are on disk whatever ends the process. The process that claims the job next does the rest.
 """
 
 from __future__ import annotations

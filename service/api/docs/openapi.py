@@ -16,11 +16,11 @@ SAMPLE = examples()[1]
 
 TAGS: list[dict[str, Any]] = [
     {"name": "generate", "description": "Continue prompts, each under one or several positional encodings."},
-    {"name": "openai", "description": "What clients of OpenAI, vLLM and RULER send; the tokenizer."},
+    {"name": "openai", "description": "Routes for clients of OpenAI, vLLM and RULER; the tokenizer."},
     {"name": "methods", "description": "The positional encodings and the models that there are."},
     *({"name": name, "description": evaluation.summary} for name, evaluation in EVALUATIONS.items()),
     {"name": "jobs", "description": "Evaluations that outlive their request."},
-    {"name": "health", "description": "Whether the server would answer a request now."},
+    {"name": "health", "description": "Liveness and readiness of the server."},
     {"name": "operations", "description": "Metrics for Prometheus."},
 ]
 """Groups of routes, in the order of the page."""
@@ -87,7 +87,7 @@ def _parameter(name: str, fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _common(fields: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What all ``fields`` have in common where each is one plain kind, text otherwise."""
+    """Schema shared by all ``fields`` of one plain kind, text otherwise."""
     kinds = []
     for field in fields:
         several = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]

@@ -28,7 +28,7 @@ KEYS: list[Depends] = [
     ),
     Security(APIKeyHeader(scheme_name="x-api-key", name="x-api-key", description="The same key.", auto_error=False)),
 ]
-"""How a key is sent. They only document it: ``AccessControl`` asks for the key before a route is reached."""
+"""Two ways to send a key, for the document only: ``AccessControl`` checks the key before any route."""
 
 router = APIRouter(include_in_schema=False)
 

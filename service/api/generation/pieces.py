@@ -62,7 +62,7 @@ class Pieces:
         return Piece(text, tokens, ended, generation)
 
     def _may_be_sent(self, ended: bool) -> bool:
-        """Whether the next token's text is out; at the end, whether it begins before a stop string."""
+        """True if the next token's text has been sent; at the end, if it begins before a stop string."""
         if ended:
             return not self._text.stopped or (self._ends[self._sent - 1] if self._sent else 0) < len(self._text.text)
         return self._ends[self._sent] <= self._text.shown

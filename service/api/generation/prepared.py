@@ -28,7 +28,7 @@ from service.sharing.admission import Ticket
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks for each of its prompts.
+    """Work that a request asks for each of its prompts.
 
     ``max_tokens`` None is as many as the server and the context allow; ``answers`` counts generations, and
     ``scored`` says whether the prompt is scored, ``echoed`` whether its text is needed. ``alternatives`` are reported
@@ -132,8 +132,8 @@ class PreparedPrompt:
 async def prepare(
     request: Request, served: ServedModel, targets: Sequence[Target], given: Sequence[str | list[int]], wanted: Wanted
 ) -> list[PreparedPrompt]:
-    """Every prompt under every target, prompt by prompt, tokenized as ``served`` does. Whatever can be refused is
-    refused here, before a stream opens.
+    """Every prompt under every target, prompt by prompt, tokenized by ``served``. All refusals happen here, before a
+    stream opens.
 
     Raises:
         ApiError, QueueFull: from admission and from the checks of prompts.

@@ -1,4 +1,4 @@
-"""Prompts on their way to the engine: token ids with their text, and what is checked before any work starts."""
+"""Prompts as token ids, and the checks before any work starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_LOGPROBS = 1 << 18
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, and where it was asked for the text they stand for with the offset at which each token starts."""
+    """Token ids; on request also their text, and the offset at which each token starts."""
 
     token_ids: list[int]
     text: str = ""
@@ -42,7 +42,7 @@ async def prompts_of(
     add_special_tokens: bool = True,
     with_text: bool = False,
 ) -> list[Prompt]:
-    """What came in the field ``param``, tokenized on a thread.
+    """The prompts of the field ``param``, tokenized on a thread.
 
     Raises:
         ApiError: for a text that cannot be tokenized at once; QueueFull from the workers.

@@ -1,4 +1,4 @@
-"""Text from tokens as they come: no half characters, and nothing past a stop string."""
+"""Incremental detokenization: no half characters, and nothing past a stop string."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 class TextStream:
     """Detokenizes a growing list of token ids.
 
-    Decodes only from a few tokens back, since a token's text can depend on its neighbours; withholds a
-    character that is not complete, and whatever could be the start of a stop string. A stop string counts when it
-    ends after the text of the first ``min_tokens`` tokens, as in vLLM (``IncrementalDetokenizer.update``).
+    Decodes from a few tokens back, since a token's text can depend on its neighbours. Withholds incomplete characters,
+    and text that could begin a stop string. A stop string counts when it ends after the text of the first
+    ``min_tokens`` tokens, as in vLLM (``IncrementalDetokenizer.update``).
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = (), min_tokens: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""API keys: who may use the server, and under which name their requests are kept apart.
+"""API keys: access to the server, and the tenant of each request.
 
 Only SHA-256 hashes are held. Keys are long and random (`ropeway keys new`), so a plain hash is enough: there is no
 dictionary to try.
@@ -26,7 +26,7 @@ OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*")
 """Paths that need no key."""
 
 DOCUMENTATION = re.compile(r"/docs(/.*)?|/openapi\.json")
-"""Paths that need none where the server was told so."""
+"""Paths that need no key with ``open_docs``."""
 
 log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ class ApiKeys:
         self._from_file = read_hashes(path) if path is not None else ()
 
     def tenant_of(self, presented: Iterable[str]) -> str | None:
-        """A name for the key among ``presented`` that is valid. Every pair is compared, in constant time."""
+        """The tenant of the valid key among ``presented``. Every pair is compared, in constant time."""
         self.reload_if_changed()
         found = None
         for key in presented:

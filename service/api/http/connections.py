@@ -1,6 +1,6 @@
-"""Connections of the server: so many at most, none for nothing, and none for ever.
+"""Limits on connections: their number, their idle time, and the time for an unread answer.
 
-uvicorn closes a connection only once its last byte is read, and waits for ever for the first request of one.
+uvicorn alone waits for the first request, and for the last byte to be read, without limit.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from service.settings import Settings
 
 HEAD_S = 15.0
-"""How long the head of a request may take to arrive."""
+"""Seconds that the head of a request may take to arrive."""
 
 BACKLOG = 128
 """Connections that wait to be accepted; so many may come beyond the limit before one is closed."""
 
 FLUSH_S = 1.0
-"""What an unread answer is given beyond the time after which its request is given up."""
+"""Extra seconds for an unread answer after its request has timed out."""
 
 
 class BoundedConnection(H11Protocol):
@@ -40,7 +40,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered."""
+        """True while no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _make_room(self) -> None:
@@ -92,7 +92,7 @@ class BoundedConnection(H11Protocol):
 
 
 def connection_class(settings: Settings) -> type[BoundedConnection]:
-    """What uvicorn makes of every connection."""
+    """uvicorn's protocol class with the limits of ``settings``."""
     limits = {"most": settings.max_connections, "unread_s": settings.send_timeout_s + FLUSH_S}
     return type("Connection", (BoundedConnection,), limits)
 
@@ -116,5 +116,5 @@ def allow_descriptors(connections: int) -> None:
 
 
 def connection_options(settings: Settings) -> dict[str, Any]:
-    """What uvicorn's configuration says of connections."""
+    """uvicorn's options for connections."""
     return {"http": connection_class(settings), "backlog": BACKLOG}

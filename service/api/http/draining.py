@@ -1,7 +1,7 @@
 """The end of service: new requests hear 503 while what runs may finish, then what is left is failed.
 
-uvicorn alone closes its sockets at the signal: clients that a load balancer still sends would see refused
-connections, and whoever is being answered at the end of the grace would see their connection cut.
+uvicorn alone closes its sockets at the signal. New clients of a load balancer would see refused connections, and
+running answers would be cut at the end of the grace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 ANSWER_S = 2.0
-"""How long the answers of failed requests may take to be sent."""
+"""Seconds that the answers of failed requests may take to be sent."""
 
 FORCED = 128
 """Exit codes of a process that a signal ended are this and the signal's number, as shells count."""
@@ -39,7 +39,7 @@ class DrainingServer(uvicorn.Server):
         self._app, self._grace_s = app, grace_s
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """What there is when the server is ready, stays: collecting garbage need not look at it again (0.3 s)."""
+        """Freeze the objects of a ready server: the garbage collector skips them, which saves 0.3 s per collection."""
         await super().startup(sockets)
         gc.freeze()
         gc.set_threshold(*GARBAGE)

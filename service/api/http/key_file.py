@@ -33,7 +33,7 @@ class UnknownKey(LookupError):
 
 @dataclass(frozen=True)
 class KeyLine:
-    """One key of a file. ``created`` is None where the file does not tell."""
+    """One key of a file. ``created`` is None where the file has no date."""
 
     digest: str
     created: date | None
@@ -126,7 +126,7 @@ def _is_meant(key: KeyLine, wanted: str) -> bool:
 
 
 def _replace(path: Path, lines: list[str]) -> None:
-    """Write another file beside it and put it in its place; whoever may read the old one may read the new one."""
+    """Replace the file as a whole; the new one keeps owner and permissions."""
     target = path.resolve()
     handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

@@ -1,4 +1,4 @@
-"""Whether the server can listen where it is to listen, tried before anything is loaded."""
+"""A trial of the listening address, before any model is loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every route: its body is read within limits and checked off the event loop, and its work ends with its client.
 
-FastAPI reads a body whole, parses and validates it on the event loop: megabytes of JSON would stop every other answer.
+FastAPI parses and validates bodies on the event loop: megabytes of JSON would stop every other answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_STRINGS, MOST_FIELDS = 1 << 16, 1 << 14
 """Strings, and fields of all objects, in one body: they take ten times as long."""
 
 MOST_KEYS = 256
-"""Keys of one object; every unknown one would be a problem of its own."""
+"""Keys of one object; each unknown one would be a separate problem."""
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -184,8 +184,8 @@ def _parsed(raw: bytes) -> Any:
 
 
 def count(raw: bytes, mark: bytes) -> int:
-    """How often ``mark`` stands in JSON outside of strings: a comma between entries, a colon in every field. Few are
-    not counted exactly: inside of strings they count too."""
+    """Count of ``mark`` in JSON outside of strings: a comma between entries, a colon in every field. Small counts
+    include strings."""
     found = raw.count(mark)
     if found <= MOST_FIELDS:
         return found

@@ -1,7 +1,7 @@
-"""The outermost layer: what holds for every request, whatever becomes of it.
+"""The outermost layer around every request.
 
-An id in and out, one log line, one error shape for what nobody caught, headers of HTML pages, a limit on how
-long an answer may stay unread, and the end of service.
+It adds the request id, one log line, one error shape for uncaught exceptions, and the headers of HTML pages. It limits
+the time of unread answers, and refuses requests while the server drains.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from service.metrics import Metrics
 from service.settings import Settings
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-"""What is taken over from a client: no spaces, quotes or control characters reach the log."""
+"""Request ids accepted from clients: no spaces, quotes or control characters reach the log."""
 
 NOTHING_LOADED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""For pages that bring no policy of their own."""
+"""The policy of pages without one."""
 
 log = structlog.get_logger()
 
@@ -94,7 +94,7 @@ class RequestScope:
         except Exception as error:
             failure = answer(error)
             if reply.status is not None:
-                raise  # too late for an answer: the connection is cut, so that nobody takes it for complete
+                raise  # too late for an answer: the connection is cut, so that it does not look complete
             await failure(scope, receive, reply.send)
 
     def _log(self, scope: Scope, current: RequestContext, reply: _Reply) -> None:
@@ -112,7 +112,7 @@ class RequestScope:
 
 
 class _Reply:
-    """What is sent, with the headers of every answer, and not for longer than a client may take to read it."""
+    """Sends an answer with the headers of every answer, within the time that a client has to read it."""
 
     def __init__(self, send: Send, request_id: str, timeout_s: float) -> None:
         self._send, self._request_id, self._timeout_s = send, request_id, timeout_s

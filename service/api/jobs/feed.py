@@ -1,4 +1,4 @@
-"""News of jobs: looked up once for all who follow a job, and less often the more they are."""
+"""News of jobs: one lookup serves all followers of a job, less often the more there are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PER_FOLLOWER_S = 0.0025
 
 @dataclass
 class News:
-    """The state of a job and its finished units, as JSON. ``tokens_done`` tells progress from none."""
+    """The state of a job and its finished units, as JSON. A change of ``info.tokens_done`` is progress."""
 
     info: JobInfo
     info_json: str
@@ -60,11 +60,11 @@ class JobFeed:
 
     @property
     def pause_s(self) -> float:
-        """How long a follower waits before it looks again."""
+        """Seconds between two looks of a follower."""
         return AT_MOST_EVERY_S + PER_FOLLOWER_S * sum(followed.followers for followed in self._jobs.values())
 
     async def news(self, tenant: str, job_id: str) -> News:
-        """The job as it is, or was a moment ago. Call it inside ``following``.
+        """The job, at most ``AT_MOST_EVERY_S`` old. Call it inside ``following``.
 
         Raises:
             UnknownJob, StoreOutOfReach: from the store.

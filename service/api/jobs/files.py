@@ -44,8 +44,8 @@ async def _units(job_id: str, request: Request) -> list[UnitDone]:
 
 @router.get("/{job_id}/results.json", response_model=AnyResult)
 async def results_json(job_id: str, request: Request) -> Response:
-    """The result, which depends on its inputs alone: times are with the job. Of a job that was cancelled or failed,
-    the result of the methods that are complete; ``partial`` says what it lacks."""
+    """The result, which depends on its inputs alone: times are with the job. A cancelled or failed job has the result
+    of its complete methods; ``partial`` lists the missing units."""
     return unpacked_response((await _result(job_id, request)).data, "application/json", request, {})
 
 
@@ -77,7 +77,7 @@ async def report_html(
     standalone: Standalone = False,
     include_text: Annotated[bool, Query(description="With the texts that were sent, not only their hashes.")] = False,
 ) -> Response:
-    """What was asked, what came out, every picture and the numbers on one page."""
+    """The request, the result, every picture and the numbers on one page."""
     info = await job_info(job_id, request)
     return await _file("report", job_id, request, info, PageOptions(standalone, include_text))
 
@@ -106,7 +106,7 @@ async def _result(job_id: str, request: Request) -> Packed:
 
 
 async def _partial(job_id: str, request: Request) -> Packed | None:
-    """What a job that ended early amounts to, made once and kept; None where it has not, or amounts to nothing."""
+    """The partial result of a job that ended early, made once and stored; None where there is none."""
     state, database = request.app.state, store_of(request).database
     job = await stored(request, early.read, database, context.current().tenant, job_id)
     if job is None:

@@ -1,4 +1,4 @@
-"""Jobs: evaluations that outlive the request, and the server, that asked for them."""
+"""Jobs: evaluations that outlive their request and the server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ async def create(
     request: Request,
     idempotency_key: IdempotencyKey = None,
 ) -> Any:
-    """Queue an evaluation. It is worked on between generation steps, unit by unit; what is finished stays finished
-    whatever happens to the server."""
+    """Queue an evaluation. It runs unit by unit, interleaved with generation; finished units survive the server."""
     return await submit(body, request, idempotency_key)
 
 
@@ -50,7 +49,7 @@ async def jobs(
 
 @router.get("/{job_id}", response_model=JobInfo)
 async def job(job_id: str, request: Request) -> JobInfo:
-    """How far a job is, and what became of it."""
+    """The state and the progress of a job."""
     return await job_info(job_id, request)
 
 
@@ -72,8 +71,8 @@ async def delete(
 
 @router.post("/{job_id}/resume", status_code=202, response_model=JobInfo)
 async def resume(job_id: str, request: Request) -> Any:
-    """Go on with a job that was cancelled or failed: finished units are kept, the rest is queued again. One that is
-    queued or running stays as it is, one that is done is a 409."""
+    """Resume a job that was cancelled or failed: finished units stay, the rest is queued again. A queued or running
+    job stays as it is, a done one is a 409."""
     info = await job_info(job_id, request, with_request=False)
     if info.state in ENDED_EARLY:
         rate = await room_for_a_job(request)

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``, by the chat template of the model, or the one that the server was told to use."""
+"""``POST /v1/chat/completions``, by the chat template of the model or of the settings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
 
 
 def _templated(body: ChatRequest, served: ServedModel) -> str:
-    """The conversation as the model was trained to read it."""
+    """The conversation as one text, by the chat template."""
     tokenizer = served.tokenizer
     if not tokenizer.chat_template:
         message = (
@@ -77,7 +77,7 @@ def _templated(body: ChatRequest, served: ServedModel) -> str:
 
 
 class _Answer:
-    """One conversation on its way, answered ``n`` times."""
+    """One conversation, answered ``n`` times."""
 
     def __init__(self, body: ChatRequest, name: Named, prepared: PreparedPrompt) -> None:
         self._body, self._prepared = body, prepared

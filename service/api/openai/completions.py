@@ -61,7 +61,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 class _Answer:
-    """One request on its way: every prompt scored if asked for, then answered ``n`` times."""
+    """One request: every prompt scored on request, then answered ``n`` times."""
 
     def __init__(self, body: CompletionRequest, name: Named, prompts: list[PreparedPrompt], request: Request) -> None:
         settings: Settings = request.app.state.settings
@@ -115,7 +115,7 @@ class _Answer:
         return answer
 
     async def _scores(self, prepared: PreparedPrompt) -> TokenScores | None:
-        """Scores of the prompt if asked for, and with them the one greedy token that harnesses ask for."""
+        """Scores of the prompt on request, with the one greedy token that harnesses want."""
         body = self._body
         if not body.scores_prompt:
             return None
@@ -166,7 +166,7 @@ class _Answer:
 
     @property
     def shown(self) -> int:
-        """Log-probabilities that the answer holds, about."""
+        """Number of log-probabilities in the answer, about."""
         prompt = sum(each.wanted.copies * len(each.prompt.token_ids) for each in self._prompts)
         return (prompt + self._completion_tokens) * (1 + (self._body.alternatives or 0))
 

@@ -12,7 +12,7 @@ from service.models.registry import ModelRegistry, ServedModel
 
 @dataclass(frozen=True)
 class Named:
-    """What the model name and ``pe`` of a request stand for.
+    """The model and the encoding that a request names.
 
     ``served`` is the model by its own name; ``target`` has the one whose weights answer: a variant of it that was
     trained for the encoding, or the model itself. ``alias`` is whether the name chose the encoding.
@@ -48,7 +48,7 @@ def named(models: ModelRegistry, name: str | None, pe: Method | None = None) -> 
 
 
 def presets(served: ServedModel, models: ModelRegistry) -> list[Named]:
-    """Aliases worth trying on ``served``: those of the documented examples that fit it and change something."""
+    """Aliases to list for ``served``: the documented examples that fit it and change its encoding."""
     plain = served.patch.resolve(parse({"method": "default"}), served.trained_length)
     found = []
     for fields in examples():
@@ -64,7 +64,7 @@ def presets(served: ServedModel, models: ModelRegistry) -> list[Named]:
 
 
 def _is_same(one: Method, other: Method, served: ServedModel) -> bool:
-    """Whether both are the same encoding of ``served``, however many of its parameters each of them spells out."""
+    """True if both give the same recipe on ``served``, whichever parameters they spell out."""
     try:
         return one.recipe(served.patch.geometry) == other.recipe(served.patch.geometry)
     except ValueError:

@@ -1,4 +1,4 @@
-"""vLLM's tokenizer routes at the root, from which evaluation harnesses work without a tokenizer of their own."""
+"""vLLM's tokenizer routes at the root: evaluation harnesses need no local tokenizer with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class TokenizeRequest(Body):
     model_config = example(prompt=PROMPT)
 
     prompt: str
-    add_special_tokens: bool = Field(True, description="What the tokenizer adds of its own accord, such as BOS.")
+    add_special_tokens: bool = Field(
+        True, description="Add special tokens as the tokenizer does by default, such as BOS."
+    )
     model: ModelName | None = None
 
 
@@ -81,7 +83,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request, model: ModelName | None = None) -> TokenizerInfo:
-    """What a client needs to know to prepare prompts by itself."""
+    """The tokenizer, for clients that prepare prompts themselves."""
     name = named(request.app.state.models, model)
     tokenizer = name.served.tokenizer
     return TokenizerInfo(

@@ -1,4 +1,4 @@
-"""Threads that talk to the database, and nobody else's: one that hangs delays neither generation nor probes."""
+"""Threads for the database only: a hanging call delays neither generation nor probes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 THREADS = 8
-"""As many connections are used at most, which the pool of the database has."""
+"""At most as many connections as the pool of the database has."""
 
 RETRY_S = 0.5
 """Seconds until a full queue, a restarting engine or a database out of reach is tried again."""
@@ -33,7 +33,7 @@ class StoreCalls:
     def begun(
         self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
     ) -> asyncio.Future[Returned]:
-        """The call, on its way: once it has begun, it goes on whatever becomes of the caller."""
+        """The running call, which does not end with its caller."""
         work = contextvars.copy_context().run
         return asyncio.wrap_future(self._threads.submit(work, lambda: function(*args, **options)))
 
@@ -56,7 +56,7 @@ class StoreCalls:
             raise StoreOutOfReach(f"no answer within {seconds:g} seconds") from None
 
     def close(self) -> None:
-        """Leave behind what hangs."""
+        """End the threads; hanging calls are left behind."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

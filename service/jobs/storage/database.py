@@ -1,4 +1,4 @@
-"""Opening the database: it is ours, whole and writable, or it is refused and left as it is."""
+"""Opening the database: it is refused, and left as it is, unless it is ours, undamaged and writable."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 VERSION_TABLE = "ropeway_version"
 BUSY_S = 5.0
-"""How long a transaction waits for another process's."""
+"""Seconds that a transaction waits for another process."""
 
 POOL: dict[str, Any] = {"pool_size": 8, "max_overflow": 4, "pool_timeout": BUSY_S}
 
 CONNECT_S = 5
 LOCK = 0x726F7065776179
-"""PostgreSQL's advisory lock of whoever migrates: "ropeway"."""
+"""PostgreSQL's advisory lock during migrations: "ropeway"."""
 
 _migrating = threading.Lock()  # alembic's context is one per process
 
@@ -127,7 +127,7 @@ def _reason(error: Exception) -> str:
 
 
 def _is_file(path: Path, inode: int | None) -> bool:
-    """Whether the file is the one that was opened: SQLite goes on writing into a deleted one."""
+    """True if the path is still the opened file: SQLite goes on writing into a deleted one."""
     try:
         return path.stat().st_ino == inode
     except OSError:
@@ -135,7 +135,7 @@ def _is_file(path: Path, inode: int | None) -> bool:
 
 
 class _NotOursError(Exception):
-    """What is wrong with the contents."""
+    """The contents cannot be used; the message says why."""
 
 
 def default_url() -> str:
@@ -173,7 +173,7 @@ def _shown(url: URL) -> str:
 
 
 def _refuse_strangers(url: URL) -> None:
-    """Look at an SQLite file without the right to change it.
+    """Check an SQLite file, opened read-only.
 
     Raises:
         _NotOursError: when it is no database of ours; sqlite3.Error when it cannot be read.
@@ -248,10 +248,10 @@ def _upgrade(connection: Connection) -> None:
 
 
 def _checked(connection: Connection) -> bool:
-    """Whether the tables are there and the newest.
+    """True if the tables are there and the newest.
 
     Raises:
-        _NotOursError: when they are somebody else's, or of a version that this program does not know.
+        _NotOursError: when they are not ours, or of a version that this program does not know.
     """
     names = set(inspect(connection).get_table_names())
     if not names:

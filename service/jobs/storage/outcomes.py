@@ -1,4 +1,4 @@
-"""Outcomes as bytes, and the table that keeps them: what is damaged is never served, what is old may go."""
+"""Outcomes as bytes, and their table: damaged ones are never served, old ones may be pruned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 def pack(outcome: Outcome) -> bytes:
     """Raises:
-    TypeError: for arrays of Python objects, which nobody could load again.
+    TypeError: for arrays of Python objects, which cannot be loaded again.
     """
     if objects := [name for name, array in outcome.items() if np.asarray(array).dtype.hasobject]:
         raise TypeError(f"arrays of Python objects: {', '.join(objects)}")
@@ -99,5 +99,5 @@ def prune(session: Session, most_bytes: int) -> int:
 
 
 def changed(result: object) -> int:
-    """How many rows an UPDATE or DELETE met."""
+    """Number of rows that an UPDATE or DELETE changed."""
     return cast("CursorResult[object]", result).rowcount

@@ -1,4 +1,4 @@
-"""Who works on a job: one process, told apart from later ones with its number."""
+"""The owner of a job: one process, distinct from later ones with its number."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CLOCK_S = 5.0
 
 
 class Owner(NamedTuple):
-    """``host`` names the machine and its process numbers: containers have numbers of their own. ``started`` is in
-    seconds since 1970; ``instance`` tells the stores of one process apart."""
+    """``host`` names the machine and the namespace of its process numbers, which differs between containers.
+    ``started`` is in seconds since 1970; ``instance`` names one store of the process."""
 
     host: str
     pid: int
@@ -37,7 +37,7 @@ class Owner(NamedTuple):
         return json.dumps(self)
 
     def is_gone(self) -> bool:
-        """Whether this was a process here and has ended. Processes elsewhere are nobody's to judge."""
+        """True if this was a process of this machine and has ended. Processes elsewhere count as alive."""
         if self.host != _host():
             return False
         try:

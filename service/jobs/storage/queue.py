@@ -1,7 +1,7 @@
-"""Jobs as their workers see them: which come next, whose they are, and what is finished of them.
+"""Jobs for the runner: the next ones, their owners, and their finished units.
 
-A job belongs to whoever set its ``owner`` with a conditional UPDATE, until the lease runs out or the owner is known
-to be gone. Every change to a running job asks for the owner again, so whoever has lost a job can do it no harm.
+A process owns a job after setting ``owner`` with a conditional UPDATE, until the lease runs out or the process is
+known to be gone. Every change to a running job checks the owner again, so a former owner cannot harm it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from service.jobs.storage.results import Packed
 from service.jobs.storage.tables import FinishedUnit, Job
 
 LEASE_S = 30.0
-"""How long a job stays its owner's without a sign of life. Clocks of several machines may differ by less."""
+"""Seconds that a job keeps its owner without renewal. Clocks of several machines may differ by less."""
 
 MOST_CLAIMS = 5
 """Of one job in a row without a finished unit, each ended by the death of its process or an error of the runner: a
@@ -34,8 +34,9 @@ job that takes its server down must not do so for ever. An orderly end of the se
 
 NO_PROGRESS = {
     "code": "no_progress",
-    "message": f"given up: {MOST_CLAIMS} times a server that worked on it was killed or failed before a unit was "
-    "finished. Its log or its memory limit may tell why; what is finished stays in the store for a smaller request",
+    "message": f"given up: {MOST_CLAIMS} times a server that ran it was killed or failed before a unit was "
+    "finished. The log or the memory limit of the server may explain it; finished units stay in the store for a "
+    "smaller request",
 }
 
 log = structlog.get_logger()
@@ -78,7 +79,8 @@ class JobQueue:
         self._owner = str(owner)
 
     def waiting(self, model: str, held: Collection[int]) -> dict[str, int]:
-        """Tenant -> number of its oldest job that needs ``model`` and could be claimed; ``held`` are worked on."""
+        """Tenant -> number of its oldest job that needs ``model`` and could be claimed; ``held`` are excluded: this
+        process runs them."""
         with self._database.reading() as session:
             needed = select(Job.models).where(Job.state.in_(UNFINISHED)).distinct()
             fitting = [text for text in session.scalars(needed) if self._fits(json.loads(text), model)]
@@ -92,7 +94,8 @@ class JobQueue:
         return model in needed and self._served.issuperset(needed)
 
     def _free(self, session: Session) -> ColumnElement[bool]:
-        """Whether a job is nobody's. What this process owns and does not hold, it gave up after an error."""
+        """True for a job without an owner. A job that this process owns and does not hold was given up after an
+        error."""
         owners = session.scalars(select(Job.owner).where(Job.state == "running").distinct())
         gone = [text for text in owners if text is not None and (text == self._owner or Owner.parse(text).is_gone())]
         lapsed = or_(Job.owner.is_(None), Job.lease_until < datetime.now(UTC), Job.owner.in_(gone))
@@ -125,7 +128,7 @@ class JobQueue:
     def begin(self, number: int, keys: Sequence[str], tokens: int) -> set[int]:
         """Note the plan's size; returns the positions that are finished already.
 
-        What was finished of a plan that has changed since (another model, other code) counts no longer.
+        Units finished under an older plan (another model, other code) do not count.
 
         Raises:
             LeaseLost: when the job is another's by now.
@@ -239,8 +242,7 @@ class JobQueue:
             return set(session.scalars(select(Job.number).where(mine)))
 
     def release(self) -> None:
-        """Put back what this process has not finished, for anybody to go on with. Nobody's fault: that claim does not
-        count."""
+        """Queue the unfinished jobs of this process again. Their claims by it do not count."""
         mine = and_(Job.owner == self._owner, Job.state == "running")
         claims = case((Job.claims > 0, Job.claims - 1), else_=0)
         with self._database.writing() as session:

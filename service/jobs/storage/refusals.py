@@ -11,7 +11,7 @@ class UnknownJob(LookupError):
 
 
 class JobUnfinished(RuntimeError):
-    """The job is still to be worked on: cancel it first."""
+    """The job is queued or running: cancel it first."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"job {job_id} has not ended: cancel it first")

@@ -114,7 +114,7 @@ class Job(Base):
 
 class FinishedUnit(Base):
     """A unit of a job whose outcome is known. ``position`` is its place in the plan, ``number`` in the order of
-    finishing; neither occurs twice in a job, and a number that was once told is not given again."""
+    finishing; neither occurs twice in a job, and published numbers are never reused."""
 
     __tablename__ = "finished_units"
     __table_args__ = (UniqueConstraint("job", "position"), Index("finished_units_by_key", "key"))
@@ -133,7 +133,7 @@ class FinishedUnit(Base):
 
 
 class StoredOutcome(Base):
-    """What a unit amounted to, under the address of all that it depends on."""
+    """The outcome of a unit, under its address."""
 
     __tablename__ = "outcomes"
     __table_args__ = (Index("outcomes_by_use", "used_at", "size"),)

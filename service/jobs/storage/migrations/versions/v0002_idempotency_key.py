@@ -1,4 +1,4 @@
-"""What a client names a submission by, so that sending it again makes no second job."""
+"""A client's name for a submission: a repetition makes no second job."""
 
 import sqlalchemy as sa
 from alembic import op

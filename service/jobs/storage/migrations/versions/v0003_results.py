@@ -1,4 +1,4 @@
-"""Results have a table of their own, packed; jobs know the size of their request."""
+"""A separate table for packed results; jobs record the size of their request."""
 
 import gzip
 
