@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from service import context
 from service.evaluation.request import EvaluationRequest
 from service.jobs.planning import asked_by, body_of
-from service.jobs.records import ENDED_EARLY, UNFINISHED, JobError, JobInfo, JobState, UnitDone
+from service.jobs.records import ENDED_EARLY, UNFINISHED, JobInfo, JobState, UnitDone
 from service.jobs.storage import results
 from service.jobs.storage.database import Database
 from service.jobs.storage.owner import Owner
@@ -28,11 +28,17 @@ ID = re.compile(r"[0-9a-f]{32}")
 LISTED_REQUEST = 1 << 14
 """Characters up to which listings show a request: one may hold megabytes of documents."""
 
+SHOWN = (
+    *("id", "evaluation", "model", "state", "created_at", "started_at", "finished_at", "error"),
+    *("units_total", "units_done", "units_reused", "tokens_total", "seconds"),
+)
+"""Columns that ``JobInfo`` has as they are."""
+
 
 class JobStore:
     """Jobs of every tenant in one database. Every call is synchronous and one transaction.
 
-    ``in_flight`` is what the runner of this process tells of units at work: job id -> tokens.
+    ``in_flight`` has the progress of running units in this process: job id -> tokens.
     """
 
     def __init__(self, url: str) -> None:
@@ -69,13 +75,6 @@ class JobStore:
             created_at=datetime.now(UTC),
             units_total=units,
             tokens_total=tokens,
-            units_done=0,
-            units_reused=0,
-            tokens_done=0,
-            tokens_reused=0,
-            seconds=0.0,
-            claims=0,
-            last_unit=0,
             added_by=str(self.owner),
             idempotency_key=idempotency_key,
             request=(body := body_of(request)),
@@ -183,7 +182,7 @@ class JobStore:
             session.execute(delete(Job).where(Job.number == job.number))
 
     def bytes_of(self, tenant: str) -> int:
-        """What the requests of all jobs of ``tenant`` take up."""
+        """Bytes of the requests of all jobs of ``tenant``."""
         query = select(func.sum(Job.request_bytes)).where(Job.tenant == tenant)
         with self.database.reading() as session:
             return session.scalar(query) or 0
@@ -232,25 +231,9 @@ class JobStore:
         done = min(job.tokens_done + in_flight, job.tokens_total)
         measured = job.tokens_done - job.tokens_reused
         left = job.seconds / measured * (job.tokens_total - done) if unfinished and measured else None
-        return JobInfo(
-            id=job.id,
-            evaluation=job.evaluation,
-            model=job.model,
-            models=json.loads(job.models),
-            state=job.state,
-            created_at=job.created_at,
-            started_at=job.started_at,
-            finished_at=job.finished_at,
-            units_total=job.units_total,
-            units_done=job.units_done,
-            units_reused=job.units_reused,
-            tokens_total=job.tokens_total,
-            tokens_done=done,
-            seconds=job.seconds,
-            seconds_left=left,
-            error=None if job.error is None else JobError.model_validate(job.error),
-            request=request,
-        )
+        values = {name: getattr(job, name) for name in SHOWN}
+        values |= {"models": json.loads(job.models), "tokens_done": done, "seconds_left": left, "request": request}
+        return JobInfo.model_validate(values)
 
 
 def models_text(models: Iterable[str]) -> str:
