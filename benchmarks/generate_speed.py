@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from benchmarks.models import BANDED, ENCODINGS, Subject, llama, native, random_model, trained
 from benchmarks.timing import Report, interleaved
 from patches import Method, parse, patched
-from service.engine.engine import Engine, EngineLimits
+from service.engine.engine import Engine
+from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
 
 REQUESTS = 16
@@ -47,7 +48,9 @@ async def concurrent(
 
     async def one(prompt: list[int], method: Method) -> list[int]:
         token_ids: list[int] = []
-        async for generation in engine.generate(prompt, method, SamplingParams(), new_tokens):
+        resolved = engine.patch.resolve(method, len(prompt) + new_tokens)
+        steps = engine.generate(prompt, resolved, SamplingParams(), new_tokens, pe_method=method.method)
+        async for generation in steps:
             token_ids = generation.token_ids
         return token_ids
 
@@ -105,7 +108,7 @@ def measure(subject: Subject, rounds: int, report: Report) -> None:
                 warmup=0,  # the comparison of tokens has warmed everything up
             )
         finally:
-            engine.stop(1.0)
+            engine.thread.stop(1.0)
     for name, label in (("mixed", "8 frequency encodings"), ("banded", "with self_extend and alibi")):
         report.add(
             subject.name,

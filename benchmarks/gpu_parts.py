@@ -26,7 +26,8 @@ from benchmarks.patched_overhead import DECODED, decoder, prefill
 from benchmarks.scoring_equality import finish
 from benchmarks.timing import interleaved
 from patches import Patched, patched
-from service.engine.engine import Engine, EngineLimits
+from service.engine.engine import Engine
+from service.engine.limits import EngineLimits
 from service.evaluation import scoring
 
 Row = tuple[str, float, str, str]
@@ -272,7 +273,7 @@ def engine_of(patch: Patched, scale: Scale, batch: int) -> Iterator[tuple[asynci
         try:
             yield loop, engine
         finally:
-            engine.stop(1.0)
+            engine.thread.stop(1.0)
 
 
 def cache_room(scale: Scale, batch: int) -> int:

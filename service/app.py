@@ -13,25 +13,28 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
-from service import errors, tracing
-from service.api import docs, evaluations, generate, health, jobs, methods, metrics, openai, static
-from service.api.access import AccessControl, ApiKeys
-from service.api.admission import TokenRate
-from service.api.answers import failures
-from service.api.document import ABOUT, TAGS
+from service import tracing
+from service.api import errors, evaluations, health, methods, metrics, openai, static
+from service.api.docs import page
+from service.api.docs.openapi import ABOUT, TAGS
 from service.api.files import RenderedFiles
-from service.api.scope import RequestScope, Traffic
-from service.jobs.calls import StoreCalls
-from service.jobs.database import StoreOutOfReach, default_url
+from service.api.generation import generate
+from service.api.http.access import AccessControl, ApiKeys
+from service.api.http.scope import RequestScope, Traffic
+from service.api.jobs import events, files, routes
+from service.api.quotas import TokenRate
+from service.api.responses import failures
 from service.jobs.runner import CLOSE_S, JobRunner
-from service.jobs.store import JobStore
+from service.jobs.storage.calls import StoreCalls
+from service.jobs.storage.database import StoreOutOfReach, default_url
+from service.jobs.storage.store import JobStore
 from service.metrics import Metrics
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.sharing.admission import Admission
 from service.sharing.workers import Workers
 
-COMPRESSED_ALREADY = (*DEFAULT_EXCLUDED_CONTENT_TYPES, jobs.PARQUET)
+COMPRESSED_ALREADY = (*DEFAULT_EXCLUDED_CONTENT_TYPES, files.PARQUET)
 """Pictures, tables and event streams go out as they are."""
 
 
@@ -43,7 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         models = app.state.models = ModelRegistry(settings, app.state.metrics)
-        app.state.metrics.watch(models)
+        app.state.metrics.watch(lambda: {served.name: served.engine.load() for served in models})
         try:
             async with AsyncExitStack() as stack:
                 workers = app.state.workers = Workers(shared=settings.has_keys, busy=models.are_generating)
@@ -53,7 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
                 url = settings.database_url or default_url()
                 store = app.state.jobs = await run_in_threadpool(JobStore, url)
                 stack.push_async_callback(_closed, calls, store)
-                runner = app.state.job_runner = JobRunner(store, models, settings, workers, calls)
+                runner = app.state.job_runner = JobRunner(store, models, settings, workers, calls, errors.as_api_error)
                 runner.start()
                 stack.push_async_callback(runner.close)
                 stack.enter_context(metrics.own_port(settings, app.state.metrics))
@@ -71,11 +74,11 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,  # a redirect would lead to whatever Host header was sent
         description=ABOUT,
         openapi_tags=TAGS,
-        openapi_url=None,  # service.api.docs serves it, and the page
+        openapi_url=None,  # service.api.docs.page serves it, and the page
     )
     app.state.settings = settings
     app.state.files = RenderedFiles()
-    app.state.feed = jobs.feed_of(app)
+    app.state.feed = events.feed_of(app)
     app.state.bodies = Admission(settings.max_bodies_bytes, settings.max_queue, shared=settings.has_keys, of="bodies")
     app.state.metrics, app.state.traffic = Metrics(), Traffic()
     app.state.token_rate = TokenRate(settings.key_tokens_per_minute)
@@ -83,13 +86,13 @@ def create_app(settings: Settings) -> FastAPI:
     _add_layers(app, settings, keys)
     errors.install(app)
     tracing.install(app, settings)
-    for group in (generate, evaluations, jobs, openai, methods):
-        app.include_router(group.router, responses=failures(), dependencies=docs.KEYS)
+    for group in (generate, evaluations, routes, openai, methods):
+        app.include_router(group.router, responses=failures(), dependencies=page.KEYS)
     app.include_router(static.router)
     app.include_router(health.router, responses=failures([503]))
     if settings.metrics_port is None:
         app.include_router(metrics.router, responses=failures([]))
-    docs.install(app, keys_asked_for=keys.asked_for)
+    page.install(app, keys_asked_for=keys.asked_for)
     return app
 
 

@@ -1,4 +1,4 @@
-"""What is known of the HTTP request being answered, for whoever works on it: its id, its tenant, how it ended.
+"""The current HTTP request: its id, its tenant, its deadline, and its error.
 
 A context variable and not an argument, so that isolation and logs hold on routes that know nothing of them.
 """
@@ -19,7 +19,7 @@ ANONYMOUS = "anonymous"
 
 @dataclass
 class RequestContext:
-    """One request. ``tenant`` stands for its API key and is no secret; ``error_code`` is set when it fails.
+    """One request. ``tenant`` is derived from its API key and is no secret; ``error_code`` is set when it fails.
 
     It may take ``timeout_s`` seconds from ``started`` on the monotonic clock; ``limit`` cancels what runs then.
     ``cleanup`` runs when the answer is complete or given up, whatever the route did.
@@ -68,5 +68,5 @@ def acting_for(tenant: str) -> Iterator[None]:
 
 
 def new_id() -> str:
-    """An identifier that nobody guesses."""
+    """A random identifier."""
     return uuid.uuid4().hex

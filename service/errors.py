@@ -1,39 +1,16 @@
-"""Every failure as one JSON shape: {"error": {"message", "type", "param", "code"}}.
-
-Bodies are bounded: at most 10 problems, of 200 characters but for the first, so that a malformed request cannot be
-answered with a megabyte of echo.
-"""
+"""Refusals: an HTTP status, the field at fault, and a code that clients can match."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import structlog
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that closed the connection: it appears in logs only."""
 
-from patches import InvalidEncoding, Problem, SlotsExhausted
-from service import context
-from service.engine.engine import EngineFailed, EngineStopping
-from service.engine.memory import OutOfMemory
-from service.evaluation.checks import InvalidEvaluation
-from service.evaluation.scoring import NotANumber
-from service.jobs.database import StoreOutOfReach
-from service.jobs.store import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
-from service.models.registry import UnknownModel
-from service.problems import problems_in
-from service.sharing.admission import QueueFull, TooLarge
-from service.sharing.stopping import Stopped
 
-MAX_PROBLEMS = 10
-MAX_CHARS = 200
-MAX_CHARS_OF_THE_FIRST = 800
-"""The first problem may list all that a field takes, such as the names of the methods."""
-
-log = structlog.get_logger()
+class ClientGone(Exception):
+    """The client closed the connection before the answer was complete."""
 
 
 class ApiError(Exception):
@@ -78,106 +55,3 @@ def deadline_exceeded(seconds: float) -> ApiError:
 def shutting_down(more: str = "") -> ApiError:
     message = f"the server is shutting down{more and f'; {more}'}"
     return ApiError(503, message, code="shutting_down", headers={"Connection": "close"})
-
-
-def as_api_error(error: Exception) -> ApiError:
-    """The one table from exceptions to statuses; anything unexpected is an opaque 500."""
-    for kind, convert in _CONVERSIONS.items():
-        if isinstance(error, kind):
-            return convert(error)
-    return ApiError(500, "internal error", code="internal_error")
-
-
-def _http_error(error: HTTPException) -> ApiError:
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    return ApiError(error.status_code, str(error.detail), code=code, headers=error.headers)
-
-
-def _out_of_memory(error: OutOfMemory) -> ApiError:
-    if error.alone:
-        return ApiError(507, f"{error}, with nothing else running: make the request smaller", code="out_of_memory")
-    return ApiError(503, f"{error}, beside others: try again", code="out_of_memory", headers={"Retry-After": "5"})
-
-
-def _unknown_model(error: UnknownModel) -> ApiError:
-    return ApiError(404, f"{error}; served: {', '.join(error.known)}", param="model", code="model_not_found")
-
-
-_CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
-    ApiError: lambda error: error,
-    RequestValidationError: lambda error: validation_error(problems_in(error.errors())),
-    InvalidEncoding: lambda error: validation_error(error.problems),
-    UnknownModel: _unknown_model,
-    TooLarge: lambda error: context_length_exceeded(error.needed, 0, error.capacity),
-    UnknownJob: lambda error: ApiError(404, str(error), code="not_found"),
-    InvalidEvaluation: lambda error: bad_request(str(error), error.param),
-    IdempotencyMismatch: lambda error: ApiError(422, str(error), code="idempotency_mismatch", param="Idempotency-Key"),
-    JobDone: lambda error: ApiError(409, str(error), code="job_done"),
-    JobUnfinished: lambda error: ApiError(409, str(error), code="job_unfinished"),
-    QueueFull: lambda error: ApiError(429, f"the queue is full: {error}", code="queue_full"),
-    SlotsExhausted: lambda error: ApiError(503, str(error), code="slots_exhausted"),
-    EngineStopping: lambda error: shutting_down(),
-    Stopped: lambda error: shutting_down(),
-    StoreOutOfReach: lambda error: ApiError(
-        503, f"the database of jobs is out of reach: {error}", code="jobs_out_of_reach", headers={"Retry-After": "5"}
-    ),
-    EngineFailed: lambda error: ApiError(503, f"the engine failed and is restarting: {error}", code="engine_failed"),
-    OutOfMemory: _out_of_memory,
-    NotANumber: lambda error: ApiError(500, str(error), code="not_a_number"),
-    HTTPException: _http_error,
-}
-
-
-def validation_error(problems: Sequence[Problem]) -> ApiError:
-    """One message for all that is wrong with a request, the fields named."""
-    first, *others = problems
-    lines = [str(first)[:MAX_CHARS_OF_THE_FIRST], *(str(other)[:MAX_CHARS] for other in others[: MAX_PROBLEMS - 1])]
-    if len(problems) > MAX_PROBLEMS:
-        lines.append("and more")
-    return bad_request("; ".join(lines), param=first.field[:MAX_CHARS] or None, code="invalid_request")
-
-
-def body_of(error: ApiError) -> dict[str, Any]:
-    """The JSON body, also used inside event streams."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, kind)
-    message = error.message[: MAX_CHARS_OF_THE_FIRST + MAX_PROBLEMS * MAX_CHARS]
-    param = None if error.param is None else error.param[:MAX_CHARS]
-    return {"error": {"message": message, "type": kind, "param": param, "code": error.code, **error.extra}}
-
-
-def response_of(error: ApiError) -> JSONResponse:
-    """The answer, with what tells a client whether to come back: openai's client sends any 5xx again."""
-    headers = {}
-    if error.status in (429, 503):
-        headers["Retry-After"] = "1"
-    elif error.status in (504, 507):
-        headers["x-should-retry"] = "false"
-    return JSONResponse(body_of(error), status_code=error.status, headers=headers | dict(error.headers))
-
-
-def report(error: Exception) -> ApiError:
-    """What to answer to ``error``. Keeps its code for the request's log line; logs what is the server's fault."""
-    api_error = as_api_error(error)
-    context.current().error_code = api_error.code or "error"
-    if api_error.status == 500:
-        log.error("request_failed", code=api_error.code, exc_info=error)
-    elif api_error.status > 500:
-        log.warning("request_failed", code=api_error.code, error=api_error.message[:MAX_CHARS])
-    return api_error
-
-
-def answer(error: Exception) -> JSONResponse:
-    """Report ``error`` and answer with it."""
-    return response_of(report(error))
-
-
-def install(app: FastAPI) -> None:
-    """Answer every exception of the app with the one shape."""
-
-    async def handle(_: Request, error: Exception) -> JSONResponse:
-        return answer(error)
-
-    kinds: list[type[Exception]] = [Exception, *_CONVERSIONS]
-    for kind in kinds:
-        app.add_exception_handler(kind, handle)

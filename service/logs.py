@@ -35,7 +35,7 @@ def configure(level: str, form: Literal["console", "json"] = "console", *, libra
     structlog.configure(
         processors=[*common, *last],
         wrapper_class=structlog.make_filtering_bound_logger(severity),
-        # Looked up at every line: whoever replaces the stream must not leave a closed one behind.
+        # Looked up at every line: a replaced stream may be closed.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
     if libraries:
@@ -43,7 +43,7 @@ def configure(level: str, form: Literal["console", "json"] = "console", *, libra
 
 
 def _collect(severity: int, common: list[Processor], last: list[Processor]) -> None:
-    """Lines of other libraries, Python's warnings and exceptions that nobody caught get the same form."""
+    """Lines of other libraries, Python's warnings and uncaught exceptions get the same form."""
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[*common, structlog.stdlib.ExtraAdder(), _without_colours],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
@@ -64,7 +64,7 @@ def _collect(severity: int, common: list[Processor], last: list[Processor]) -> N
 
 
 def _writes_to_a_terminal(handler: logging.Handler) -> bool:
-    """Whether a library has put it there to print its own lines beside ours."""
+    """True for a handler with which a library prints beside our lines."""
     return isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
 
 

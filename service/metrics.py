@@ -1,20 +1,18 @@
-"""What Prometheus reads. The names after the prefix are vLLM's, which dashboards and the Kubernetes gateway know.
+"""Prometheus metrics. The names after the prefix are vLLM's, which dashboards and the Kubernetes gateway know.
 
-Every application has a registry of its own, so that several can live in one process.
+Every application has a separate registry, so that several can live in one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from service.engine.engine import Generation
-    from service.models.registry import ServedModel
+Loads = Callable[[], Mapping[str, Mapping[str, int]]]
+"""The load of every engine, by the name of its model."""
 
 LABELS = ("model_name", "pe_method")
 
@@ -51,55 +49,22 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"ropeway_{name}_seconds", text, LABELS, registry=self.registry, buckets=buckets)
 
-    def watch(self, models: Iterable[ServedModel]) -> None:
-        """Read the load of ``models`` at every scrape."""
-        self.registry.register(_Load(models))
-
-
-class EngineMetrics:
-    """What the engine of one model reports."""
-
-    def __init__(self, metrics: Metrics, model_name: str) -> None:
-        self._all, self._model = metrics, model_name
-
-    def step(self, method: str, generation: Generation, prompt_tokens: int, gap_s: float, new_tokens: int) -> None:
-        """``new_tokens`` came ``gap_s`` seconds after what was before them: the first token, or another."""
-        labels = (self._model, method)
-        if generation.first_token_s is None:
-            self._all.prompt_tokens.labels(*labels).inc(prompt_tokens)
-            self._all.cached_tokens.labels(*labels).inc(generation.cached_tokens)
-            self._all.first_token.labels(*labels).observe(gap_s)
-        else:
-            self._all.inter_token.labels(*labels).observe(gap_s)
-        self._all.generation_tokens.labels(*labels).inc(new_tokens)
-
-    def finished(self, method: str, generation: Generation, reason: str, seconds: float) -> None:
-        labels = (self._model, method)
-        self._all.success.labels(*labels, reason).inc()
-        if reason in ("stop", "length"):
-            self._all.e2e.labels(*labels).observe(seconds)
-            self._all.queue.labels(*labels).observe(generation.queue_s)
-            self._all.prefill.labels(*labels).observe(generation.prefill_s)
-            self._all.decode.labels(*labels).observe(generation.decode_s)
-
-    def scored(self, method: str, tokens: int) -> None:
-        self._all.scored_tokens.labels(self._model, method).inc(tokens)
-
-    def restarted(self) -> None:
-        self._all.restarts.labels(self._model).inc()
+    def watch(self, loads: Loads) -> None:
+        """Read ``loads`` at every scrape."""
+        self.registry.register(_Load(loads))
 
 
 class _Load(Collector):
     """Gauges with the meaning that the gateway inference extension expects, read when asked for."""
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
-        self._models = models
+    def __init__(self, loads: Loads) -> None:
+        self._loads = loads
 
     def describe(self) -> Iterator[Metric]:
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        loads = {served.name: served.engine.load() for served in self._models}
+        loads = self._loads()
         gauges = {
             "num_requests_running": ("Sequences in the running batch.", lambda load: load["running"]),
             "num_requests_waiting": ("Sequences waiting for memory or for a place.", lambda load: load["waiting"]),

@@ -36,8 +36,8 @@ class Settings(BaseSettings):
 
     model: str = Field(
         "demo",
-        description="Hugging Face id, local folder, or a folder of such folders (all are served, the first by name is "
-        "the default); 'demo' serves the embedded demo models.",
+        description="Hugging Face id, local folder, or a folder of such folders: all are served, the first by name is "
+        "the default. 'demo' serves the embedded demo models.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id.")
     device: str = Field("auto", description="torch device; 'auto' takes CUDA if there is one, the CPU otherwise.")
@@ -46,8 +46,8 @@ class Settings(BaseSettings):
     )
     chat_template: str | None = Field(
         None,
-        description="Chat template of every served model in place of its own: a file, or 'plain', a built-in one for "
-        "models that were never taught to chat.",
+        description="Chat template of every served model instead of the model's: a file, or 'plain', a built-in one "
+        "for models without chat training.",
     )
     threads: int | None = Field(None, ge=1, description="CPU threads for the model; torch's choice when unset.")
 
@@ -83,7 +83,7 @@ class Settings(BaseSettings):
     max_passes: Count = Field(200_000, description="Most forward passes of one evaluation.")
     max_body_bytes: Count = Field(8 << 20, description="Largest request body with documents to evaluate.")
     max_prompt_bytes: Count = Field(2 << 20, description="Largest request body with prompts.")
-    max_bodies_bytes: Count = Field(64 << 20, description="Bytes of request bodies that are worked on at once.")
+    max_bodies_bytes: Count = Field(64 << 20, description="Bytes of request bodies in work at once.")
     max_text_bytes: Count = Field(2 << 20, description="Longest single text, and most text tokenized at once.")
     max_answer_bytes: Count = Field(32 << 20, description="Largest answer.")
 
@@ -102,7 +102,7 @@ class Settings(BaseSettings):
 
     database_url: str | None = Field(
         None,
-        description="Where jobs are kept: sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME (extra `postgresql`); "
+        description="Database of jobs: sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME (extra `postgresql`); "
         "a file in the user's data folder when unset.",
     )
     resume_jobs: bool = Field(
@@ -146,5 +146,5 @@ class Settings(BaseSettings):
 
     @property
     def has_keys(self) -> bool:
-        """Whether requests carry API keys, so that several tenants share the server."""
+        """True if requests carry API keys: several tenants share the server."""
         return bool(self.api_keys) or self.api_keys_file is not None

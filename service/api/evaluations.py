@@ -1,6 +1,7 @@
 """One route per evaluation, and its result again as table and picture."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -9,20 +10,21 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from service import context
-from service.api.admission import admit, charge, log_prompts, set_deadline, upper_bound
 from service.api.files import Standalone, result_file, unpacked_response
-from service.api.jobs import STORE_S, IdempotencyKey, submit
-from service.api.routing import DocumentsRoute
-from service.api.streaming import Emit, event_stream
+from service.api.http.routing import DocumentsRoute
+from service.api.http.streaming import Emit, event_stream
+from service.api.jobs.lookup import STORE_S
+from service.api.jobs.submission import IdempotencyKey, submit
+from service.api.quotas import admit, charge, log_prompts, set_deadline, upper_bound
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS, Evaluation
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult, Progress
 from service.evaluation.unit import Measured, Plan, run_units
-from service.jobs.database import StoreOutOfReach
 from service.jobs.records import JobInfo
-from service.jobs.results import Packed, written_and_packed
+from service.jobs.storage.database import StoreOutOfReach
+from service.jobs.storage.results import Packed, written_and_packed
 from service.models.registry import ModelRegistry
 from service.reports.render import PAGE, PageOptions
 from service.settings import Settings
@@ -128,10 +130,12 @@ async def _run(
             )
 
         units, engine = [plan.units[index] for index in indices], models.get(name).engine
-        longest = max(unit.length for unit in units)
-        part: list[Measured] = await engine.run(run_units(units), longest, report, ticket=tickets.get(name))
+        longest, scored = max(unit.length for unit in units), Counter[str]()
         for unit in units:
-            engine.metrics.scored(unit.subject.method.method, unit.tokens)
+            scored[unit.subject.method.method] += unit.tokens
+        part: list[Measured] = await engine.score(
+            run_units(units), longest, report, scored=scored, ticket=tickets.get(name)
+        )
         done += sum(unit.tokens for unit in units)
         measured.update(zip(indices, part, strict=True))
     result = await workers.run(plan.result, [measured[index].outcome for index in range(len(plan.units))])

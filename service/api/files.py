@@ -1,4 +1,4 @@
-"""Files of results as answers: made once, in processes of their own, and kept for those who ask again."""
+"""Files of results as answers: drawn once, in child processes, and cached."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pydantic import BaseModel
 from service import context
 from service.errors import ApiError
 from service.jobs.records import JobInfo
-from service.jobs.results import Packed
+from service.jobs.storage.results import Packed
 from service.reports.render import PAGE, PageOptions, Rendered, file_of
 from service.settings import Settings
 from service.sharing.workers import Workers
 
 KEPT_BYTES = 32 << 20
-"""Most bytes of files that are kept for later requests."""
+"""Size of the cache in bytes."""
 
 PIECE = 256 << 10
 
@@ -29,7 +29,8 @@ Make = Callable[[], Coroutine[Any, Any, Rendered]]
 
 
 class RenderedFiles:
-    """Files by what they show. A file that is being made is made once, for as long as one caller waits for it."""
+    """A cache of files. Simultaneous requests for one file share its drawing, which ends when no caller waits for
+    it."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Rendered] = OrderedDict()

@@ -7,8 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from service.api.answers import Live, Ready
-from service.errors import ApiError, answer, shutting_down
+from service.api.errors import answer
+from service.api.responses import Live, Ready
+from service.errors import ApiError, shutting_down
 
 router = APIRouter(tags=["health"])
 
@@ -25,8 +26,9 @@ async def ready(request: Request) -> JSONResponse | dict[str, Any]:
     refusal = _refusal(request)
     if refusal is not None:
         return answer(refusal)
-    models = request.app.state.models
-    return {"status": "ok", "models": {s.name: {**s.engine.load(), "restarts": s.engine.restarts} for s in models}}
+    engines = {served.name: served.engine for served in request.app.state.models}
+    loads = {name: {**engine.load(), "restarts": engine.thread.restarts} for name, engine in engines.items()}
+    return {"status": "ok", "models": loads}
 
 
 @router.get("/health", response_model=Live)
@@ -40,7 +42,7 @@ async def health(request: Request) -> JSONResponse | Live:
 def _refusal(request: Request) -> ApiError | None:
     if request.app.state.traffic.draining:
         return shutting_down()
-    dead = [served for served in request.app.state.models if not served.engine.is_alive]
+    dead = [served for served in request.app.state.models if not served.engine.thread.is_alive]
     for served in dead:
-        served.engine.revive()
+        served.engine.thread.revive()
     return ApiError(503, f"not serving: {', '.join(s.name for s in dead)}", code="not_ready") if dead else None

@@ -13,7 +13,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from patches import METHODS, InvalidEncoding, Recipe, describe_method, field_value, label_of, parse, unknown_method
-from service.api.answers import (
+from service.api.files import RenderedFiles, file_response
+from service.api.http.routing import Route
+from service.api.responses import (
     FullMethodList,
     MethodInfo,
     MethodList,
@@ -22,12 +24,10 @@ from service.api.answers import (
     ModelList,
     ParameterInfo,
 )
-from service.api.files import RenderedFiles, file_response
-from service.api.routing import Route
 from service.errors import ApiError, bad_request
 from service.models.registry import ModelRegistry, ServedModel
 from service.reports.render import Rendered, frequencies_of
-from service.schema import type_text
+from service.reports.schema import type_text
 from service.sharing.workers import Workers
 
 router = APIRouter(tags=["methods"], route_class=Route)

@@ -1,4 +1,4 @@
-"""``GET /metrics`` for Prometheus, here or on a port of its own."""
+"""``GET /metrics`` for Prometheus, here or on a separate port."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastapi.responses import Response
 from prometheus_client import start_http_server
 from prometheus_client.exposition import choose_encoder
 
+from service.api.http.ports import PortUnusable
 from service.metrics import Metrics
-from service.ports import PortUnusable
 from service.settings import Settings
 
 router = APIRouter(tags=["operations"])

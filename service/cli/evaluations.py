@@ -97,7 +97,7 @@ def _schema(name: str) -> dict[str, Any]:
 
 def print_fields(name: str) -> None:
     """A table of the options that an evaluation adds."""
-    from service.schema import field_rows
+    from service.reports.schema import field_rows
 
     table = new_table("option", "value", "default", "meaning")
     definitions = _schema(name).get("$defs", {})

@@ -64,7 +64,7 @@ def generate(  # noqa: PLR0913 - one argument per option
         "stop": stop or None,
     }
     if server is None:
-        from service.api.generate import GenerateRequest
+        from service.api.generation.generate import GenerateRequest
 
         check_body(GenerateRequest, request)
     with connected(server, model) as client:

@@ -26,7 +26,7 @@ def new(
     name: Annotated[str, typer.Argument(help="The key's owner, a comment beside the hash.")] = "", file: File = None
 ) -> None:
     """Create an API key and print it once, on stdout. Its hash goes into the file, or to stderr without one."""
-    from service.api import key_file
+    from service.api.http import key_file
 
     key, digest = key_file.new_key()
     line = key_file.KeyLine(digest, datetime.now(UTC).date(), " ".join(printable(name).split()))
@@ -42,7 +42,7 @@ def new(
 @keys.command("list")
 def list_keys(file: File = None) -> None:
     """The keys of a file: the start of each hash as in the logs, the date, and the owner."""
-    from service.api import key_file
+    from service.api.http import key_file
 
     table = new_table("key", "made", "name")
     with _failures():
@@ -57,7 +57,7 @@ def revoke(
     file: File = None,
 ) -> None:
     """Remove a key from the file. A running server that reads the file then refuses the key."""
-    from service.api import key_file
+    from service.api.http import key_file
 
     with _failures():
         gone = key_file.revoke(_needed(file), key)
@@ -89,7 +89,7 @@ def _needed(file: Path | None) -> Path:
 @contextmanager
 def _failures() -> Iterator[None]:
     """An error with the file ends the command with one line."""
-    from service.api.key_file import InvalidKeyFile, UnknownKey
+    from service.api.http.key_file import InvalidKeyFile, UnknownKey
 
     try:
         yield

@@ -13,7 +13,7 @@ from rich.text import Text
 from service.cli.client import connected
 from service.cli.options import ModelName, Server, method_names
 from service.cli.terminal import fail, new_table, stdout
-from service.schema import default_text, type_text
+from service.reports.schema import default_text, type_text
 
 FACTS = {
     "formula": "formula",

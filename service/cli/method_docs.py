@@ -24,7 +24,7 @@ from service.figures.encodings.samples import (
     Sample,
     samples,
 )
-from service.schema import choices, default_text, type_text
+from service.reports.schema import choices, default_text, type_text
 
 PAGE, PICTURES = "methods.md", "methods"
 TEMPERATURES = "attention-temperatures"

@@ -76,7 +76,7 @@ def check_body(kind: type[BaseModel], body: Mapping[str, Any]) -> None:
     except ValidationError as error:
         from fastapi.exceptions import RequestValidationError
 
-        from service.errors import as_api_error
+        from service.api.errors import as_api_error
 
         raise typer.BadParameter(as_api_error(RequestValidationError(error.errors())).message) from None
 

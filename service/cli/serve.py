@@ -25,7 +25,7 @@ long for another Python thread."""
 def _print_settings(asked: bool) -> None:
     if not asked:
         return
-    from service.schema import field_rows
+    from service.reports.schema import field_rows
     from service.settings import Settings
 
     table = new_table("setting", "value", "default", "meaning")
@@ -94,7 +94,7 @@ def _assignments(items: list[str]) -> dict[str, str]:
 
 
 def _run(settings: Settings) -> None:
-    from service.ports import PortUnusable, require_free
+    from service.api.http.ports import PortUnusable, require_free
 
     try:
         require_free("ROPEWAY_PORT", settings.host, settings.port)
@@ -128,13 +128,13 @@ def _serve(settings: Settings) -> None:
     import uvicorn
 
     from service import logs
-    from service.api.connections import allow_descriptors, connection_options
-    from service.api.draining import DrainingServer
-    from service.api.key_file import InvalidKeyFile
+    from service.api.http.connections import allow_descriptors, connection_options
+    from service.api.http.draining import DrainingServer
+    from service.api.http.key_file import InvalidKeyFile
+    from service.api.http.ports import PortUnusable
     from service.app import create_app
-    from service.jobs.database import StoreUnusable
+    from service.jobs.storage.database import StoreUnusable
     from service.models.loading import ModelLoadError
-    from service.ports import PortUnusable
     from service.tracing import TracingUnavailable
 
     try:

@@ -83,7 +83,7 @@ def local_server(settings: Settings) -> Iterator[str]:
     load_libraries()
     import uvicorn
 
-    from service.api.connections import connection_options
+    from service.api.http.connections import connection_options
     from service.app import create_app
 
     logs.configure("error")

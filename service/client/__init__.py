@@ -5,7 +5,7 @@ Importing this loads no model library, and neither does an encoding in the short
 
 from __future__ import annotations
 
-from service.api.answers import (
+from service.api.responses import (
     GenerateResponse,
     MethodInfo,
     ModelInfo,

@@ -12,8 +12,8 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api import answers
-from service.api.answers import GenerateResponse, MethodInfo, ModelInfo, Ready
+from service.api import responses
+from service.api.responses import GenerateResponse, MethodInfo, ModelInfo, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated
 from service.client.events import StreamEvent, job_event, json_of, payload, read, stream_event, typed, typed_result
 from service.client.requests import (
@@ -113,7 +113,7 @@ class AsyncRopeway:
     ) -> list[JobInfo]:
         """The newest jobs of this API key, newest first; only those older than the job ``before``, if given."""
         query = httpx.QueryParams(given({"limit": limit, "state": state, "before": before}))
-        listed = await self._ask(answers.JobList, "GET", f"/jobs?{query}")
+        listed = await self._ask(responses.JobList, "GET", f"/jobs?{query}")
         return listed.jobs
 
     async def follow(self, job_id: str, *, after: int = 0) -> AsyncGenerator[UnitDone | JobInfo]:
@@ -144,7 +144,7 @@ class AsyncRopeway:
 
     async def units(self, job_id: str) -> list[UnitDone]:
         """The finished units of a job in any state, in the order of finishing."""
-        listed = await self._ask(answers.UnitList, "GET", f"/jobs/{job_id}/units.json")
+        listed = await self._ask(responses.UnitList, "GET", f"/jobs/{job_id}/units.json")
         return listed.units
 
     async def forget(self, job_id: str) -> None:
@@ -169,12 +169,12 @@ class AsyncRopeway:
 
     async def methods(self) -> list[MethodInfo]:
         """All positional encodings, as ``method`` returns them."""
-        listed = await self._ask(answers.FullMethodList, "GET", "/methods?full=true")
+        listed = await self._ask(responses.FullMethodList, "GET", "/methods?full=true")
         return listed.methods
 
     async def models(self) -> list[ModelInfo]:
         """The served models; one of them is the default."""
-        listed = await self._ask(answers.ModelList, "GET", "/models")
+        listed = await self._ask(responses.ModelList, "GET", "/models")
         return listed.models
 
     async def health(self) -> Ready:

@@ -9,7 +9,7 @@ import httpx
 from httpx_sse import ServerSentEvent
 from pydantic import BaseModel, ValidationError
 
-from service.api.answers import PrefillProgress, ResultEnd, TextDelta
+from service.api.responses import PrefillProgress, ResultEnd, TextDelta
 from service.client.errors import RopewayError, in_stream
 from service.evaluation.answers import RESULTS
 from service.evaluation.results import EvaluationResult

@@ -12,8 +12,8 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api import answers
-from service.api.answers import GenerateResponse, MethodInfo, ModelInfo, Ready
+from service.api import responses
+from service.api.responses import GenerateResponse, MethodInfo, ModelInfo, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated
 from service.client.events import StreamEvent, job_event, json_of, payload, read, stream_event, typed, typed_result
 from service.client.requests import (
@@ -113,7 +113,7 @@ class Ropeway:
     ) -> list[JobInfo]:
         """The newest jobs of this API key, newest first; only those older than the job ``before``, if given."""
         query = httpx.QueryParams(given({"limit": limit, "state": state, "before": before}))
-        listed = self._ask(answers.JobList, "GET", f"/jobs?{query}")
+        listed = self._ask(responses.JobList, "GET", f"/jobs?{query}")
         return listed.jobs
 
     def follow(self, job_id: str, *, after: int = 0) -> Generator[UnitDone | JobInfo]:
@@ -144,7 +144,7 @@ class Ropeway:
 
     def units(self, job_id: str) -> list[UnitDone]:
         """The finished units of a job in any state, in the order of finishing."""
-        listed = self._ask(answers.UnitList, "GET", f"/jobs/{job_id}/units.json")
+        listed = self._ask(responses.UnitList, "GET", f"/jobs/{job_id}/units.json")
         return listed.units
 
     def forget(self, job_id: str) -> None:
@@ -169,12 +169,12 @@ class Ropeway:
 
     def methods(self) -> list[MethodInfo]:
         """All positional encodings, as ``method`` returns them."""
-        listed = self._ask(answers.FullMethodList, "GET", "/methods?full=true")
+        listed = self._ask(responses.FullMethodList, "GET", "/methods?full=true")
         return listed.methods
 
     def models(self) -> list[ModelInfo]:
         """The served models; one of them is the default."""
-        listed = self._ask(answers.ModelList, "GET", "/models")
+        listed = self._ask(responses.ModelList, "GET", "/models")
         return listed.models
 
     def health(self) -> Ready:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from service.engine.memory import OutOfMemory, give_back, is_out_of_memory
+from service.engine.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 
 Work = Generator[Any, None, Any]
 
 
-class _Job(NamedTuple):
+class _Entry(NamedTuple):
     work: Work
     future: Future[Any]
     on_progress: Callable[[Any], object]
@@ -23,47 +23,47 @@ class _Job(NamedTuple):
 class Interleaved:
     """Generators by tenant, round-robin within one. Each ``next`` must be short: it delays every running request.
 
-    ``others_hold_memory`` tells whether anything beside this work does: who runs out of memory is told.
+    ``others_hold_memory`` is true if anything else uses memory; an out-of-memory error reports it.
     """
 
     def __init__(self, others_hold_memory: Callable[[], bool] = lambda: False) -> None:
         self._others_hold_memory = others_hold_memory
         self._lock = threading.Lock()
         self._settling = threading.Lock()
-        self._queue: deque[_Job] = deque()
-        self._current: _Job | None = None
+        self._queue: deque[_Entry] = deque()
+        self._current: _Entry | None = None
         self._closed: Exception | None = None
 
     def submit(self, work: Work, on_progress: Callable[[Any], object], tenant: str = "") -> Future[Any]:
-        """Queue ``work`` of ``tenant``. What it yields goes to ``on_progress`` on the generation thread, what it
-        returns into the future. Cancelling the future closes the generator before its next step."""
+        """Queue ``work`` of ``tenant``. Yielded values go to ``on_progress`` on the generation thread, the returned
+        value into the future. Cancelling the future closes the generator before its next step."""
         future: Future[Any] = Future()
         with self._lock:
             if self._closed is not None:
                 future.set_exception(self._closed)
             else:
-                self._queue.append(_Job(work, future, on_progress, tenant))
+                self._queue.append(_Entry(work, future, on_progress, tenant))
         return future
 
     def tenants(self) -> set[str]:
         """Those with work that is still wanted. Cancelled work is closed here and gives back what it holds."""
         with self._lock:
-            cancelled = [job for job in self._queue if job.future.cancelled()]
-            self._queue = deque(job for job in self._queue if job not in cancelled)
-            found = {job.tenant for job in self._queue}
-        for job in cancelled:
-            job.work.close()
+            cancelled = [entry for entry in self._queue if entry.future.cancelled()]
+            self._queue = deque(entry for entry in self._queue if entry not in cancelled)
+            found = {entry.tenant for entry in self._queue}
+        for entry in cancelled:
+            entry.work.close()
         return found
 
     def advance(self, tenant: str = "") -> bool:
         """Run one step of the tenant's work that has waited longest; false when it has none."""
         with self._lock:
-            job = next((job for job in self._queue if job.tenant == tenant), None)
-            if job is None:
+            entry = next((entry for entry in self._queue if entry.tenant == tenant), None)
+            if entry is None:
                 return False
-            self._queue.remove(job)
-            self._current = job
-        work, future, on_progress, _ = job
+            self._queue.remove(entry)
+            self._current = entry
+        work, future, on_progress, _ = entry
         if future.cancelled():
             work.close()
             return True
@@ -77,21 +77,21 @@ class Interleaved:
             if not out_of_memory:
                 self._settle(future, error=error)
         else:
-            self._requeue(job)
+            self._requeue(entry)
         if out_of_memory:
             give_back()
             alone = not (self._queue or self._others_hold_memory())
             self._settle(future, error=OutOfMemory("scoring", alone=alone))
         return True
 
-    def _requeue(self, job: _Job) -> None:
+    def _requeue(self, entry: _Entry) -> None:
         with self._lock:
             self._current = None
             if self._closed is None:
-                self._queue.append(job)
+                self._queue.append(entry)
                 return
-        job.work.close()
-        self._settle(job.future, error=self._closed)
+        entry.work.close()
+        self._settle(entry.future, error=self._closed)
 
     def close(self, error: Exception) -> None:
         """Fail everything queued, now and later: the thread that would run it is gone, or stalls inside a step."""
@@ -99,9 +99,9 @@ class Interleaved:
             self._closed = error
             queue, self._queue = self._queue, deque()
             current = self._current
-        for job in queue:
-            job.work.close()
-            self._settle(job.future, error=error)
+        for entry in queue:
+            entry.work.close()
+            self._settle(entry.future, error=error)
         if current is not None:
             self._settle(current.future, error=error)  # its generator may be running: the thread that runs it closes it
 

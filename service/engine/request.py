@@ -13,7 +13,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is drawn. Temperature 0 is greedy; ``logprobs`` counts alternatives per token.
+    """Sampling parameters of one generation. Temperature 0 is greedy; ``logprobs`` counts alternatives per token.
 
     End-of-text tokens are not drawn among the first ``min_tokens``; with ``ignore_eos`` they end nothing.
     """

@@ -13,7 +13,7 @@ def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> to
     """Next token ids int64 [n] from ``logits`` float32 [n, vocabulary], row by request.
 
     Appends log-probabilities to the requests that asked for them. None rows (requests cancelled
-    meanwhile) take their most likely token, which nobody reads.
+    meanwhile) take their most likely token, which is dropped.
     """
     tokens = logits.argmax(dim=-1)
     for row, request in enumerate(requests):

@@ -1,7 +1,7 @@
-"""Whether the paged engine computes what the model's plain forward computes, measured before anything is served.
+"""A comparison of the paged engine with the model's plain forward, before anything is served.
 
-A model that attends in a way of its own (twice in a layer, over values of another width, with a state beside keys and
-values) can pass every check of its forward and still be wrong from pages. A few tokens show it.
+A model with unusual attention (twice in a layer, values of another width, a state beside keys and values) can pass
+every check of its forward and still be wrong from pages. A few tokens show it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pages of a paged cache that a generation needs when its encoding reaches the first and the last tokens only."""
+"""Pages of a generation whose encoding reaches the first and the last tokens only."""
 
 from __future__ import annotations
 

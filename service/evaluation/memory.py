@@ -8,7 +8,7 @@ import torch
 
 from patches import Patched, ResolvedRecipe
 from service.evaluation.scoring import FULL_CHUNK_CONTEXT, chunk_length, vocab_size_of
-from service.memory import available_bytes
+from service.models.available_memory import available_bytes
 from service.models.loading import cache_bytes_per_token
 
 MASK_BYTES = 4

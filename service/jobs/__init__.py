@@ -1,1 +1,1 @@
-"""Evaluations that survive the server: what is asked, what is finished, and who works on it."""
+"""Evaluations that survive the server: requests, finished units, and the runner."""

@@ -1,4 +1,4 @@
-"""A job that is being worked on: its plan, and what is left of it."""
+"""Jobs at work in this process: their plans, and the units that are left of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections import Counter, deque
 from typing import Any
 
 from service.evaluation.unit import Outcome, Plan
-from service.jobs.outcomes import pack
-from service.jobs.queue import Claimed, Finished
+from service.jobs.signals import Signal
+from service.jobs.storage.outcomes import pack
+from service.jobs.storage.queue import Claimed, Finished
 
 
 class ActiveJob:
-    """``pending`` are positions by the model that they run on, ``left`` all that are not finished. ``dropped``: it is
-    no longer ours, and what still runs of it is of no use."""
+    """``pending`` are positions by the model that they run on, ``left`` all that are not finished. ``dropped``: the
+    job was cancelled or taken by another process, and its running units are cancelled."""
 
     def __init__(self, claimed: Claimed, plan: Plan, keys: list[str]) -> None:
         self.number, self.id, self.tenant = claimed.number, claimed.id, claimed.tenant
@@ -27,7 +28,7 @@ class ActiveJob:
         self.dropped = False
 
     def leave(self, positions: set[int]) -> None:
-        """These are still to be done, in the plan's order."""
+        """Put units back, in the plan's order."""
         self.left |= positions
         by_model: dict[str, set[int]] = {model: set(waiting) for model, waiting in self.pending.items()}
         for position in positions:
@@ -35,7 +36,7 @@ class ActiveJob:
         self.pending = {model: deque(sorted(waiting)) for model, waiting in by_model.items()}
 
     def take(self, positions: set[int]) -> None:
-        """These wait no longer."""
+        """Remove units from the queues."""
         for model, waiting in self.pending.items():
             self.pending[model] = deque(position for position in waiting if position not in positions)
 
@@ -46,7 +47,7 @@ class ActiveJob:
             task.cancel()
 
     def finished(self, position: int, outcome: Outcome, seconds: float | None = None) -> Finished:
-        """What is recorded of a unit: its outcome too if that was measured now, in ``seconds``."""
+        """The record of a finished unit; with its outcome if it was measured now, in ``seconds``."""
         unit = self.plan.units[position]
         return Finished(
             position=position,
@@ -59,3 +60,36 @@ class ActiveJob:
             seconds=seconds or 0.0,
             data=None if seconds is None else pack(outcome),
         )
+
+
+class ActiveJobs:
+    """Jobs by their numbers. ``in_flight`` shows clients the tokens of units at work: job id -> tokens.
+
+    ``held`` are the jobs whose lease is renewed: the active ones, and one being planned. ``added`` fires when a job
+    may be new or cancelled, ``changed`` when one gets further. ``closed``: the runner ends.
+    """
+
+    def __init__(self, in_flight: dict[str, int]) -> None:
+        self.active: dict[int, ActiveJob] = {}
+        self.held: set[int] = set()
+        self.added, self.changed = Signal(), Signal()
+        self.in_flight = in_flight
+        self.closed = False
+
+    def note_in_flight(self, job: ActiveJob) -> None:
+        tokens = 0 if job.dropped else sum(job.in_flight.values())
+        if tokens:
+            self.in_flight[job.id] = tokens
+        else:
+            self.in_flight.pop(job.id, None)
+
+    def drop(self, job: ActiveJob) -> None:
+        """Cancel what runs of a job that is no longer this process's."""
+        job.drop()
+        self.note_in_flight(job)
+        self.forget(job.number)
+
+    def forget(self, number: int) -> None:
+        self.active.pop(number, None)
+        self.held.discard(number)
+        self.changed.fire()

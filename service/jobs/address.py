@@ -1,4 +1,4 @@
-"""The address of an outcome: a hash of everything that it depends on, and of whose it is."""
+"""The address of an outcome: a hash of everything that it depends on, and of its tenant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.evaluation.unit import Subject, Unit
 from service.models.registry import ModelRegistry
 
 CODE = ("patches", "service.evaluation")
-"""Packages that decide what an outcome is."""
+"""Packages whose sources decide outcomes."""
 
 
 class Addresses:
@@ -25,7 +25,7 @@ class Addresses:
         self._models = models
 
     def key(self, unit: Unit, tenant: str, job_id: str | None = None) -> str:
-        """SHA-256 in hex. The tenant is part of it: nobody learns from a quick answer what another has measured. With
+        """SHA-256 in hex. The tenant is part of it: a quick answer must not show one tenant the work of another. With
         ``job_id`` the outcome is that job's alone."""
         return _digest(
             {
@@ -52,7 +52,7 @@ def _plain(value: object) -> object:
 
 
 def encoding(subject: Subject, length: int) -> dict[str, Any]:
-    """The encoding in effect, whatever name it was asked for by."""
+    """The encoding in effect, without its requested name."""
     described = subject.patch.describe(subject.method, length)
     resolved = subject.patch.resolve(subject.method, length)
     inv_freq = np.asarray(resolved.inv_freq, np.float64).tobytes()

@@ -1,4 +1,4 @@
-"""Jobs that ended before they were done: what they amount to so far, and how they go on."""
+"""Partial results of jobs that ended early."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sqlalchemy.orm import undefer
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.results import EvaluationResult, Partial
 from service.evaluation.unit import Outcome
-from service.jobs import outcomes, results
-from service.jobs.database import Database
 from service.jobs.planning import planned, request_of
 from service.jobs.records import ENDED_EARLY
-from service.jobs.results import Packed
-from service.jobs.tables import FinishedUnit, Job
+from service.jobs.storage import outcomes, results
+from service.jobs.storage.database import Database
+from service.jobs.storage.results import Packed
+from service.jobs.storage.tables import FinishedUnit, Job
 from service.models.registry import ModelRegistry, UnknownModel
 from service.settings import Settings
 
@@ -65,8 +65,8 @@ def keep(database: Database, job: EndedEarly, packed: Packed) -> None:
 def partial_result(
     job: EndedEarly, models: ModelRegistry, settings: Settings, outcome: Callable[[str], Outcome | None]
 ) -> EvaluationResult | None:
-    """What the finished units amount to: the result of the methods that are complete. None where none is, or where
-    the units cannot be told any more: the models, the limits or the code have changed.
+    """The result of the methods whose units are all finished. None without such methods, or where models, limits or
+    code have changed since.
 
     ``outcome`` gives the outcome at an address.
     """

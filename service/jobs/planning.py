@@ -24,6 +24,20 @@ def request_of(body: dict[str, Any]) -> EvaluationRequest:
     return EVALUATIONS[body["evaluation"]].request.model_validate(body)
 
 
+def body_of(request: EvaluationRequest) -> dict[str, Any]:
+    """The body as a client would send it, with the names of the evaluation and of each method."""
+    body = request.model_dump(mode="json", exclude_unset=True) | {"evaluation": request.evaluation}
+    if "methods" in body:
+        pairs = zip(request.methods, body["methods"], strict=True)
+        body["methods"] = [{"method": method.method} | fields for method, fields in pairs]
+    return body
+
+
+def asked_by(request: EvaluationRequest) -> dict[str, Any]:
+    """The request without its spelling and its route, for comparison."""
+    return request.model_dump(mode="json", exclude={"background"})
+
+
 def planned(request: EvaluationRequest, tenant: str, job_id: str, models: ModelRegistry, settings: Settings) -> Planned:
     """The plan of a job of ``tenant``.
 

@@ -1,4 +1,4 @@
-"""What is told of a job."""
+"""Job status returned to clients."""
 
 from __future__ import annotations
 
@@ -67,6 +67,8 @@ def units_table(units: Sequence[UnitDone]) -> str:
 
 class UnitDone(BaseModel):
     """One finished unit; ``number`` counts from 1 in the order of finishing."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     number: int
     label: str

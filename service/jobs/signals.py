@@ -1,4 +1,4 @@
-"""Waking whoever waits, on one event loop."""
+"""Wake-ups on one event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class Signal:
-    """Something that happens again and again. Take ``next`` before looking at what it is about: nothing is missed."""
+    """A repeated event. Take ``next`` before reading the state that it announces: then no change is missed."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

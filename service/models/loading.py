@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from patches import Patched
-from service.memory import available_bytes
 from service.models import architecture, hub
+from service.models.available_memory import available_bytes
 from service.models.chat import TemplateUnusable, use_template
 from service.settings import Settings
 

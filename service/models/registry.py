@@ -11,9 +11,11 @@ from typing import Any
 import structlog
 
 from patches import Method, Patched, UnsupportedModel, patched
-from service.engine.engine import Engine, EngineLimits
+from service.engine.engine import Engine
+from service.engine.limits import EngineLimits
+from service.engine.metrics import EngineMetrics
 from service.engine.verification import verify
-from service.metrics import EngineMetrics, Metrics
+from service.metrics import Metrics
 from service.models.fingerprint import fingerprint
 from service.models.loading import Checkpoint, ModelLoadError, cache_bytes_per_token, cache_tokens, load, sources
 from service.settings import Settings
@@ -106,7 +108,7 @@ class ModelRegistry:
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=size, by=by)
         engine = Engine(patch, limits, _eos_token_ids(model), EngineMetrics(self._metrics, checkpoint.name))
-        self._stack.callback(engine.stop, self._grace_s)
+        self._stack.callback(engine.thread.stop, self._grace_s)
         longest = settings.max_length or engine.generations.most
         self._models[checkpoint.name] = ServedModel(
             checkpoint.name, identity, patch, engine, checkpoint.tokenizer, min(longest, engine.generations.most)
@@ -117,7 +119,7 @@ class ModelRegistry:
 
     def are_generating(self) -> bool:
         """True while a generation runs."""
-        return any(served.engine.is_generating for served in self)
+        return any(served.engine.thread.is_generating for served in self)
 
     @property
     def default(self) -> ServedModel:
@@ -145,7 +147,7 @@ class ModelRegistry:
     def stop(self) -> None:
         """End the generation threads now and fail what they were doing. Blocks for a step; safe to repeat."""
         for served in self:
-            served.engine.stop(grace_s=0.0)
+            served.engine.thread.stop(grace_s=0.0)
 
     def close(self) -> None:
         """Stop the engines and restore the models."""

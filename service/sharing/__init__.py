@@ -1,1 +1,1 @@
-"""How tenants share one server: memory, the generation thread's time, and workers beside the model."""
+"""Sharing one server between tenants: memory, the generation thread's time, and workers beside the model."""

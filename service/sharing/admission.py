@@ -1,12 +1,11 @@
 """Memory is promised before work is accepted: reserve what a request may grow to, or wait, or refuse.
 
-A request is checked and counted in one step, before it is tokenized: otherwise a burst would pass the check
-together, pay for tokenization, and be refused after it (vllm#58192). Its length is not known then, so it enters with
-an upper bound, the bytes of its text (a token covers at least one byte), and ``Ticket.resize`` puts the true
-number in its place.
+A request is checked and counted in one step, before it is tokenized: otherwise a burst would pass the check together,
+pay for tokenization, and be refused after it (vllm#58192). Its length is unknown then: it enters with the bytes of its
+text as an upper bound (a token covers at least one byte). ``Ticket.resize`` puts the true number in its place.
 
 Between tenants the budget is shared by dynamic thresholds (Choudhury and Hahne, IEEE/ACM Transactions on Networking
-6(2), 1998): nobody holds more than ``ALPHA`` times what is free, so one tenant alone leaves a quarter to the next.
+6(2), 1998): no tenant holds more than ``ALPHA`` times the free part, so one tenant alone leaves a quarter to the next.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Ticket:
         self._admission, self.party, self.tenant, self.needed = admission, party, tenant, needed
         self.granted = asyncio.Event()
         self.overtaken = 0
-        """What later tickets were granted while this one waited for room."""
+        """Units granted to later tickets while this one waited for room."""
         self._left = False
 
     def resize(self, tokens: int) -> None:
@@ -198,7 +197,7 @@ class Admission:
         self._queue = waiting
 
     def _in_share(self, ticket: Ticket) -> bool:
-        """Whether its tenant would hold at most ``ALPHA`` times what is free then; a first ticket always."""
+        """True if its tenant would then hold at most ``ALPHA`` times the free part; always for a first ticket."""
         held = self._held[ticket.tenant]
         if not self.shared or not held:
             return True

@@ -1,4 +1,4 @@
-"""A function in a process of its own: it can be killed, its memory is bounded and returned, and it holds no lock here.
+"""A function in a child process: it can be killed, its memory is bounded and returned, and it holds no lock here.
 
 A fork server that has imported ``PRELOAD`` forks one process per call, within milliseconds after its own start.
 """
@@ -20,10 +20,10 @@ from typing import Any
 import structlog
 
 PRELOAD = ["service.reports.forms"]
-"""What the fork server imports once, for all of its children."""
+"""Modules that the fork server imports once for all children."""
 
 NICE = 10
-"""Priority of work that nobody waits for token by token."""
+"""Priority of work without a token stream."""
 
 MEMORY_BYTES = 2 << 30
 """Most bytes that one child may allocate, where the system can limit it."""

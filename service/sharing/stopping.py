@@ -1,7 +1,7 @@
-"""Manners of long work on a thread: it stops when nobody waits for it, and leaves the interpreter to generation.
+"""Rules for long work on a thread: it stops when its caller has gone, and leaves the interpreter to generation.
 
-Nobody can kill a thread, and every step of a generation needs the interpreter hundreds of times, each time in a queue
-with every thread that computes in Python. So one of them does at a time, by turns, and calls ``check_wanted`` in its
+Threads cannot be killed. Every step of a generation needs the interpreter hundreds of times, each time in a queue with
+every thread that computes in Python. So one thread computes at a time, by turns, and calls ``check_wanted`` in its
 loops.
 """
 
@@ -16,11 +16,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 SLICE_S = 0.005
-"""How long a thread works before the next one does. While a generation runs, all of them rest twice as long."""
+"""Seconds that a thread works before the next one does. While a generation runs, all of them rest twice as long."""
 
 
 class Stopped(RuntimeError):
-    """Nobody waits for this work any more."""
+    """The caller of this work has gone."""
 
 
 class Baton:
@@ -50,7 +50,7 @@ class Baton:
 
 @dataclass
 class Manners:
-    """What one piece of work on a thread listens to. ``busy`` tells whether a generation runs."""
+    """The signals to one piece of work on a thread. ``busy`` is true while a generation runs."""
 
     stop: threading.Event
     baton: Baton = field(default_factory=Baton)
@@ -60,7 +60,7 @@ class Manners:
 
     def check(self) -> None:
         if self.stop.is_set():
-            raise Stopped("nobody waits for this work any more")
+            raise Stopped("the caller of this work has gone")
         if time.monotonic() - self.began > SLICE_S and not self.outside:
             self.rest()
             self.baton.give()

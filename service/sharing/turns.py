@@ -1,4 +1,4 @@
-"""Whose work the generation thread does next.
+"""The next tenant for the generation thread.
 
 Each tenant has a counter of the seconds it has used, and the least one is served: Sheng et al., "Fairness in Serving
 Large Language Models" (OSDI 2024, arXiv:2401.00588), with measured time in place of weighted tokens.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 CREDIT_S = 0.1
-"""Who comes is so far ahead of the others: a short request ends before their next long steps."""
+"""Seconds that a new tenant is ahead of the others: a short request ends before their next long steps."""
 
 SLACK_S = 0.02
 """Counters this close are level, so that requests of several tenants share steps."""
@@ -25,8 +25,9 @@ class Turns:
         """The least counter of those that had work last; it never falls."""
 
     def enter(self, active: Iterable[str]) -> None:
-        """Note who has work. Who comes, or comes back, starts at the least counter of those that had work before, less
-        ``CREDIT_S``, or at its own if that is higher: idling earns no more, and having been alone is no debt."""
+        """Note the tenants with work. A new or returning one starts ``CREDIT_S`` below the least counter of the
+        tenants that had work before, or at its old counter if that is higher. Idling earns no more, and having been
+        alone is no debt."""
         tenants = set(active)
         served = self._active & tenants or self._active
         self._now = max(self._now, min((self._used[tenant] for tenant in served), default=0.0))

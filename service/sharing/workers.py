@@ -37,7 +37,7 @@ MAX_WAITING = 64
 
 
 class Workers:
-    """Bounded threads and processes of one server; ``busy`` tells whether a generation runs. Create, use and close it
+    """Bounded threads and processes of one server; ``busy`` is true while a generation runs. Create, use and close it
     on one event loop."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Workers:
         return await (run_in_threadpool(function) if size <= SMALL else self.run(function))
 
     async def render(self, function: Callable[Parameters, Returned], *args: Parameters.args) -> Returned:  # type: ignore[valid-type]
-        """``function(*args)`` in a process of its own. Cancelling the caller kills it.
+        """``function(*args)`` in a child process. Cancelling the caller kills it.
 
         Raises:
             QueueFull: when too many calls of the tenant wait already.

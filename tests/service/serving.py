@@ -63,7 +63,7 @@ def engine_of(app: FastAPI) -> Engine:
 
 def runner_of(app: FastAPI) -> Any:
     """What runs a step: tests make it fail."""
-    return engine_of(app)._manager.batch_processor.model_runner  # type: ignore[union-attr]
+    return engine_of(app).thread.manager.batch_processor.model_runner  # type: ignore[union-attr]
 
 
 def generate(url: str, **body: Any) -> httpx.Response:

@@ -7,14 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service import memory
+from service.models import available_memory
 
 GIB = 1 << 30
 
 
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(available_memory, "CGROUPS", tmp_path)
     return tmp_path
 
 
@@ -26,7 +26,7 @@ def second(folder: Path, limit: str) -> None:
 
 def test_the_limit_of_a_container_counts(cgroups: Path) -> None:
     second(cgroups, str(GIB))
-    assert memory.available_bytes() == min(psutil.virtual_memory().available, GIB // 2 + GIB // 8)
+    assert available_memory.available_bytes() == min(psutil.virtual_memory().available, GIB // 2 + GIB // 8)
 
 
 def test_the_first_version_of_control_groups_counts_too(cgroups: Path) -> None:
@@ -34,16 +34,16 @@ def test_the_first_version_of_control_groups_counts_too(cgroups: Path) -> None:
     (cgroups / "memory/memory.limit_in_bytes").write_text(str(GIB))
     (cgroups / "memory/memory.usage_in_bytes").write_text(str(GIB // 4))
     (cgroups / "memory/memory.stat").write_text("total_inactive_file 4096\n")
-    assert memory.available_bytes() == min(psutil.virtual_memory().available, GIB - GIB // 4 + 4096)
+    assert available_memory.available_bytes() == min(psutil.virtual_memory().available, GIB - GIB // 4 + 4096)
 
 
 @pytest.mark.parametrize("limit", ["max", str(1 << 62), "nonsense"])
 def test_without_a_limit_the_machine_counts(cgroups: Path, limit: str) -> None:
     second(cgroups, limit)
     available = psutil.virtual_memory().available
-    assert memory.available_bytes() == pytest.approx(available, rel=0.2)
+    assert available_memory.available_bytes() == pytest.approx(available, rel=0.2)
 
 
 def test_a_container_that_is_full_has_nothing(cgroups: Path) -> None:
     second(cgroups, str(GIB // 4))
-    assert memory.available_bytes() == 0
+    assert available_memory.available_bytes() == 0

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``, by the chat template of the model, or the one that the server was told to use."""
+"""``POST /v1/chat/completions``, by the chat template of the model or of the settings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from jinja2 import TemplateError
 
-from service.api.admission import set_deadline
+from service.api.generation.pieces import Piece
+from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
+from service.api.generation.prompts import check_at_most, together
+from service.api.http.routing import Route
+from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
-from service.api.openai.choices import Piece, generated
-from service.api.openai.jobs import Job, Wanted, admitted
-from service.api.openai.names import named
+from service.api.openai.names import Named, named
 from service.api.openai.schemas import Chat, ChatChoice, ChatLogprobs, ChatMessage, ChatRequest, Usage
-from service.api.prompts import check_at_most, together
-from service.api.routing import Route
-from service.api.streaming import Emit, event_stream
+from service.api.quotas import set_deadline
 from service.errors import bad_request
 from service.models.chat import writes_special_tokens
 from service.models.registry import ServedModel
@@ -40,7 +40,7 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
     max_tokens = body.max_completion_tokens or body.max_tokens
     field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     check_at_most(field, max_tokens or 1, settings.max_new_tokens)
-    check_at_most("top_k", body.top_k, name.target.vocab_size)
+    check_at_most("top_k", body.top_k, name.target.model.vocab_size)
     check_at_most("n", body.n, settings.max_prompts)
     wanted = Wanted(
         max_tokens,
@@ -53,15 +53,15 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
         cache_salt=body.cache_salt,
     )
     text = await run_in_threadpool(_templated, body, name.served)
-    (job,) = await admitted(request, name, [text], wanted)
-    answer = _Answer(body, job)
+    (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
+    answer = _Answer(body, name, prepared)
     if body.stream:
         return event_stream(answer.stream)
     return await answer.whole()
 
 
 def _templated(body: ChatRequest, served: ServedModel) -> str:
-    """The conversation as the model was trained to read it."""
+    """The conversation as one text, by the chat template."""
     tokenizer = served.tokenizer
     if not tokenizer.chat_template:
         message = (
@@ -77,14 +77,14 @@ def _templated(body: ChatRequest, served: ServedModel) -> str:
 
 
 class _Answer:
-    """One conversation on its way, answered ``n`` times."""
+    """One conversation, answered ``n`` times."""
 
-    def __init__(self, body: ChatRequest, job: Job) -> None:
-        self._body, self._job = body, job
-        self._names = logprobs.TokenNames(job.named.served.tokenizer)
+    def __init__(self, body: ChatRequest, name: Named, prepared: PreparedPrompt) -> None:
+        self._body, self._prepared = body, prepared
+        self._names = logprobs.TokenNames(name.served.tokenizer)
         self._alternatives = (body.top_logprobs or 0) if body.logprobs else None
         self._completion_tokens = 0
-        self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": job.named.name}
+        self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name.name}
 
     async def whole(self) -> Chat:
         choices = await together(self._choice(index) for index in range(self._body.n))
@@ -99,7 +99,7 @@ class _Answer:
             message=ChatMessage(content="".join(piece.text for piece in pieces)),
             logprobs=self._logprobs(pieces),
             finish_reason=last,
-            pe=self._job.pe(),
+            pe=self._prepared.pe,
         )
 
     async def stream(self, emit: Emit) -> None:
@@ -119,17 +119,20 @@ class _Answer:
                         parts = {"delta": {"content": piece.text}, "logprobs": shown and shown.model_dump()}
                         send([{**frame, **parts}], None)
                     if piece.finish_reason:
-                        send([{**frame, "delta": {}, "finish_reason": piece.finish_reason, "pe": self._job.pe()}], None)
+                        send(
+                            [{**frame, "delta": {}, "finish_reason": piece.finish_reason, "pe": self._prepared.pe}],
+                            None,
+                        )
 
         await together(one_choice(index) for index in range(self._body.n))
         if self._body.include_usage:
             send([], self._usage())
 
     async def _pieces(self, index: int) -> AsyncGenerator[Piece]:
-        async with aclosing(generated(self._job, index, self._body.sampling(index, self._alternatives))) as pieces:
+        async with aclosing(self._prepared.generate(index, self._body.sampling(index, self._alternatives))) as pieces:
             async for piece in pieces:
                 if piece.finish_reason is not None:
-                    self._completion_tokens += piece.completion_tokens
+                    self._completion_tokens += len(piece.generation.token_ids)
                 yield piece
 
     def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs | None:
@@ -138,6 +141,6 @@ class _Answer:
         return logprobs.chat([token for piece in pieces for token in piece.tokens], self._names)
 
     def _usage(self) -> Usage:
-        prompt = len(self._job.prompt.token_ids)
+        prompt = len(self._prepared.prompt.token_ids)
         total = prompt + self._completion_tokens
         return Usage(prompt_tokens=prompt, completion_tokens=self._completion_tokens, total_tokens=total)

@@ -11,17 +11,17 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from service.api.admission import set_deadline
 from service.api.files import json_response
+from service.api.generation.pieces import Piece, Token
+from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
+from service.api.generation.prompts import Prompt, check_at_most, together
+from service.api.http.routing import Route
+from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
-from service.api.openai.choices import Piece, Token, generated, only
-from service.api.openai.jobs import Job, Wanted, admitted
-from service.api.openai.names import named
+from service.api.openai.names import Named, named
 from service.api.openai.schemas import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs, Usage
-from service.api.prompts import check_at_most, together
-from service.api.routing import Route
-from service.api.streaming import Emit, event_stream
-from service.evaluation.scoring import TokenScores, prompt_scores
+from service.api.quotas import set_deadline
+from service.evaluation.scoring import TokenScores
 from service.inputs import as_list
 from service.settings import Settings
 from service.sharing.workers import Workers
@@ -38,7 +38,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     name = named(request.app.state.models, body.model, body.pe)
     given = as_list(body.prompt)
     check_at_most("max_tokens", body.max_tokens, settings.max_new_tokens)
-    check_at_most("top_k", body.top_k, name.target.vocab_size)
+    check_at_most("top_k", body.top_k, name.target.model.vocab_size)
     check_at_most("n" if body.n > 1 else "prompt", len(given) * body.n, settings.max_prompts, "prompts times n")
     answers = 0 if body.max_tokens == 0 or body.scores_answer else body.n
     wanted = Wanted(
@@ -52,8 +52,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
     )
-    jobs = await admitted(request, name, given, wanted)
-    answer = _Answer(body, jobs, settings.score_chunk, request.app.state.workers)
+    prompts = await prepare(request, name.served, [name.target], given, wanted)
+    answer = _Answer(body, name, prompts, request)
     if body.stream:
         return event_stream(answer.stream)
     whole = await answer.whole()
@@ -61,16 +61,18 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 class _Answer:
-    """One request on its way: every prompt scored if asked for, then answered ``n`` times."""
+    """One request: every prompt scored on request, then answered ``n`` times."""
 
-    def __init__(self, body: CompletionRequest, jobs: list[Job], score_chunk: int, workers: Workers) -> None:
-        self._body, self._jobs, self._score_chunk, self._workers = body, jobs, score_chunk, workers
-        self._names = logprobs.TokenNames(jobs[0].named.served.tokenizer)
+    def __init__(self, body: CompletionRequest, name: Named, prompts: list[PreparedPrompt], request: Request) -> None:
+        settings: Settings = request.app.state.settings
+        self._body, self._prompts, self._score_chunk = body, prompts, settings.score_chunk
+        self._workers: Workers = request.app.state.workers
+        self._names = logprobs.TokenNames(name.served.tokenizer)
         self._completion_tokens = 0
-        self._frame = {"id": f"cmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": jobs[0].named.name}
+        self._frame = {"id": f"cmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name.name}
 
     async def whole(self) -> Completion:
-        per_prompt = await together(self._choices(i) for i in range(len(self._jobs)))
+        per_prompt = await together(self._choices(i) for i in range(len(self._prompts)))
         choices = [choice for choices in per_prompt for choice in choices]
         return Completion(**self._frame, choices=choices, usage=self._usage())
 
@@ -84,7 +86,7 @@ class _Answer:
             emit(chunk)
 
         async def one_prompt(position: int) -> None:
-            scores = await self._scores(self._jobs[position])
+            scores = await self._scores(self._prompts[position])
             await together(one_choice(position, choice, scores) for choice in range(self._body.n))
 
         async def one_choice(position: int, choice: int, scores: TokenScores | None) -> None:
@@ -93,12 +95,12 @@ class _Answer:
                     if piece.text or piece.tokens or piece.finish_reason:
                         send(await self._rendered(position, choice, [piece]), None)
 
-        await together(one_prompt(i) for i in range(len(self._jobs)))
+        await together(one_prompt(i) for i in range(len(self._prompts)))
         if self._body.include_usage:
             send(None, self._usage())
 
     async def _choices(self, position: int) -> list[CompletionChoice]:
-        scores = await self._scores(self._jobs[position])
+        scores = await self._scores(self._prompts[position])
         return await together(self._choice(position, choice, scores) for choice in range(self._body.n))
 
     async def _choice(self, position: int, choice: int, scores: TokenScores | None) -> CompletionChoice:
@@ -107,54 +109,43 @@ class _Answer:
         answer = await self._rendered(position, choice, found)
         if self._body.prompt_logprobs is not None:
             assert scores is not None
-            ids, top = self._jobs[position].prompt.token_ids, self._body.prompt_logprobs
+            ids, top = self._prompts[position].prompt.token_ids, self._body.prompt_logprobs
             write = partial(logprobs.prompt_logprobs, ids, scores, top, self._names)
             answer.prompt_logprobs = await self._workers.run_sized(len(ids) * (1 + top), write)
         return answer
 
-    async def _scores(self, job: Job) -> TokenScores | None:
-        """Scores of the prompt if asked for, and with them the one greedy token that harnesses ask for."""
+    async def _scores(self, prepared: PreparedPrompt) -> TokenScores | None:
+        """Scores of the prompt on request, with the one greedy token that harnesses want."""
         body = self._body
         if not body.scores_prompt:
             return None
-        work = prompt_scores(
-            job.named.target.patch,
-            job.resolved,
-            job.prompt.token_ids,
-            self._score_chunk,
-            top=max(body.logprobs or 0, body.prompt_logprobs or 0),
-            with_next=body.scores_answer,
-        )
-        scores: TokenScores = await job.named.target.engine.run(
-            work, len(job.prompt.token_ids), lambda progress: None, ticket=job.score_ticket
-        )
-        job.named.target.engine.metrics.scored(job.named.method.method, len(job.prompt.token_ids))
-        return scores
+        top = max(body.logprobs or 0, body.prompt_logprobs or 0)
+        return await prepared.score(self._score_chunk, top=top, with_next=body.scores_answer)
 
     async def _pieces(self, position: int, choice: int, scores: TokenScores | None) -> AsyncGenerator[Piece]:
-        body, job = self._body, self._jobs[position]
+        body, prepared = self._body, self._prompts[position]
         offset = 0
         if body.echo:
-            offset = len(job.prompt.text)
-            yield Piece(job.prompt.text, await self._prompt_tokens(job, scores), None, 0)
-        if job.max_tokens == 0:
-            yield Piece("", [], "length", 0)
+            offset = len(prepared.prompt.text)
+            yield Piece(prepared.prompt.text, await self._prompt_tokens(prepared.prompt, scores), None)
+        if prepared.max_tokens == 0:
+            yield Piece("", [], "length")
             return
         if scores is not None and scores.next_id is not None:
             entry = logprobs.row_logprobs(scores, len(scores.logprobs) - 1, body.logprobs or 0)
-            steps = _once(only(job, scores.next_id, entry, offset, body.ignore_eos))
+            steps = _once(prepared.known(scores.next_id, entry, offset, ignore_eos=body.ignore_eos))
         else:
-            steps = generated(job, choice, body.sampling(choice, body.logprobs), offset)
+            steps = prepared.generate(choice, body.sampling(choice, body.logprobs), offset)
         async with aclosing(steps) as pieces:
             async for piece in pieces:
                 if piece.finish_reason is not None:
-                    self._completion_tokens += piece.completion_tokens
+                    self._completion_tokens += len(piece.generation.token_ids)
                 yield piece
 
-    async def _prompt_tokens(self, job: Job, scores: TokenScores | None) -> list[Token]:
+    async def _prompt_tokens(self, prompt: Prompt, scores: TokenScores | None) -> list[Token]:
         if scores is None or self._body.logprobs is None:
             return []
-        prompt, top = job.prompt, self._body.logprobs
+        top = self._body.logprobs
         write = partial(logprobs.prompt_tokens, prompt.token_ids, prompt.starts, scores, top)
         return await self._workers.run_sized(len(prompt.token_ids) * (1 + top), write)
 
@@ -170,17 +161,17 @@ class _Answer:
             text="".join(piece.text for piece in pieces),
             logprobs=shown,
             finish_reason=finish_reason,
-            pe=None if finish_reason is None else self._jobs[position].pe(),
+            pe=None if finish_reason is None else self._prompts[position].pe,
         )
 
     @property
     def shown(self) -> int:
-        """Log-probabilities that the answer holds, about."""
-        prompt = sum(job.wanted.copies * len(job.prompt.token_ids) for job in self._jobs)
+        """Number of log-probabilities in the answer, about."""
+        prompt = sum(each.wanted.copies * len(each.prompt.token_ids) for each in self._prompts)
         return (prompt + self._completion_tokens) * (1 + (self._body.alternatives or 0))
 
     def _usage(self) -> Usage:
-        prompt = sum(len(job.prompt.token_ids) for job in self._jobs)
+        prompt = sum(len(each.prompt.token_ids) for each in self._prompts)
         total = prompt + self._completion_tokens
         return Usage(prompt_tokens=prompt, completion_tokens=self._completion_tokens, total_tokens=total)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from service.api.openai.choices import Token
+from service.api.generation.pieces import Token
 from service.api.openai.schemas import ChatAlternative, ChatLogprobs, ChatToken, LegacyLogprobs, PromptLogprob
 from service.engine.request import TokenLogprobs
 from service.evaluation.scoring import TokenScores
@@ -14,7 +14,7 @@ LOWEST = -9999.0
 """JSON has no -inf; this is what OpenAI sends for it."""
 
 WORD_START = "\u2581"
-"""How SentencePiece writes a leading space, which decoding a single token drops."""
+"""SentencePiece's leading space, which decoding a single token drops."""
 
 
 def _finite(logprob: float) -> float:
@@ -42,7 +42,7 @@ class TokenNames:
         raw = self._tokenizer.convert_ids_to_tokens(token_id)
         if raw is None:
             return text
-        if "\ufffd" in text:  # part of a character: the vocabulary's own spelling still tells tokens apart
+        if "\ufffd" in text:  # part of a character: the vocabulary's spelling keeps tokens distinct
             return str(raw)
         return f" {text}" if raw.startswith(WORD_START) and not text.startswith(" ") else text
 

@@ -8,8 +8,8 @@ import psutil
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
+from service.api.http.routing import Route
 from service.api.openai.names import Named, named, presets
-from service.api.routing import Route
 from service.models.registry import ModelRegistry
 
 router = APIRouter(route_class=Route)
@@ -51,7 +51,7 @@ def _model(entry: Named) -> Model:
         id=entry.name,
         created=int(psutil.Process().create_time()),
         owned_by="ropeway",
-        root=entry.target.name,
+        root=entry.target.model.name,
         parent=entry.served.name if entry.alias else None,
-        max_model_len=entry.target.max_length,
+        max_model_len=entry.target.model.max_length,
     )

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from patches import Method, examples, from_shorthand, parse, to_shorthand
+from service.api.generation.prepared import Target
 from service.errors import ApiError, bad_request
 from service.models.registry import ModelRegistry, ServedModel
 
 
 @dataclass(frozen=True)
 class Named:
-    """What the model name and ``pe`` of a request stand for.
+    """The model and the encoding that a request names.
 
-    ``served`` is the model by its own name, ``target`` the one whose weights answer: a variant of it
-    that was trained for ``method``, or the model itself. ``alias`` is whether the name chose the method.
+    ``served`` is the model by its own name; ``target`` has the one whose weights answer: a variant of it that was
+    trained for the encoding, or the model itself. ``alias`` is whether the name chose the encoding.
     """
 
     name: str
     served: ServedModel
-    target: ServedModel
-    method: Method
+    target: Target
     alias: bool
 
 
@@ -34,7 +34,7 @@ def named(models: ModelRegistry, name: str | None, pe: Method | None = None) -> 
     base, at, text = (name or "").rpartition("@")
     if not at or name in {served.name for served in models}:
         served, method = models.get(name), pe or parse({"method": "default"})
-        return Named(served.name, served, models.for_method(served, method), method, alias=False)
+        return Named(served.name, served, Target(models.for_method(served, method), method), alias=False)
     served = models.get(base)
     method = _method_of_alias(text, base)
     target = models.for_method(served, method)
@@ -44,11 +44,11 @@ def named(models: ModelRegistry, name: str | None, pe: Method | None = None) -> 
         raise _no_such_alias(base, text, str(error)) from error
     if pe is not None and not (models.for_method(served, pe) is target and _is_same(pe, method, target)):
         raise bad_request(f"pe: the model {name!r} already names an encoding, and pe is another one", "pe")
-    return Named(f"{base}@{text}", served, target, pe or method, alias=True)
+    return Named(f"{base}@{text}", served, Target(target, pe or method), alias=True)
 
 
 def presets(served: ServedModel, models: ModelRegistry) -> list[Named]:
-    """Aliases worth trying on ``served``: those of the documented examples that fit it and change something."""
+    """Aliases to list for ``served``: the documented examples that fit it and change its encoding."""
     plain = served.patch.resolve(parse({"method": "default"}), served.trained_length)
     found = []
     for fields in examples():
@@ -59,12 +59,12 @@ def presets(served: ServedModel, models: ModelRegistry) -> list[Named]:
         except ValueError:
             continue
         if target is not served or resolved != plain:
-            found.append(Named(f"{served.name}@{to_shorthand(fields)}", served, target, method, alias=True))
+            found.append(Named(f"{served.name}@{to_shorthand(fields)}", served, Target(target, method), alias=True))
     return found
 
 
 def _is_same(one: Method, other: Method, served: ServedModel) -> bool:
-    """Whether both are the same encoding of ``served``, however many of its parameters each of them spells out."""
+    """True if both give the same recipe on ``served``, whichever parameters they spell out."""
     try:
         return one.recipe(served.patch.geometry) == other.recipe(served.patch.geometry)
     except ValueError:

@@ -12,12 +12,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from patches import PositionEncoding
-from service.api.openai.choices import generated
-from service.api.openai.jobs import Job, Wanted, admitted
+from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
+from service.api.generation.prompts import check_at_most
+from service.api.http.routing import Route
 from service.api.openai.names import named
 from service.api.openai.schemas import PROMPT, Body, Drawing, ModelName, example
-from service.api.prompts import check_at_most
-from service.api.routing import Route
 from service.inputs import Text
 from service.settings import Settings
 
@@ -77,13 +76,13 @@ async def ruler_generate(body: RulerRequest, request: Request) -> RulerAnswer:
         drawing, given, param = body.sampling_params, body.text, "text"
         limit, max_tokens = "sampling_params.max_new_tokens", body.sampling_params.max_new_tokens
     check_at_most(limit, max_tokens, settings.max_new_tokens)
-    check_at_most("top_k", drawing.top_k, name.target.vocab_size)
+    check_at_most("top_k", drawing.top_k, name.target.model.vocab_size)
     wanted = Wanted(max_tokens, 1, drawing.stops(), param=param, min_tokens=drawing.min_tokens)
-    (job,) = await admitted(request, name, [given], wanted)
-    text = await _text(job, drawing)
+    (prepared,) = await prepare(request, name.served, [name.target], [given], wanted)
+    text = await _text(prepared, drawing)
     return RulerAnswer(text=[text] if isinstance(body, VllmRequest) else text)
 
 
-async def _text(job: Job, drawing: Drawing) -> str:
-    async with aclosing(generated(job, 0, drawing.sampling(0, None))) as pieces:
+async def _text(prepared: PreparedPrompt, drawing: Drawing) -> str:
+    async with aclosing(prepared.generate(0, drawing.sampling(0, None))) as pieces:
         return "".join([piece.text async for piece in pieces])

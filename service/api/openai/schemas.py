@@ -1,7 +1,6 @@
-"""Bodies of the OpenAI-compatible routes. What is accepted takes effect; what would not is refused by name.
+"""Bodies of the OpenAI-compatible routes. Every accepted field takes effect; any other is refused by name.
 
-Fields that OpenAI defines and this server does not implement are declared with the one value that asks
-for nothing, so that clients which always send them work.
+OpenAI fields without an implementation here accept only their neutral value, for clients that always send them.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from patches import KnownFields, PositionEncoding, examples, to_shorthand
+from service.api.generation.pieces import FinishReason
 from service.api.openai.unsupported import NOT_SUPPORTED, not_supported, only
 from service.engine.request import SamplingParams
 from service.errors import bad_request
@@ -41,7 +41,7 @@ class Body(KnownFields):
 
 
 class Drawing(Body):
-    """How tokens are drawn, by OpenAI's names and defaults."""
+    """Sampling, by OpenAI's names and defaults."""
 
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = Field(1.0, description="0 is greedy.")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -70,7 +70,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Drawing):
-    """What completions and chats have in common."""
+    """Fields shared by completions and chats."""
 
     model: ModelName | None = Field(
         None, description="A served model, or `<model>@<encoding>` as in `<model>@yarn:4`; the first model when absent."
@@ -142,7 +142,7 @@ class CompletionRequest(GenerationBody):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of the prompt are asked for."""
+        """True if the answer has log-probabilities of the prompt."""
         return self.prompt_logprobs is not None or (self.echo and self.logprobs is not None)
 
     @property
@@ -153,7 +153,7 @@ class CompletionRequest(GenerationBody):
 
     @property
     def scores_answer(self) -> bool:
-        """Whether scoring the prompt gives the answer as well: the one greedy token that harnesses ask for."""
+        """True if scoring the prompt yields the answer too: the one greedy token that harnesses want."""
         return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and self.min_tokens == 0
 
 
@@ -179,7 +179,7 @@ class Message(Body):
     name: str | None = None
 
     def for_template(self) -> dict[str, str]:
-        """What chat templates read."""
+        """The message for chat templates."""
         parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
         fields = {"role": self.role, "content": "".join(parts)}
         return fields if self.name is None else {**fields, "name": self.name}
@@ -196,7 +196,7 @@ class ChatRequest(GenerationBody):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="What the server and the context allow when absent."
+        None, description="Default: the most that the server and the context allow."
     )
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="The older name of the same.")
     logprobs: bool = False
@@ -233,9 +233,6 @@ class PromptLogprob(BaseModel):
     logprob: float
     rank: int
     decoded_token: str
-
-
-FinishReason = Literal["stop", "length"]
 
 
 class CompletionChoice(BaseModel):

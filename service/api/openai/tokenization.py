@@ -1,4 +1,4 @@
-"""vLLM's tokenizer routes at the root, from which evaluation harnesses work without a tokenizer of their own."""
+"""vLLM's tokenizer routes at the root: evaluation harnesses need no local tokenizer with them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, StrictInt
 
-from service.api.admission import admit
 from service.api.files import json_response
+from service.api.generation.prompts import prompts_of
+from service.api.http.routing import Route
 from service.api.openai.names import named
 from service.api.openai.schemas import PROMPT, Body, ModelName, example
-from service.api.prompts import prompts_of
-from service.api.routing import Route
+from service.api.quotas import admit
 from service.errors import bad_request
 from service.inputs import MOST_TOKENS
 from service.sharing.workers import Workers
@@ -24,7 +24,9 @@ class TokenizeRequest(Body):
     model_config = example(prompt=PROMPT)
 
     prompt: str
-    add_special_tokens: bool = Field(True, description="What the tokenizer adds of its own accord, such as BOS.")
+    add_special_tokens: bool = Field(
+        True, description="Add special tokens as the tokenizer does by default, such as BOS."
+    )
     model: ModelName | None = None
 
 
@@ -64,7 +66,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     await admit(request, [])
     (prompt,) = await prompts_of(request, [body.prompt], name.served, add_special_tokens=body.add_special_tokens)
     ids = prompt.token_ids
-    answer = Tokens(tokens=ids, count=len(ids), max_model_len=name.target.max_length)
+    answer = Tokens(tokens=ids, count=len(ids), max_model_len=name.target.model.max_length)
     return await json_response(answer, len(ids), request)
 
 
@@ -81,13 +83,13 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request, model: ModelName | None = None) -> TokenizerInfo:
-    """What a client needs to know to prepare prompts by itself."""
+    """The tokenizer, for clients that prepare prompts themselves."""
     name = named(request.app.state.models, model)
     tokenizer = name.served.tokenizer
     return TokenizerInfo(
         tokenizer_class=type(tokenizer).__name__,
         vocab_size=name.served.vocab_size,
-        max_model_len=name.target.max_length,
+        max_model_len=name.target.model.max_length,
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
         pad_token=tokenizer.pad_token,

@@ -30,13 +30,13 @@ NOT_SUPPORTED = frozenset(
 
 
 def not_supported(name: str, neutral: object = None) -> str:
-    """What to say about a field; ``neutral`` is the value that asks for nothing, if it has one."""
+    """The refusal of a field; ``neutral`` is its value without effect, if it has one."""
     instead = "" if neutral is None else f" (or send {json.dumps(neutral)})"
     return f"{name} is not supported by this server; leave it out{instead}"
 
 
 def only(*neutral: Any) -> BeforeValidator:
-    """Accepts the values of a field that ask for nothing; the error offers the first of them."""
+    """Accepts the values of a field without effect; the error offers the first of them."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value not in neutral:

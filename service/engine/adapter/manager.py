@@ -29,7 +29,7 @@ from service.engine.adapter.runner import RequestRunner
 from service.engine.adapter.scheduler import PREFILL_BESIDE_OTHERS, FairScheduler
 from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.interleave import Interleaved
-from service.engine.memory import OutOfMemory, give_back, is_out_of_memory
+from service.engine.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.request import EngineRequest
 from service.engine.window import SinkWindow
 from service.sharing.turns import Turns

@@ -20,9 +20,9 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from typer.testing import CliRunner, Result
 
 from service import logs
-from service.api import key_file
-from service.api.access import ApiKeys
-from service.api.key_file import InvalidKeyFile, hash_of, read_hashes
+from service.api.http import key_file
+from service.api.http.access import ApiKeys
+from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
 from service.cli import app as ropeway
 from service.cli.client import client_of
 from service.models.loading import load
@@ -223,7 +223,7 @@ class Computed:
 
     def __init__(self, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tokens = 0
-        manager: Any = engine_of(app)._manager
+        manager: Any = engine_of(app).thread.manager
         step = type(manager)._generation_step
 
         def counted() -> None:
@@ -262,7 +262,7 @@ def test_cache_keys_that_run_out_are_forgotten_and_never_meet(
     guarded: tuple[str, FastAPI, Path], client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed = Computed(guarded[1], monkeypatch)
-    cache: Any = engine_of(guarded[1])._manager.batch_processor.cache  # type: ignore[union-attr]
+    cache: Any = engine_of(guarded[1]).thread.manager.batch_processor.cache  # type: ignore[union-attr]
     monkeypatch.setattr(cache, "token_bits", 29)  # numbers 1 to 3
     prompt = [(13 * n) % 380 + 2 for n in range(128)]
     for salt in range(9):

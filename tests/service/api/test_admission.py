@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.admission import upper_bound
+from service.api.quotas import upper_bound
 from service.sharing.admission import Admission, QueueFull, Ticket, TooLarge
 from tests.service.conftest import tiny_tokenizer
 from tests.service.serving import engine_of, serving

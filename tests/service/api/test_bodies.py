@@ -13,8 +13,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.api import routing
-from service.api.routing import MOST_FIELDS, MOST_KEYS, MOST_VALUES, check_shape, check_text, count
+from service.api.http import routing
+from service.api.http.routing import MOST_FIELDS, MOST_KEYS, MOST_VALUES, check_shape, check_text, count
 from service.errors import ApiError
 from tests.service.serving import SHORT, idle, serving, wait_for
 

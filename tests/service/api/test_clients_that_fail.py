@@ -46,7 +46,7 @@ async def test_two_hundred_clients_vanish_after_their_first_token(served: tuple[
         assert all(await asyncio.gather(*(vanish() for _ in range(20))))
     await asyncio.to_thread(wait_for, lambda: idle(app))
     assert await asyncio.to_thread(token_ids, url) == before
-    assert engine_of(app).restarts == 0
+    assert engine_of(app).thread.restarts == 0
 
 
 PADDING = "x" * (16 << 20)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from fastapi import FastAPI
 
-from service.api import connections
+from service.api.http import connections
 from tests.service.serving import process, serving, token_ids, wait_for
 
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.api.feed import JobFeed
 from service.api.files import RenderedFiles
+from service.api.jobs.feed import JobFeed
 from service.jobs.records import JobInfo, UnitDone
 from service.reports.render import Rendered
 from tests.service.conftest import TEXT

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from patches import METHODS
-from service.api.generate import GenerateRequest
+from service.api.generation.generate import GenerateRequest
 from service.cli.generate import generate
 from service.cli.perplexity import perplexity
 from service.cli.serve import serve

@@ -27,7 +27,9 @@ from service.client import (
     StreamEvent,
     TextDelta,
 )
-from service.engine.engine import Engine, EngineFailed, Generation
+from service.engine.engine import Engine
+from service.engine.failures import EngineFailed
+from service.engine.generation import Generation
 from tests.service.conftest import TEXT
 from tests.service.serving import serving
 

@@ -10,7 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from patches import Method, Patched, encode, parse, patched
-from service.engine.engine import Engine, EngineLimits, Generation
+from service.engine.engine import Engine
+from service.engine.generation import Generation
+from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
 from service.models.loading import cache_bytes_per_token
 from tests.models import FAMILIES, OTHER_FAMILIES, VOCAB_SIZE, tiny_model
@@ -60,9 +62,9 @@ async def test_values_that_are_not_as_wide_as_keys(family: str, sizes: dict[str,
         try:
             alone = [await finished(engine, prompt, default) for prompt in prompts]
             together = await asyncio.gather(*[finished(engine, prompt, default) for prompt in prompts])
-            allocators = engine._manager.batch_processor.cache.cache_allocators.values()
+            allocators = engine.thread.manager.batch_processor.cache.cache_allocators.values()
         finally:
-            engine.stop(grace_s=1.0)
+            engine.thread.stop(grace_s=1.0)
         assert sum(a.bytes_per_block for a in allocators) == LIMITS.page_size * cache_bytes_per_token(patch)
     assert [generation.token_ids for generation in alone] == expected
     assert [generation.token_ids for generation in together] == expected
@@ -89,21 +91,23 @@ async def check(model: PreTrainedModel, methods: list[Method]) -> None:
             jobs = [finished(engine, *pair) for pair in zip(prompts, methods, strict=True)]
             generations = await asyncio.gather(*jobs)
         finally:
-            engine.stop(grace_s=1.0)
-        for prompt, generation in zip(prompts, generations, strict=True):
-            assert generation.token_ids == greedy(patch, prompt, generation)
+            engine.thread.stop(grace_s=1.0)
+        for prompt, method, generation in zip(prompts, methods, generations, strict=True):
+            assert generation.token_ids == greedy(patch, prompt, method)
 
 
 async def finished(engine: Engine, prompt: list[int], method: Method) -> Generation:
-    async for generation in engine.generate(prompt, method, SamplingParams(), NEW):
+    resolved = engine.patch.resolve(method, len(prompt) + NEW)
+    steps = engine.generate(prompt, resolved, SamplingParams(), NEW, pe_method=method.method)
+    async for generation in steps:
         last = generation
     return last
 
 
 @torch.no_grad()
-def greedy(patch: Patched, prompt: list[int], generation: Generation) -> list[int]:
+def greedy(patch: Patched, prompt: list[int], method: Method) -> list[int]:
     """Token ids of the same encoding, every one from a whole pass."""
-    slot, ids = patch.slots.acquire(generation.resolved), list(prompt)
+    slot, ids = patch.slots.acquire(patch.resolve(method, len(prompt) + NEW)), list(prompt)
     for _ in range(NEW):
         position_ids = encode(torch.arange(len(ids)), slot)[None]
         logits = patch.model(torch.tensor([ids]), position_ids=position_ids, use_cache=False).logits

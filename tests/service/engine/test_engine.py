@@ -16,8 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from patches import Method, parse, patched
-from service.engine.engine import Engine, EngineFailed, EngineLimits, Generation
+from service.engine.engine import Engine
+from service.engine.failures import EngineFailed
+from service.engine.generation import Generation
 from service.engine.interleave import Interleaved
+from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.sampling import sample
 from service.sharing.admission import QueueFull, TooLarge
@@ -34,11 +37,13 @@ async def running(checkpoints: Path, limits: EngineLimits = LIMITS) -> AsyncIter
         try:
             yield engine
         finally:
-            engine.stop(grace_s=1.0)
+            engine.thread.stop(grace_s=1.0)
 
 
 async def finish(engine: Engine, prompt: list[int], tokens: int, method: Method = DEFAULT) -> Generation:
-    async for generation in engine.generate(prompt, method, SamplingParams(), tokens):
+    resolved = engine.patch.resolve(method, len(prompt) + tokens)
+    steps = engine.generate(prompt, resolved, SamplingParams(), tokens, pe_method=method.method)
+    async for generation in steps:
         last = generation
     return last
 
@@ -77,7 +82,7 @@ async def test_a_shared_prefix_is_reused_under_one_encoding_only(checkpoints: Pa
     async with running(checkpoints) as engine:
         found: list[int] = []
         await finish(engine, prompt, 2)
-        cache: Any = engine._manager.batch_processor.cache
+        cache: Any = engine.thread.manager.batch_processor.cache
         search = type(cache).search_prefix_match
 
         def spy(request_id: str, ids: list[int]) -> int:
@@ -102,7 +107,7 @@ async def test_scoring_runs_between_steps_and_can_be_cancelled(checkpoints: Path
             closed.append(True)
 
     async with running(checkpoints) as engine:
-        job = asyncio.create_task(engine.run(endless(), 100, lambda progress: None))
+        job = asyncio.create_task(engine.score(endless(), 100, lambda progress: None, scored={}))
         generation = await finish(engine, [2, 3, 4], 20)
         assert len(generation.token_ids) == 20
         job.cancel()
@@ -120,14 +125,14 @@ async def test_a_failing_job_fails_alone(checkpoints: Path) -> None:
 
     async with running(checkpoints) as engine:
         with pytest.raises(FloatingPointError):
-            await engine.run(broken(), 10, lambda progress: None)
+            await engine.score(broken(), 10, lambda progress: None, scored={})
         assert len((await finish(engine, [2], 3)).token_ids) == 3
 
 
 async def test_a_dead_thread_fails_what_ran_and_comes_back(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
         before = await finish(engine, [2, 3, 4], 6)
-        runner: Any = engine._manager.batch_processor.model_runner
+        runner: Any = engine.thread.manager.batch_processor.model_runner
 
         def explode(*_: object) -> None:
             raise ArithmeticError("a broken step")
@@ -135,13 +140,13 @@ async def test_a_dead_thread_fails_what_ran_and_comes_back(checkpoints: Path) ->
         runner._sample = explode
         with pytest.raises(EngineFailed, match="a broken step"):
             await finish(engine, [2, 3, 4], 6)
-        while engine.is_alive:
+        while engine.thread.is_alive:
             await asyncio.sleep(0.01)
-        engine.revive()
-        assert engine.is_alive
+        engine.thread.revive()
+        assert engine.thread.is_alive
         after = await finish(engine, [2, 3, 4], 6)
         assert after.token_ids == before.token_ids
-        assert engine.restarts == 1
+        assert engine.thread.restarts == 1
         assert engine.generations.reserved == 0
         assert engine.patch.slots.in_use() == 0
 
@@ -150,7 +155,7 @@ async def test_a_dead_thread_fails_what_ran_and_comes_back(checkpoints: Path) ->
 async def test_a_thread_that_ends_without_a_word_is_noticed(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
         await finish(engine, [2], 1)
-        engine._manager._generation_step = lambda: sys.exit(0)  # type: ignore[method-assign]
+        engine.thread.manager._generation_step = lambda: sys.exit(0)  # type: ignore[method-assign]
         with pytest.raises(EngineFailed, match="has stopped"):
             await finish(engine, [2, 3], 4)
         assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
@@ -159,8 +164,8 @@ async def test_a_thread_that_ends_without_a_word_is_noticed(checkpoints: Path) -
 async def test_a_stopped_engine_refuses(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
         await finish(engine, [2], 1)
-        engine.stop(0.0)
-        assert not engine.is_alive
+        engine.thread.stop(0.0)
+        assert not engine.thread.is_alive
         with pytest.raises(EngineFailed, match="shutting down"):
             await finish(engine, [2], 1)
 

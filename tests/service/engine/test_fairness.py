@@ -11,7 +11,9 @@ import torch
 from patches import Method, parse
 from service import context
 from service.context import RequestContext
-from service.engine.engine import Engine, EngineLimits, Generation
+from service.engine.engine import Engine
+from service.engine.generation import Generation
+from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
 from tests.service.engine.test_engine import DEFAULT, running
 
@@ -21,7 +23,9 @@ LONG = [(7 * n) % 380 + 2 for n in range(400)]
 
 async def finish(engine: Engine, tenant: str, prompt: list[int], tokens: int, method: Method = DEFAULT) -> Generation:
     context.enter(RequestContext("", tenant=tenant))
-    async for generation in engine.generate(prompt, method, SamplingParams(), tokens):
+    resolved = engine.patch.resolve(method, len(prompt) + tokens)
+    steps = engine.generate(prompt, resolved, SamplingParams(), tokens, pe_method=method.method)
+    async for generation in steps:
         last = generation
     return last
 
@@ -63,7 +67,7 @@ async def test_scoring_of_one_tenant_leaves_steps_to_another(checkpoints: Path) 
         tokens = torch.tensor([LONG])
         context.enter(RequestContext("", tenant="anna"))
         steps: list[int] = []
-        scoring = asyncio.create_task(engine.run(work(), 10, steps.append))
+        scoring = asyncio.create_task(engine.score(work(), 10, steps.append, scored={}))
         while not steps:
             await asyncio.sleep(0.001)
         before = len(steps)

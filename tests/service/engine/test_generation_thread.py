@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.engine.engine import EngineLimits
+from service.engine.limits import EngineLimits
 from tests.service.engine.test_engine import finish, running
 from tests.service.serving import SHORT, engine_of, events, generate, idle, serving, token_ids, wait_for
 
@@ -33,7 +33,7 @@ def stalling(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
 def hold_steps(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The thread stays in its next step until the event is set."""
     release = threading.Event()
-    manager: Any = engine_of(app)._manager
+    manager: Any = engine_of(app).thread.manager
     monkeypatch.setattr(manager, "_generation_step", lambda: release.wait(30))
     return release
 
@@ -42,8 +42,8 @@ def test_a_thread_that_stalls_under_requests_is_replaced(
     stalling: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, app = stalling
-    before, restarts = token_ids(url), engine_of(app).restarts
-    stuck = engine_of(app)._manager
+    before, restarts = token_ids(url), engine_of(app).thread.restarts
+    stuck = engine_of(app).thread.manager
     release = hold_steps(app, monkeypatch)
     with ThreadPoolExecutor(3) as pool:
         streaming = pool.submit(events, url, **SHORT)
@@ -52,7 +52,7 @@ def test_a_thread_that_stalls_under_requests_is_replaced(
         assert "retry-after" in answer.headers
         assert streaming.result()[-1][1]["error"]["code"] == "engine_failed"
     assert token_ids(url) == before
-    assert engine_of(app).restarts == restarts + 1
+    assert engine_of(app).thread.restarts == restarts + 1
     metrics = httpx.get(f"{url}/metrics").text
     assert re.search(rf'ropeway_engine_restarts_total{{model_name="tiny"}} {restarts + 1}\.0', metrics)
     release.set()
@@ -67,7 +67,7 @@ def test_probes_tell_of_a_thread_that_stalls_and_replace_it(
 ) -> None:
     url, app = stalling
     engine, release = engine_of(app), threading.Event()
-    lost, restarts = engine._manager, engine.restarts
+    lost, restarts = engine.thread.manager, engine.thread.restarts
     monkeypatch.setattr(lost.interleaved, "tenants", lambda: release.wait(30) and set())
     refused: list[httpx.Response] = []
 
@@ -78,10 +78,10 @@ def test_probes_tell_of_a_thread_that_stalls_and_replace_it(
     wait_for(refuses)
     assert refused[-1].json()["error"]["code"] == "not_ready"
     assert "retry-after" in refused[-1].headers
-    assert engine.restarts == restarts + 1
+    assert engine.thread.restarts == restarts + 1
     for probe in ("/health", "/health/ready", "/health/live"):
         assert httpx.get(f"{url}{probe}").status_code == 200
-    assert engine.restarts == restarts + 1
+    assert engine.thread.restarts == restarts + 1
     release.set()
     wait_for(lambda: not lost.is_running())
 
@@ -95,7 +95,7 @@ def test_a_thread_that_dies_is_replaced_with_a_clean_cache(
     prompt = [(7 * n) % 380 + 2 for n in range(200)]
     before = token_ids(url, prompt=prompt)
     engine = engine_of(app)
-    lost, restarts = engine._manager, engine.restarts
+    lost, restarts = engine.thread.manager, engine.thread.restarts
 
     def dies() -> None:
         raise end("killed")
@@ -103,8 +103,8 @@ def test_a_thread_that_dies_is_replaced_with_a_clean_cache(
     monkeypatch.setattr(lost, "_generation_step", dies)
     assert generate(url, prompt=prompt).json()["error"]["code"] == "engine_failed"
     wait_for(lambda: httpx.get(f"{url}/health/ready").status_code == 200)
-    assert engine._manager is not lost
-    assert engine.restarts == restarts + 1
+    assert engine.thread.manager is not lost
+    assert engine.thread.restarts == restarts + 1
     assert engine.load()["cache_tokens_used"] == 0
     assert token_ids(url, prompt=prompt) == before
 
@@ -120,7 +120,7 @@ async def test_scoring_in_a_stalled_step_fails_too(checkpoints: Path) -> None:
     async with running(checkpoints, limits) as engine:
         await finish(engine, [2], 1)
         with pytest.raises(RuntimeError, match="in one step"):
-            await engine.run(stuck(), 10, lambda _: None)  # type: ignore[arg-type]
+            await engine.score(stuck(), 10, lambda _: None, scored={})  # type: ignore[arg-type]
         assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
-        assert engine.restarts == 1
+        assert engine.thread.restarts == 1
         release.set()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from fastapi import FastAPI
 
-from service.engine.memory import OutOfMemory, is_out_of_memory
+from service.engine.out_of_memory import OutOfMemory, is_out_of_memory
 from service.engine.sampling import sample
 from tests.service.engine.test_engine import finish, running
 from tests.service.serving import (
@@ -86,7 +86,7 @@ def test_out_of_memory_alone_is_507_and_not_tried_again(
         assert len(streamed) == (1 if phase == "prefill" else 2)
     wait_for(lambda: idle(app))
     assert token_ids(url) == before
-    assert engine_of(app).restarts == 0
+    assert engine_of(app).thread.restarts == 0
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decoding"])
@@ -122,13 +122,13 @@ def test_out_of_memory_costs_one_request_and_leaves_its_neighbours_exact(
     for one, other in zip(results, alone, strict=True):
         assert one["token_ids"] == other["token_ids"]
         assert len(one["logprobs"] or []) == len(other["logprobs"] or [])
-    assert engine_of(app).restarts == 0
+    assert engine_of(app).thread.restarts == 0
 
 
 async def test_a_failed_step_keeps_no_memory(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
         await finish(engine, [2], 1)
-        processor: Any = engine._manager.batch_processor
+        processor: Any = engine.thread.manager.batch_processor
         held: list[Any] = []
 
         class Tensor:

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from patches import Method, Patched, encode, parse, patched
-from service.engine.engine import Engine, EngineLimits, Generation
-from service.engine.memory import OutOfMemory
+from service.engine.engine import Engine
+from service.engine.generation import Generation
+from service.engine.limits import EngineLimits
+from service.engine.out_of_memory import OutOfMemory
 from service.engine.request import SamplingParams
 from service.engine.sampling import sample
 from service.engine.window import SinkWindow
@@ -51,13 +53,15 @@ async def running(family: str = "llama", cache_tokens: int = 512, **options: Any
         try:
             yield engine
         finally:
-            engine.stop(grace_s=1.0)
+            engine.thread.stop(grace_s=1.0)
 
 
 async def finish(
     engine: Engine, method: Method, prompt: list[int] = PROMPT, new: int = NEW, each: Callable[[], object] = int
 ) -> Generation:
-    async for generation in engine.generate(prompt, method, SamplingParams(), new):
+    resolved = engine.patch.resolve(method, len(prompt) + new)
+    steps = engine.generate(prompt, resolved, SamplingParams(), new, pe_method=method.method)
+    async for generation in steps:
         each()
         last = generation
     return last
@@ -146,7 +150,7 @@ async def test_a_model_whose_layers_differ_keeps_every_page() -> None:
     held: list[int] = []
     async with running("smollm3") as engine:
         result = await finish(engine, STREAMING, new=100, each=lambda: held.append(in_use(engine)))
-        assert engine.max_cached_len(result.resolved, 170) == 170
+        assert engine.max_cached_len(engine.patch.resolve(STREAMING, 170), 170) == 170
         assert_greedy(engine.patch, STREAMING, PROMPT, result.token_ids)
     assert max(held) >= 160
 
@@ -175,13 +179,15 @@ async def test_nothing_is_shared_behind_a_gap() -> None:
 async def test_cancelling_gives_everything_back() -> None:
     async with running() as engine:
         for stop_at in (0, 1, 150):
-            async with aclosing(engine.generate(PROMPT, STREAMING, SamplingParams(), NEW)) as generations:
+            resolved = engine.patch.resolve(STREAMING, len(PROMPT) + NEW)
+            steps = engine.generate(PROMPT, resolved, SamplingParams(), NEW, pe_method=STREAMING.method)
+            async with aclosing(steps) as generations:
                 async for generation in generations:
                     if len(generation.token_ids) > stop_at:
                         break
             await asyncio.wait_for(idle(engine), 10)
             assert engine.generations.reserved == 0
-            allocator: Any = engine._manager.batch_processor.cache.cache_allocators["full_attention"]  # type: ignore[union-attr]
+            allocator: Any = engine.thread.manager.batch_processor.cache.cache_allocators["full_attention"]  # type: ignore[union-attr]
             assert (allocator.windows, allocator.evicted_pages, allocator.block_table) == ({}, {}, {})
         assert_greedy(engine.patch, STREAMING, PROMPT, (await finish(engine, STREAMING)).token_ids)
 
@@ -209,7 +215,7 @@ async def test_a_step_that_runs_out_of_memory_is_repeated_exactly(
             assert isinstance(result, Generation)
             assert_greedy(engine.patch, STREAMING, prompt_of(length), result.token_ids)
         await asyncio.wait_for(idle(engine), 10)
-        assert engine.restarts == 0
+        assert engine.thread.restarts == 0
 
 
 @pytest.mark.parametrize("first", [0, 1, 8, 11])

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.jobs.outcomes import pack
-from service.jobs.owner import Owner
-from service.jobs.queue import Finished, JobQueue
 from service.jobs.records import JobInfo
-from service.jobs.store import JobStore
+from service.jobs.storage.outcomes import pack
+from service.jobs.storage.owner import Owner
+from service.jobs.storage.queue import Finished, JobQueue
+from service.jobs.storage.store import JobStore
 from tests.service.jobs.conftest import body
 
 DATA = pack({"nll": np.arange(3.0)})

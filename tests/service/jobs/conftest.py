@@ -14,12 +14,13 @@ import pytest
 from psycopg import sql
 from sqlalchemy import make_url
 
+from service.api.errors import as_api_error
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import EvaluationResult
 from service.evaluation.unit import Plan, evaluate
-from service.jobs.calls import StoreCalls
 from service.jobs.runner import JobRunner
-from service.jobs.store import JobStore
+from service.jobs.storage.calls import StoreCalls
+from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.sharing.workers import Workers
@@ -88,7 +89,7 @@ def body(**fields: Any) -> dict[str, Any]:
 async def running(store: JobStore, models: ModelRegistry, settings: Settings) -> AsyncIterator[JobRunner]:
     """A runner at work."""
     workers, calls = Workers(shared=False), StoreCalls()
-    runner = JobRunner(store, models, settings, workers, calls)
+    runner = JobRunner(store, models, settings, workers, calls, as_api_error)
     runner.start()
     try:
         yield runner

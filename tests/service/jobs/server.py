@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from service.jobs import queue
-from service.jobs.calls import StoreCalls
+from service.api.errors import as_api_error
 from service.jobs.runner import JobRunner
-from service.jobs.store import JobStore
+from service.jobs.storage import queue
+from service.jobs.storage.calls import StoreCalls
+from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.sharing.workers import Workers
@@ -21,7 +22,7 @@ def serve(url: str, settings: Settings, ready: Path) -> None:
 
     async def work() -> None:
         workers = Workers(shared=False)
-        JobRunner(JobStore(url), ModelRegistry(settings), settings, workers, StoreCalls()).start()
+        JobRunner(JobStore(url), ModelRegistry(settings), settings, workers, StoreCalls(), as_api_error).start()
         ready.touch()
         await asyncio.Event().wait()
 

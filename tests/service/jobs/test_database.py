@@ -21,9 +21,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.jobs.database import VERSION_TABLE, Database, StoreUnusable, _config, default_url
-from service.jobs.store import JobStore
-from service.jobs.tables import VERSION, Base
+from service.jobs.storage.database import VERSION_TABLE, Database, StoreUnusable, _config, default_url
+from service.jobs.storage.store import JobStore
+from service.jobs.storage.tables import VERSION, Base
 from tests.conftest import ROOT as REPOSITORY
 from tests.service.jobs.conftest import body
 from tests.service.jobs.postgres import NOBODY, ROOT
@@ -40,7 +40,7 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
 
 OPENED = """
 import sys
-from service.jobs.database import Database
+from service.jobs.storage.database import Database
 Database(sys.argv[1]).close()
 print("alembic" in sys.modules)
 """
@@ -90,7 +90,7 @@ def test_sqlite_is_durable_and_keeps_references(sqlite_url: str) -> None:
 
 
 def test_several_processes_open_a_new_database_at_once(url: str) -> None:
-    code = f"from service.jobs.database import Database; Database({url!r}).close()"
+    code = f"from service.jobs.storage.database import Database; Database({url!r}).close()"
     running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for process in running:
         _, errors = process.communicate(timeout=60)

@@ -12,8 +12,9 @@ import pytest
 
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.unit import Plan
-from service.jobs.results import Packed
-from service.jobs.store import JobDone, JobStore, UnknownJob
+from service.jobs.storage.refusals import JobDone, UnknownJob
+from service.jobs.storage.results import Packed
+from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.conftest import TEXT

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.api import jobs as job_routes
-from service.jobs import database
+from service.api.jobs import lookup
+from service.jobs.storage import database
 from tests.service.jobs.postgres import frozen
 from tests.service.jobs.test_routes import BODY, ended, submitted
 from tests.service.serving import generate, serving
@@ -23,7 +23,7 @@ from tests.service.serving import generate, serving
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_S", 0.2)
-    monkeypatch.setattr(job_routes, "STORE_S", 1.0)
+    monkeypatch.setattr(lookup, "STORE_S", 1.0)
 
 
 @contextmanager

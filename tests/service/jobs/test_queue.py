@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import select, text, update
 from structlog.testing import CapturingLogger
 
-from service.jobs import outcomes
-from service.jobs.outcomes import pack, unpack
-from service.jobs.owner import Owner
-from service.jobs.queue import LEASE_S, MOST_CLAIMS, LeaseLost
-from service.jobs.results import Packed
-from service.jobs.store import JobStore
-from service.jobs.tables import Job, StoredOutcome
+from service.jobs.storage import outcomes
+from service.jobs.storage.outcomes import pack, unpack
+from service.jobs.storage.owner import Owner
+from service.jobs.storage.queue import LEASE_S, MOST_CLAIMS, LeaseLost
+from service.jobs.storage.results import Packed
+from service.jobs.storage.store import JobStore
+from service.jobs.storage.tables import Job, StoredOutcome
 from tests.service.jobs.adding import DATA, add, claimed, queue_of, unit
 
 
@@ -122,7 +122,7 @@ class TestWork:
         assert queue_of(store, "third").waiting("third", ()) == {}
 
 
-DEAD = "from service.jobs.owner import Owner; print(Owner.this())"
+DEAD = "from service.jobs.storage.owner import Owner; print(Owner.this())"
 
 
 class TestLeases:

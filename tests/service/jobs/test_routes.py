@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from service.context import ANONYMOUS
 from service.evaluation.catalogue import EVALUATIONS
-from service.jobs.store import JobStore
+from service.jobs.storage.store import JobStore
 from tests.service.conftest import TEXT
 from tests.service.serving import events_of, serving
 

@@ -14,20 +14,21 @@ from sqlalchemy import case, select, update
 from structlog.testing import CapturingLogger
 
 from patches import SlotsExhausted, parse
-from service.engine.engine import EngineFailed
+from service.engine.failures import EngineFailed
 from service.engine.request import SamplingParams
 from service.evaluation.catalogue import plan_of
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.unit import Outcome, Plan
-from service.jobs import outcomes
-from service.jobs import runner as running_jobs
-from service.jobs.queue import Finished, JobQueue
+from service.jobs import execution
+from service.jobs.execution import MOST_RETRIES
 from service.jobs.records import JobInfo
-from service.jobs.runner import MOST_RETRIES, JobRunner
+from service.jobs.runner import JobRunner
 from service.jobs.signals import within
-from service.jobs.store import JobStore
-from service.jobs.tables import Job, StoredOutcome
+from service.jobs.storage import calls, outcomes
+from service.jobs.storage.queue import Finished, JobQueue
+from service.jobs.storage.store import JobStore
+from service.jobs.storage.tables import Job, StoredOutcome
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.sharing.admission import QueueFull
@@ -87,7 +88,8 @@ def bench(store: JobStore, models: ModelRegistry, job_settings: Settings, monkey
         return (yield from run(unit))
 
     monkeypatch.setattr(WindowsUnit, "run", counted)
-    monkeypatch.setattr(running_jobs, "RETRY_S", 0.01)
+    for module in (execution, calls):
+        monkeypatch.setattr(module, "RETRY_S", 0.01)
     return made
 
 
@@ -196,7 +198,7 @@ async def test_tenants_take_turns_and_each_has_its_oldest_job_first(
     async with bench.running() as runner:
         most = 0
         while any(bench.store.list(name, state="queued") for name in ("anna", "berta", "clara")):
-            most = max(most, len(runner._active))
+            most = max(most, len(runner._jobs.active))
             await asyncio.sleep(0.002)
         await bench.until(lambda: len(order) == 15)
     turns = ["anna0", "berta2", "clara3"] * 3
@@ -299,7 +301,8 @@ async def test_generation_is_answered_while_a_long_unit_runs(bench: Bench) -> No
         await bench.until(lambda: runner.progress(job_id) > 0)
         finished = len(bench.store.done_units(job_id))
         sampling = SamplingParams(temperature=0.0)
-        async for generation in engine.generate([2, 3, 4], parse({"method": "default"}), sampling, 8):
+        resolved = engine.patch.resolve(parse({"method": "default"}), 11)
+        async for generation in engine.generate([2, 3, 4], resolved, sampling, 8, pe_method="default"):
             tokens = len(generation.token_ids)
         assert tokens == 8
         assert len(bench.store.done_units(job_id)) == finished

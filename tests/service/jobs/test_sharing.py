@@ -13,7 +13,7 @@ from service.evaluation.catalogue import plan_of
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.sweep.request import SweepRequest
 from service.evaluation.unit import Outcome
-from service.jobs.store import JobStore
+from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.jobs.conftest import in_one_run, result_of, running

@@ -12,8 +12,9 @@ from sqlalchemy import delete, event, insert, select
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.jobs.store import IdempotencyMismatch, JobStore, JobUnfinished, UnknownJob
-from service.jobs.tables import Job
+from service.jobs.storage.refusals import IdempotencyMismatch, JobUnfinished, UnknownJob
+from service.jobs.storage.store import JobStore
+from service.jobs.storage.tables import Job
 from tests.service.jobs.adding import add, queue_of
 from tests.service.jobs.conftest import body
 

@@ -202,7 +202,7 @@ async def test_the_engine_serves_it(trained: Path, kind: str) -> None:
             jobs = [finished(engine, *pair) for pair in zip(prompts, methods, strict=False)]
             generations = await asyncio.gather(*jobs)
         finally:
-            engine.stop(grace_s=1.0)
+            engine.thread.stop(grace_s=1.0)
         for prompt, generation in zip(prompts, generations, strict=False):
             slot = patch.slots.acquire(generation.resolved)
             ids = list(prompt)

@@ -233,8 +233,8 @@ def test_openai_fields_at_the_value_that_asks_for_nothing(http: httpx.Client) ->
 
 
 def test_an_impossible_token_has_a_number_in_json(tiny: Path) -> None:
+    from service.api.generation.pieces import Token
     from service.api.openai import logprobs
-    from service.api.openai.choices import Token
     from service.engine.request import TokenLogprobs
 
     class Letters:

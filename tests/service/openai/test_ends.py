@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.text import TextStream
+from service.api.generation.text import TextStream
 from tests.service.openai.conftest import ENDS, answer, chunks, plain_logprobs
 
 NEW = 24

@@ -17,10 +17,13 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from service import errors
+from service.api import errors
 from service.cli.server import local_server
-from service.engine.engine import Engine, EngineFailed, Generation
-from service.engine.memory import OutOfMemory
+from service.engine.engine import Engine
+from service.engine.failures import EngineFailed
+from service.engine.generation import Generation
+from service.engine.out_of_memory import OutOfMemory
+from service.errors import deadline_exceeded
 from service.settings import Settings
 from tests.service.conftest import TEXT
 from tests.service.openai.conftest import answer
@@ -213,7 +216,7 @@ def test_a_full_queue_is_retried_until_there_is_room(small_url: str) -> None:
     [
         (EngineFailed("restarting"), 503, 3),
         (OutOfMemory("a step", alone=True), 507, 1),
-        (errors.deadline_exceeded(1.0), 504, 1),
+        (deadline_exceeded(1.0), 504, 1),
     ],
     ids=["transient", "deterministic", "deadline"],
 )

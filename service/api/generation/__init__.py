@@ -1,0 +1,1 @@
+"""Prompts from a request to the engine, and its tokens as text."""

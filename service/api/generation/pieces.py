@@ -1,0 +1,68 @@
+"""From growing lists of tokens to pieces of text: streams send them one by one, whole answers join them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from service.api.generation.text import TextStream
+from service.engine.generation import Generation
+from service.engine.request import TokenLogprobs
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of an answer, the offset of its text in the answer's text, and its log-probabilities."""
+
+    token_id: int
+    start: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The text and tokens that one step adds to an answer, and the generation so far: empty where none runs."""
+
+    text: str
+    tokens: list[Token]
+    finish_reason: FinishReason | None
+    generation: Generation = field(default_factory=Generation)
+
+
+class Pieces:
+    """Cuts a growing list of tokens into pieces: text that is final, and the tokens that lie in it."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], offset: int = 0, min_tokens: int = 0) -> None:
+        self._text = TextStream(tokenizer, stops, min_tokens)
+        self._offset = offset
+        self._ends: list[int] = []
+        self._sent = 0
+
+    def take(self, generation: Generation) -> Piece:
+        """The piece that the generation's new tokens make."""
+        token_ids, logprobs, finish_reason = generation.token_ids, generation.logprobs, generation.finish_reason
+        text = ""
+        while len(self._ends) < len(token_ids) and not self._text.stopped:
+            text += self._text.push(token_ids[: len(self._ends) + 1], final=False)
+            self._ends.append(len(self._text.text))
+        if finish_reason is not None:
+            text += self._text.push(token_ids, final=True)  # text that could have begun a stop string
+        ended: FinishReason | None = None
+        if finish_reason is not None or self._text.stopped:
+            ended = "stop" if self._text.stopped or finish_reason == "stop" else "length"
+        tokens = []
+        while self._sent < len(self._ends) and self._may_be_sent(ended is not None):
+            start = self._ends[self._sent - 1] if self._sent else 0
+            own = logprobs[self._sent] if logprobs else None
+            tokens.append(Token(token_ids[self._sent], self._offset + start, own))
+            self._sent += 1
+        return Piece(text, tokens, ended, generation)
+
+    def _may_be_sent(self, ended: bool) -> bool:
+        """True if the next token's text has been sent; at the end, if it begins before a stop string."""
+        if ended:
+            return not self._text.stopped or (self._ends[self._sent - 1] if self._sent else 0) < len(self._text.text)
+        return self._ends[self._sent] <= self._text.shown

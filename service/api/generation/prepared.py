@@ -1,0 +1,165 @@
+"""Prompts between a request and the engine: memory reserved, then tokenized, checked, resolved and counted.
+
+Every route that generates takes this way, so that all of them refuse the same things in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from fastapi import Request
+
+from patches import Method, ResolvedRecipe
+from service.api.generation.pieces import Piece, Pieces
+from service.api.generation.prompts import Prompt, check_logprobs, check_min_tokens, check_prompt, prompts_of
+from service.api.quotas import admit, charge, log_prompts, upper_bound
+from service.engine.generation import Generation
+from service.engine.request import SamplingParams, TokenLogprobs
+from service.errors import context_length_exceeded
+from service.evaluation.scoring import TokenScores, prompt_scores
+from service.models.registry import ServedModel
+from service.settings import Settings
+from service.sharing.admission import Ticket
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Work that a request asks for each of its prompts.
+
+    ``max_tokens`` None is as many as the server and the context allow; ``answers`` counts generations, and
+    ``scored`` says whether the prompt is scored, ``echoed`` whether its text is needed. ``alternatives`` are reported
+    for every token, ``copies`` times where the prompt is echoed. ``param`` is the field that prompts came in.
+    ``min_tokens`` is how many tokens an answer must have room for.
+    """
+
+    max_tokens: int | None
+    answers: int
+    stops: list[str]
+    scored: bool = False
+    alternatives: int | None = None
+    copies: int = 0
+    echoed: bool = False
+    param: str = "prompt"
+    add_special_tokens: bool = True
+    cache_salt: str | None = None
+    min_tokens: int = 0
+
+
+class Target(NamedTuple):
+    """An encoding, and the served model whose weights answer under it."""
+
+    model: ServedModel
+    method: Method
+
+
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """One prompt under one encoding, checked and admitted: a ticket per generation, and one for scoring.
+
+    ``index`` is the prompt's place in the request; ``resolved`` is the encoding for the prompt and ``max_tokens`` new
+    tokens.
+    """
+
+    index: int
+    prompt: Prompt
+    model: ServedModel
+    method: Method
+    resolved: ResolvedRecipe
+    max_tokens: int
+    wanted: Wanted
+    tickets: list[Ticket]
+    score_ticket: Ticket | None
+
+    @cached_property
+    def pe(self) -> dict[str, Any]:
+        """The encoding as it takes effect, for the answer."""
+        return self.model.patch.describe(self.method, len(self.prompt.token_ids) + self.max_tokens)
+
+    async def generate(
+        self,
+        answer: int,
+        sampling: SamplingParams,
+        offset: int = 0,
+        on_prefill: Callable[[int], object] | None = None,
+    ) -> AsyncGenerator[Piece]:
+        """Pieces of one answer, the last of them with a finish reason. ``offset`` is where its text begins.
+
+        ``on_prefill`` gets the prompt tokens done, between the chunks of a long prompt.
+        """
+        pieces = Pieces(self.model.tokenizer, self.wanted.stops, offset, sampling.min_tokens)
+        steps = self.model.engine.generate(
+            self.prompt.token_ids,
+            self.resolved,
+            sampling,
+            self.max_tokens,
+            pe_method=self.method.method,
+            ticket=self.tickets[answer],
+            cache_salt=self.wanted.cache_salt,
+            on_prefill=on_prefill,
+        )
+        async with aclosing(steps) as generations:
+            async for generation in generations:
+                piece = pieces.take(generation)
+                if piece.finish_reason is not None:
+                    generation.finish_reason = piece.finish_reason  # a stop string counts in the engine's metrics too
+                yield piece
+                if piece.finish_reason is not None:
+                    break
+
+    async def score(self, chunk: int, *, top: int, with_next: bool) -> TokenScores:
+        """Scores of the prompt's tokens, in chunks of at most ``chunk`` tokens, with ``top`` alternatives each.
+
+        ``with_next`` adds the most likely token after the prompt.
+        """
+        ids = self.prompt.token_ids
+        work = prompt_scores(self.model.patch, self.resolved, ids, chunk, top=top, with_next=with_next)
+        scores: TokenScores = await self.model.engine.score(
+            work, len(ids), lambda _: None, scored={self.method.method: len(ids)}, ticket=self.score_ticket
+        )
+        return scores
+
+    def known(self, token_id: int, logprobs: TokenLogprobs, offset: int, *, ignore_eos: bool) -> Piece:
+        """An answer of one token that scoring has found already."""
+        ends = token_id in self.model.engine.eos_token_ids and not ignore_eos
+        pieces = Pieces(self.model.tokenizer, self.wanted.stops, offset)
+        return pieces.take(Generation([token_id], [logprobs], "stop" if ends else "length"))
+
+
+async def prepare(
+    request: Request, served: ServedModel, targets: Sequence[Target], given: Sequence[str | list[int]], wanted: Wanted
+) -> list[PreparedPrompt]:
+    """Every prompt under every target, prompt by prompt, tokenized by ``served``. All refusals happen here, before a
+    stream opens.
+
+    Raises:
+        ApiError, QueueFull: from admission and from the checks of prompts.
+    """
+    settings: Settings = request.app.state.settings
+    most_new = settings.max_new_tokens if wanted.max_tokens is None else wanted.max_tokens
+    pairs = [(index, target) for index in range(len(given)) for target in targets]
+    bounds = [(target.model.engine, upper_bound(given[index], target.model.max_length)) for index, target in pairs]
+    places = [(engine.generations, bound + most_new) for engine, bound in bounds for _ in range(wanted.answers)]
+    tickets = await admit(request, [*places, *((engine.scores, bound) for engine, bound in bounds if wanted.scored)])
+    log_prompts(request, given)
+    how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
+    prompts = await prompts_of(request, given, served, wanted.param, **how)
+    prepared = []
+    for number, (index, (model, method)) in enumerate(pairs):
+        tokens = len(prompts[index].token_ids)
+        max_tokens = max(1, min(most_new, model.max_length - tokens)) if wanted.max_tokens is None else most_new
+        check_min_tokens(wanted.min_tokens, max_tokens)
+        resolved = check_prompt(prompts[index].token_ids, max_tokens, method, model, wanted.param)
+        if wanted.scored and tokens > model.engine.scores.most:
+            raise context_length_exceeded(tokens, 0, model.engine.scores.most, wanted.param)
+        mine = tickets[number * wanted.answers : (number + 1) * wanted.answers]
+        score_ticket = tickets[len(places) + number] if wanted.scored else None
+        part = PreparedPrompt(index, prompts[index], model, method, resolved, max_tokens, wanted, mine, score_ticket)
+        prepared.append(part)
+    sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
+    check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))
+    await charge(request, sum(prompt + new for prompt, new in sizes))
+    return prepared

@@ -1,0 +1,145 @@
+"""Prompts as token ids, and the checks before any work starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from patches import Method, ResolvedRecipe
+from service.api.generation.text import TextStream
+from service.errors import bad_request, context_length_exceeded
+from service.models.registry import ServedModel
+from service.models.tokenizing import tokenized, with_ends
+from service.settings import Settings
+from service.sharing.stopping import check_wanted
+from service.sharing.workers import Workers
+
+T = TypeVar("T")
+
+MOST_LOGPROBS = 1 << 18
+"""Log-probabilities in one answer: some ten megabytes of JSON."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids; on request also their text, and the offset at which each token starts."""
+
+    token_ids: list[int]
+    text: str = ""
+    starts: list[int] = field(default_factory=list)
+
+
+async def prompts_of(
+    request: Request,
+    given: Sequence[str | list[int]],
+    served: ServedModel,
+    param: str = "prompt",
+    *,
+    add_special_tokens: bool = True,
+    with_text: bool = False,
+) -> list[Prompt]:
+    """The prompts of the field ``param``, tokenized on a thread.
+
+    Raises:
+        ApiError: for a text that cannot be tokenized at once; QueueFull from the workers.
+    """
+    for item in given:
+        check_text_size(item, request, param)
+
+    def read() -> list[Prompt]:
+        how = {"add_special_tokens": add_special_tokens, "with_text": with_text}
+        return [read_prompt(item, served.tokenizer, **how) for item in given]
+
+    workers: Workers = request.app.state.workers
+    return await workers.run_sized(sum(map(len, given)), read)
+
+
+def check_text_size(item: str | list[int], request: Request, param: str) -> None:
+    """Raises:
+    ApiError: for a text longer than this server tokenizes.
+    """
+    settings: Settings = request.app.state.settings
+    if isinstance(item, str) and len(item) > settings.max_text_bytes:
+        raise bad_request(f"{param}: a text may have at most {settings.max_text_bytes} characters", param)
+
+
+def read_prompt(
+    item: str | list[int], tokenizer: Any, *, add_special_tokens: bool = True, with_text: bool = False
+) -> Prompt:
+    """A text is tokenized as the tokenizer does by itself; token ids are taken as they are, without BOS."""
+    if isinstance(item, str) and not with_text:
+        return Prompt(tokenized(tokenizer, item, add_special_tokens=add_special_tokens))
+    if isinstance(item, str):
+        token_ids, ends = with_ends(tokenizer, item, add_special_tokens=add_special_tokens)
+        return Prompt(token_ids, item, [0, *ends][:-1])
+    if not with_text:
+        return Prompt(item)
+    stream, starts, so_far = TextStream(tokenizer), [], []
+    for token_id in item:
+        check_wanted()
+        starts.append(len(stream.text))
+        so_far.append(token_id)
+        stream.push(so_far, final=len(so_far) == len(item))
+    return Prompt(item, stream.text, starts)
+
+
+def check_at_most(param: str, asked: int, most: int, what: str | None = None) -> None:
+    """Raises:
+    ApiError: when ``asked``, which is ``what``, is more than this server gives.
+    """
+    if asked > most:
+        raise bad_request(f"{param}: {what or param} may be at most {most} on this server", param)
+
+
+def check_logprobs(param: str, alternatives: int | None, tokens: int) -> None:
+    """Raises:
+    ApiError: when an answer would hold more log-probabilities, those of alternatives included, than one may.
+    """
+    if alternatives is not None and tokens * (1 + alternatives) > MOST_LOGPROBS:
+        message = (
+            f"{tokens} tokens with {alternatives} alternatives each are more than the {MOST_LOGPROBS} of one answer"
+        )
+        raise bad_request(f"{param}: {message}", param)
+
+
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """Raises:
+    ApiError: when an answer has no room for its fewest tokens.
+    """
+    if min_tokens > max_tokens:
+        raise bad_request(f"min_tokens: must be at most {max_tokens}, the most new tokens here", "min_tokens")
+
+
+def check_prompt(
+    token_ids: list[int], max_new_tokens: int, method: Method, served: ServedModel, param: str = "prompt"
+) -> ResolvedRecipe:
+    """The encoding as it takes effect on this prompt, which came in the field ``param``.
+
+    Raises:
+        ApiError: when the prompt is not of this model, does not fit, or the encoding does not fit the model.
+    """
+    if not token_ids:
+        raise bad_request(f"{param}: holds no tokens", param)
+    if max(token_ids) >= served.vocab_size:
+        raise bad_request(f"{param}: token ids of this model are 0..{served.vocab_size - 1}", param)
+    length = len(token_ids) + max_new_tokens
+    if length > served.max_length:
+        raise context_length_exceeded(len(token_ids), max_new_tokens, served.max_length, param)
+    try:
+        return served.patch.resolve(method, length)
+    except ValueError as error:
+        raise bad_request(f"pe: {error}", "pe") from error
+
+
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of all ``works``, run at once; the first failure cancels the others and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

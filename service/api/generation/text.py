@@ -1,0 +1,66 @@
+"""Incremental detokenization: no half characters, and nothing past a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class TextStream:
+    """Detokenizes a growing list of token ids.
+
+    Decodes from a few tokens back, since a token's text can depend on its neighbours. Withholds incomplete characters,
+    and text that could begin a stop string. A stop string counts when it ends after the text of the first
+    ``min_tokens`` tokens, as in vLLM (``IncrementalDetokenizer.update``).
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+        self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
+        self._min_tokens = min_tokens
+        self._prefix = self._read = 0
+        self._sent = self._begin = 0
+        self.text = ""
+        self.stopped = False
+
+    @property
+    def shown(self) -> int:
+        """Characters of ``text`` that have been given out."""
+        return self._sent
+
+    def push(self, token_ids: Sequence[int], *, final: bool) -> str:
+        """Take all tokens so far; returns the text that may be shown now and was not before."""
+        if self.stopped:
+            return ""
+        if self._read < self._min_tokens < len(token_ids):
+            before_stops = self.push(token_ids[: self._min_tokens], final=False)
+            self._min_tokens = 0  # they are read, but for a character that is not complete
+            return before_stops + self.push(token_ids, final=final)
+        before = self._decode(token_ids[self._prefix : self._read])
+        after = self._decode(token_ids[self._prefix :])
+        if final or not after.endswith("\ufffd"):
+            self.text += after[len(before) :]
+            self._prefix, self._read = self._read, len(token_ids)
+        if len(token_ids) <= self._min_tokens:
+            self._begin = len(self.text)
+        return self._release(final)
+
+    def _release(self, final: bool) -> str:
+        starts = [self.text.find(stop, max(0, self._begin + 1 - len(stop))) for stop in self._stop]
+        found = [at for at in starts if at >= 0]
+        if found:
+            self.stopped = True
+            self.text = self.text[: min(found)]
+        end = len(self.text)
+        if not (final or self.stopped):
+            end -= max((_overlap(self.text, stop) for stop in self._stop), default=0)
+        end = max(end, self._sent)
+        shown, self._sent = self.text[self._sent : end], end
+        return shown
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)) if token_ids else ""
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a start of ``stop``."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,121 @@
+"""API keys: access to the server, and the tenant of each request.
+
+Only SHA-256 hashes are held. Keys are long and random (`ropeway keys new`), so a plain hash is enough: there is no
+dictionary to try.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service import context
+from service.api.errors import answer
+from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
+from service.errors import ApiError
+
+OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*")
+"""Paths that need no key."""
+
+DOCUMENTATION = re.compile(r"/docs(/.*)?|/openapi\.json")
+"""Paths that need no key with ``open_docs``."""
+
+log = structlog.get_logger()
+
+
+class ApiKeys:
+    """The hashes of the environment and of the file, which is read again when it changes. A file that has become
+    unusable is reported, and the keys stay as they were.
+
+    Raises:
+        InvalidKeyFile: at the start.
+    """
+
+    def __init__(self, hashes: Iterable[str], path: Path | None) -> None:
+        self._fixed, self._path = tuple(hashes), path
+        self.asked_for = bool(self._fixed) or path is not None
+        self._version = self._seen()
+        self._from_file = read_hashes(path) if path is not None else ()
+
+    def tenant_of(self, presented: Iterable[str]) -> str | None:
+        """The tenant of the valid key among ``presented``. Every pair is compared, in constant time."""
+        self.reload_if_changed()
+        found = None
+        for key in presented:
+            digest = hash_of(key)
+            for known in (*self._fixed, *self._from_file):
+                if hmac.compare_digest(digest, known):
+                    found = known[:16]
+        return found
+
+    def reload_if_changed(self) -> None:
+        version = self._seen()
+        if self._path is None or version == self._version:
+            return
+        self._version = version
+        try:
+            self._from_file = read_hashes(self._path)
+            log.info("api_keys_read", keys=len(self._from_file))
+        except InvalidKeyFile as error:
+            log.error("api_keys_kept", error=str(error))
+
+    def _seen(self) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(self._path) if self._path is not None else None
+        except OSError:
+            return None
+        return status and (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+class AccessControl:
+    """Answers 401 without a valid key, and 429 to more requests of one key at a time than it may have."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, most_at_a_time: int | None, open_docs: bool = False) -> None:
+        self.app, self._keys, self._most, self._open_docs = app, keys, most_at_a_time, open_docs
+        self._running: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_open(scope["path"]):
+            await self.app(scope, receive, send)
+            return
+        if self._keys.asked_for:
+            tenant = self._keys.tenant_of(_presented(Headers(scope=scope)))
+            if tenant is None:
+                await answer(_unauthorized())(scope, receive, send)
+                return
+            context.current().tenant = tenant
+            structlog.contextvars.bind_contextvars(tenant=tenant)
+        tenant = context.current().tenant
+        if self._most is not None and self._running[tenant] >= self._most:
+            message = f"this API key has {self._most} requests running, the most it may have"
+            await answer(ApiError(429, message, code="too_many_requests"))(scope, receive, send)
+            return
+        self._running[tenant] += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._running[tenant] -= 1
+            if not self._running[tenant]:
+                del self._running[tenant]
+
+    def _is_open(self, path: str) -> bool:
+        return bool(OPEN.fullmatch(path) or (self._open_docs and DOCUMENTATION.fullmatch(path)))
+
+
+def _presented(headers: Headers) -> list[str]:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    keys = [token.strip()] if scheme.lower() == "bearer" else []
+    return [key for key in (*keys, headers.get("x-api-key", "")) if key]
+
+
+def _unauthorized() -> ApiError:
+    message = "no valid API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`"
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,120 @@
+"""Limits on connections: their number, their idle time, and the time for an unread answer.
+
+uvicorn alone waits for the first request, and for the last byte to be read, without limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from service.settings import Settings
+
+HEAD_S = 15.0
+"""Seconds that the head of a request may take to arrive."""
+
+BACKLOG = 128
+"""Connections that wait to be accepted; so many may come beyond the limit before one is closed."""
+
+FLUSH_S = 1.0
+"""Extra seconds for an unread answer after its request has timed out."""
+
+
+class BoundedConnection(H11Protocol):
+    """One connection. Beyond ``most`` the one that has idled longest is closed, or the new one where all work."""
+
+    most: int
+    unread_s: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.idle_since = time.monotonic()
+        self._head: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        if len(self.connections) > self.most:
+            self._make_room()
+        self._await_head()
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _make_room(self) -> None:
+        idle = [other for other in self.connections if isinstance(other, BoundedConnection) and other.is_idle]
+        oldest = min(idle, key=lambda other: other.idle_since, default=self)
+        self.connections.discard(oldest)
+        oldest.transport.abort()
+
+    def _await_head(self) -> None:
+        if self._head is None and self.is_idle:
+            self._head = self.loop.call_later(HEAD_S, self.transport.abort)
+        elif self._head is not None and not self.is_idle:
+            self._head.cancel()
+            self._head = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._await_head()
+
+    def on_response_complete(self) -> None:
+        self.idle_since = time.monotonic()
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._abort_later()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._abort_later()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._abort_later()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None and not self.transport.is_closing():
+            self._unread.cancel()
+            self._unread = None
+
+    def _abort_later(self) -> None:
+        if self._unread is None:
+            self._unread = self.loop.call_later(self.unread_s, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head, self._unread):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+
+def connection_class(settings: Settings) -> type[BoundedConnection]:
+    """uvicorn's protocol class with the limits of ``settings``."""
+    limits = {"most": settings.max_connections, "unread_s": settings.send_timeout_s + FLUSH_S}
+    return type("Connection", (BoundedConnection,), limits)
+
+
+def allow_descriptors(connections: int) -> None:
+    """Raise this process's limit of open files to what so many connections need, as far as the system lets it.
+
+    Raises:
+        OSError: when they are more than the system lets it have.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    needed = connections + BACKLOG + 256
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise OSError(f"max_connections={connections} needs {needed} open files and the system allows {hard}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def connection_options(settings: Settings) -> dict[str, Any]:
+    """uvicorn's options for connections."""
+    return {"http": connection_class(settings), "backlog": BACKLOG}

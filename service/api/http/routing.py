@@ -1,0 +1,227 @@
+"""Every route: its body is read within limits and checked off the event loop, and its work ends with its client.
+
+FastAPI parses and validates bodies on the event loop: megabytes of JSON would stop every other answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Coroutine
+from email.message import Message
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+
+from service import context
+from service.api.http.streaming import unless_disconnected
+from service.errors import ApiError, bad_request, shutting_down
+from service.sharing.admission import Admission
+from service.sharing.workers import Workers
+
+SMALL = 16 << 10
+"""Bytes of a body that the event loop reads and checks by itself, within a millisecond."""
+
+MOST_VALUES = 1 << 18
+"""Values in one body: parsing them holds the interpreter all the while, for a quarter of a microsecond each."""
+
+MOST_STRINGS, MOST_FIELDS = 1 << 16, 1 << 14
+"""Strings, and fields of all objects, in one body: they take ten times as long."""
+
+MOST_KEYS = 256
+"""Keys of one object; each unknown one would be a separate problem."""
+
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class Route(APIRoute):
+    """Bodies of prompts, up to ``max_prompt_bytes``."""
+
+    limit = "max_prompt_bytes"
+    """The setting that bounds the body."""
+
+    def get_route_handler(self) -> Handler:
+        handler, validate = super().get_route_handler(), self._validated
+
+        async def answer(request: Request) -> Response:
+            if self.body_field is None:
+                return await unless_disconnected(request, handler(request))
+            raw = await _read(request, self.limit)
+            return await unless_disconnected(request, _then(validate(request, raw), handler))
+
+        return answer
+
+    async def _validated(self, request: Request, raw: bytes) -> Request:
+        if not _is_json(request):
+            return _Checked(request, raw)
+        if len(raw) <= SMALL:
+            return _Checked(request, b"{}", self._value(raw))
+        workers: Workers = request.app.state.workers
+        return _Checked(request, b"{}", await workers.run(self._value, raw))
+
+    def _value(self, raw: bytes) -> Any:
+        """The body as the route's own type.
+
+        Raises:
+            ApiError, RequestValidationError: naming the field and what is allowed.
+        """
+        assert self.body_field is not None
+        value = _parsed(raw)
+        check_shape(value)
+        if SURROGATE.search(raw):
+            check_text(value)
+        checked, problems = self.body_field.validate(value, {}, loc=("body",))
+        if problems:
+            raise RequestValidationError(problems)
+        return checked
+
+
+class DocumentsRoute(Route):
+    """Bodies of documents, up to ``max_body_bytes``."""
+
+    limit = "max_body_bytes"
+
+
+async def _then(checked: Coroutine[Any, Any, Request], handler: Handler) -> Response:
+    return await handler(await checked)
+
+
+class _Checked(Request):
+    """A request whose body has been read, and checked where it is JSON."""
+
+    def __init__(self, request: Request, raw: bytes, value: Any = None) -> None:
+        super().__init__(request.scope, request.receive)
+        self._raw, self._value = raw, value
+
+    async def body(self) -> bytes:
+        return self._raw
+
+    async def json(self) -> Any:
+        return self._value
+
+
+def _is_json(request: Request) -> bool:
+    message = Message()
+    message["content-type"] = request.headers.get("content-type", "")
+    subtype = message.get_content_subtype()
+    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
+
+
+async def _read(request: Request, limit: str) -> bytes:
+    """The whole body.
+
+    Raises:
+        ApiError: 413 for one beyond the limit, 408 for one that does not come, 503 when the server ends meanwhile.
+    """
+    settings = request.app.state.settings
+    most: int = getattr(settings, limit)
+    declared = request.headers.get("content-length", "")
+    expected = int(declared) if declared.isdigit() else most
+    if expected > most:
+        raise _too_large(most)
+    await _room(request, expected if declared else most)
+    reading = asyncio.ensure_future(_whole(request, most))
+    draining = asyncio.ensure_future(request.app.state.traffic.drained.wait())
+    try:
+        await asyncio.wait({reading, draining}, timeout=settings.send_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            return reading.result()
+        if draining.done():
+            raise shutting_down()
+        message = f"the body did not arrive within {settings.send_timeout_s:g} seconds"
+        raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"})
+    finally:
+        for task in (reading, draining):
+            task.cancel()
+
+
+async def _room(request: Request, expected: int) -> None:
+    """Wait for memory for a large body; it is held until the answer is complete."""
+    if expected <= SMALL:
+        return
+    bodies: Admission = request.app.state.bodies
+    (ticket,) = bodies.enter([expected])
+    context.current().cleanup.callback(ticket.leave)
+    await ticket.granted.wait()
+
+
+async def _whole(request: Request, most: int) -> bytes:
+    found = bytearray()
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > most:
+            raise _too_large(most)
+    return bytes(found)
+
+
+def _too_large(most: int) -> ApiError:
+    message = f"the body may have at most {most} bytes"
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+
+
+def _parsed(raw: bytes) -> Any:
+    if raw.count(b'"') - raw.count(b'\\"') > 2 * MOST_STRINGS:
+        raise bad_request(f"body: may hold at most {MOST_STRINGS} strings", code="invalid_request")
+    if count(raw, b",") >= MOST_VALUES:
+        message = f"body: may hold at most {MOST_VALUES} values; send long documents as text"
+        raise bad_request(message, code="invalid_request")
+    if count(raw, b":") > MOST_FIELDS:
+        raise bad_request(f"body: may hold at most {MOST_FIELDS} fields of objects", code="invalid_request")
+    try:
+        return json.loads(raw)
+    except RecursionError:
+        raise bad_request("body: not valid JSON: nested too deeply", code="invalid_request") from None
+    except json.JSONDecodeError as error:
+        message = f"body: not valid JSON: {error.msg} at character {error.pos + 1}"
+        raise bad_request(message, code="invalid_request") from None
+    except ValueError as error:  # not UTF-8, or a number with thousands of digits
+        raise bad_request(f"body: not valid JSON: {error}", code="invalid_request") from None
+
+
+def count(raw: bytes, mark: bytes) -> int:
+    """Count of ``mark`` in JSON outside of strings: a comma between entries, a colon in every field. Small counts
+    include strings."""
+    found = raw.count(mark)
+    if found <= MOST_FIELDS:
+        return found
+    parts = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+    return sum(part.count(mark) for part in parts[::2])
+
+
+def check_shape(value: Any) -> None:
+    """Raises:
+    ApiError: for an object with more keys than any of ours has.
+    """
+    found = [value]
+    while found:
+        item = found.pop()
+        if type(item) is dict:
+            if len(item) > MOST_KEYS:
+                raise bad_request(f"an object may have at most {MOST_KEYS} keys", code="invalid_request")
+            found += item.values()
+        elif type(item) is list:
+            found += [inner for inner in item if type(inner) is dict or type(inner) is list]
+
+
+def check_text(value: Any, path: str = "") -> None:
+    """Raises:
+    ApiError: naming the field with half a surrogate pair, which is no text and cannot be written as UTF-8.
+    """
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            at = f"character {error.start + 1} is half a surrogate pair"
+            raise bad_request(f"{path or 'body'}: {at}", path or None, "invalid_request") from None
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            check_text(key, path)
+            check_text(inner, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            check_text(inner, f"{path}.{index}".lstrip("."))

@@ -1,0 +1,137 @@
+"""The outermost layer around every request.
+
+It adds the request id, one log line, one error shape for uncaught exceptions, and the headers of HTML pages. It limits
+the time of unread answers, and refuses requests while the server drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass, field
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service import context
+from service.api.errors import answer
+from service.api.http.access import OPEN
+from service.context import RequestContext
+from service.errors import CLIENT_CLOSED_REQUEST, shutting_down
+from service.metrics import Metrics
+from service.settings import Settings
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+"""Request ids accepted from clients: no spaces, quotes or control characters reach the log."""
+
+NOTHING_LOADED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+"""The policy of pages without one."""
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Traffic:
+    """Requests being answered, and whether new ones are still taken: not once ``drained`` is set."""
+
+    in_flight: int = 0
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def draining(self) -> bool:
+        return self.drained.is_set()
+
+    async def ends(self, seconds: float) -> None:
+        """Wait until nothing is in flight, at most this long."""
+        until = time.monotonic() + seconds
+        while self.in_flight and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+
+
+class ClientTooSlow(ConnectionError):
+    """The client left its answer unread for too long."""
+
+
+class RequestScope:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, traffic: Traffic) -> None:
+        self.app, self.settings, self.metrics, self.traffic = app, settings, metrics, traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        current = RequestContext(
+            given if REQUEST_ID.fullmatch(given) else context.new_id(), timeout_s=self.settings.max_timeout_s
+        )
+        context.enter(current)
+        structlog.contextvars.bind_contextvars(request_id=current.request_id)
+        reply = _Reply(send, current.request_id, self.settings.send_timeout_s)
+        if OPEN.fullmatch(scope["path"]):
+            await self._answer(scope, receive, reply)
+            return
+        self.traffic.in_flight += 1
+        try:
+            await self._answer(scope, receive, reply)
+        finally:
+            self.traffic.in_flight -= 1
+            current.cleanup.close()
+            self._log(scope, current, reply)
+
+    async def _answer(self, scope: Scope, receive: Receive, reply: _Reply) -> None:
+        try:
+            if self.traffic.draining and not OPEN.fullmatch(scope["path"]):
+                await answer(shutting_down())(scope, receive, reply.send)
+            else:
+                await self.app(scope, receive, reply.send)
+        except ClientTooSlow:
+            context.current().error_code = "client_too_slow"
+            raise
+        except Exception as error:
+            failure = answer(error)
+            if reply.status is not None:
+                raise  # too late for an answer: the connection is cut, so that it does not look complete
+            await failure(scope, receive, reply.send)
+
+    def _log(self, scope: Scope, current: RequestContext, reply: _Reply) -> None:
+        code = current.error_code
+        if code is not None:
+            self.metrics.rejected.labels(code).inc()
+        log.info(
+            "request",
+            method=scope["method"],
+            path=scope["path"],
+            status=reply.status or CLIENT_CLOSED_REQUEST,  # nothing was sent
+            code=code,
+            seconds=round(time.monotonic() - current.started, 4),
+        )
+
+
+class _Reply:
+    """Sends an answer with the headers of every answer, within the time that a client has to read it."""
+
+    def __init__(self, send: Send, request_id: str, timeout_s: float) -> None:
+        self._send, self._request_id, self._timeout_s = send, request_id, timeout_s
+        self.status: int | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self._request_id
+            headers["x-content-type-options"] = "nosniff"
+            if headers.get("content-type", "").startswith("text/html"):
+                headers.setdefault("content-security-policy", NOTHING_LOADED)
+                headers["x-frame-options"] = "DENY"
+                headers["referrer-policy"] = "no-referrer"
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                await self._send(message)
+        except TimeoutError:
+            if limit.expired():
+                raise ClientTooSlow(f"nothing was read for {self._timeout_s:g} seconds") from None
+            raise

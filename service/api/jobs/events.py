@@ -1,0 +1,81 @@
+"""``GET /jobs/{id}/events``: a job followed to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from bisect import bisect_right
+from operator import itemgetter
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import Response
+
+from service import context
+from service.api.http.routing import Route
+from service.api.http.streaming import Emit, event_stream
+from service.api.jobs.feed import JobFeed
+from service.api.jobs.lookup import STORE_S, job_info, linked, runner_of
+from service.errors import bad_request, shutting_down
+from service.jobs.records import UNFINISHED, JobInfo, UnitDone
+from service.jobs.signals import within
+
+router = APIRouter(route_class=Route)
+
+LOOK_AGAIN_S = 2.0
+"""Seconds between two looks for events of a job that another process runs."""
+
+
+@router.get("/{job_id}/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+async def events(job_id: str, request: Request) -> Any:
+    """Server-sent events until the job has ended: ``unit`` for every finished unit, numbered, from the one after
+    ``Last-Event-ID``; ``progress`` when tokens were read; at the end ``job``."""
+    await job_info(job_id, request, with_request=False)
+    last = request.headers.get("last-event-id", "0")
+    if not re.fullmatch(r"[0-9]{1,18}", last):
+        raise bad_request("Last-Event-ID: the number of a unit event", "Last-Event-ID")
+    context.current().allow(None)  # a job may take days
+
+    async def follow(emit: Emit) -> None:
+        feed: JobFeed = request.app.state.feed
+        with feed.following(context.current().tenant, job_id):
+            await _follow(job_id, int(last), request, emit)
+
+    return event_stream(follow)
+
+
+async def _follow(job_id: str, after: int, request: Request, emit: Emit) -> None:
+    runner, traffic, tenant = runner_of(request), request.app.state.traffic, context.current().tenant
+    feed: JobFeed = request.app.state.feed
+    told = -1
+    while True:
+        further = runner.next_change()
+        news = await feed.news(tenant, job_id)
+        for number, unit in news.units[bisect_right(news.units, after, key=itemgetter(0)) :]:
+            emit(unit, "unit", number)
+            after = number
+        if news.info.state not in UNFINISHED:
+            emit((await job_info(job_id, request)).model_dump_json(), "job")
+            return
+        if news.info.tokens_done != told:
+            emit(news.info_json, "progress")
+            told = news.info.tokens_done
+        if traffic.draining:
+            raise shutting_down("the job goes on when it is back")
+        await within(further, LOOK_AGAIN_S)
+        await asyncio.sleep(feed.pause_s)
+
+
+def feed_of(app: FastAPI) -> JobFeed:
+    """News of the jobs in the application's store."""
+    state = app.state
+
+    async def info(tenant: str, job_id: str) -> JobInfo:
+        found = await state.store_calls.within(STORE_S, state.jobs.get, tenant, job_id, with_request=False)
+        return linked(found, app)
+
+    async def units(job_id: str, after: int) -> list[UnitDone]:
+        found: list[UnitDone] = await state.store_calls.within(STORE_S, state.jobs.done_units, job_id, after)
+        return found
+
+    return JobFeed(info, units)

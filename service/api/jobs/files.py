@@ -1,0 +1,120 @@
+"""The units and the result of a job, as files."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from service import context
+from service.api.files import Standalone, json_response, result_file, unpacked_response
+from service.api.http.routing import Route
+from service.api.jobs.lookup import job_info, store_of, stored
+from service.api.responses import UnitList
+from service.errors import ApiError
+from service.evaluation.answers import AnyResult
+from service.jobs import early
+from service.jobs.records import JobInfo, UnitDone, units_table
+from service.jobs.storage.results import Packed, pack
+from service.reports.render import PAGE, PageOptions
+
+router = APIRouter(route_class=Route)
+
+
+@router.get("/{job_id}/units.json", response_model=UnitList)
+async def units_json(job_id: str, request: Request) -> Response:
+    """The finished units of a job in any state."""
+    units = UnitList(units=await _units(job_id, request))
+    return await json_response(units, len(units.units), request)
+
+
+@router.get("/{job_id}/units.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+async def units_csv(job_id: str, request: Request) -> Response:
+    """The finished units of a job in any state, as a table."""
+    table = await request.app.state.workers.run(units_table, await _units(job_id, request))
+    return Response(table, media_type="text/csv")
+
+
+async def _units(job_id: str, request: Request) -> list[UnitDone]:
+    await job_info(job_id, request, with_request=False)
+    return await stored(request, store_of(request).done_units, job_id)
+
+
+@router.get("/{job_id}/results.json", response_model=AnyResult)
+async def results_json(job_id: str, request: Request) -> Response:
+    """The result, which depends on its inputs alone: times are with the job. A cancelled or failed job has the result
+    of its complete methods; ``partial`` lists the missing units."""
+    return unpacked_response((await _result(job_id, request)).data, "application/json", request, {})
+
+
+@router.get("/{job_id}/results.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+async def results_csv(job_id: str, request: Request) -> Response:
+    """Every number as a long table."""
+    return await _file("csv", job_id, request)
+
+
+PARQUET = "application/vnd.apache.parquet"
+
+
+@router.get("/{job_id}/results.parquet", response_class=Response, responses={200: {"content": {PARQUET: {}}}})
+async def results_parquet(job_id: str, request: Request) -> Response:
+    """The same table for pandas, Polars and DuckDB."""
+    return await _file("parquet", job_id, request)
+
+
+@router.get("/{job_id}/plot.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
+async def plot_png(job_id: str, request: Request) -> Response:
+    """The result's first picture."""
+    return await _file("png", job_id, request)
+
+
+@router.get("/{job_id}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
+async def report_html(
+    job_id: str,
+    request: Request,
+    standalone: Standalone = False,
+    include_text: Annotated[bool, Query(description="With the texts that were sent, not only their hashes.")] = False,
+) -> Response:
+    """The request, the result, every picture and the numbers on one page."""
+    info = await job_info(job_id, request)
+    return await _file("report", job_id, request, info, PageOptions(standalone, include_text))
+
+
+async def _file(
+    form: str, job_id: str, request: Request, info: JobInfo | None = None, options: PageOptions = PAGE
+) -> Response:
+    packed = await _result(job_id, request)
+    job = info or await job_info(job_id, request, with_request=False)
+    version = f"{job_id} {job.state} {job.units_done}"  # what is partial may become whole
+    return await result_file(form, version, packed, request, info, options)
+
+
+async def _result(job_id: str, request: Request) -> Packed:
+    """Raises:
+    ApiError: 409 while the job has no result.
+    """
+    found = await stored(request, store_of(request).result, context.current().tenant, job_id)
+    found = found or await _partial(job_id, request)
+    if found is None:
+        info = await job_info(job_id, request, with_request=False)
+        why = f": {info.error.message}" if info.error else ""
+        units = f"; its {info.units_done} finished units are in units.json and units.csv" if info.units_done else ""
+        raise ApiError(409, f"the job has no result, it is {info.state}{why}{units}", code=f"job_{info.state}")
+    return found
+
+
+async def _partial(job_id: str, request: Request) -> Packed | None:
+    """The partial result of a job that ended early, made once and stored; None where there is none."""
+    state, database = request.app.state, store_of(request).database
+    job = await stored(request, early.read, database, context.current().tenant, job_id)
+    if job is None:
+        return None
+    outcome = partial(early.outcome_of, database)
+    result = await state.workers.run(early.partial_result, job, state.models, state.settings, outcome)
+    if result is None:
+        return None
+    packed: Packed = await state.workers.run(pack, result)
+    await stored(request, early.keep, database, job, packed)
+    return packed

@@ -1,0 +1,86 @@
+"""Jobs: evaluations that outlive their request and the server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query, Request
+from fastapi.responses import Response
+
+from service import context
+from service.api.http.routing import DocumentsRoute
+from service.api.jobs import events, files
+from service.api.jobs.lookup import job_info, linked, runner_of, store_of, stored
+from service.api.jobs.submission import IdempotencyKey, accepted, room_for_a_job, submit
+from service.api.responses import JobList
+from service.evaluation.bodies import AnyRequest
+from service.evaluation.catalogue import EVALUATIONS
+from service.jobs.records import ENDED_EARLY, JobInfo, JobState
+
+router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=DocumentsRoute)
+
+
+@router.post("", status_code=202, response_model=JobInfo)
+async def create(
+    body: Annotated[
+        AnyRequest,
+        Body(openapi_examples={name: {"value": {"evaluation": name} | e.example()} for name, e in EVALUATIONS.items()}),
+    ],
+    request: Request,
+    idempotency_key: IdempotencyKey = None,
+) -> Any:
+    """Queue an evaluation. It runs unit by unit, interleaved with generation; finished units survive the server."""
+    return await submit(body, request, idempotency_key)
+
+
+@router.get("", response_model=JobList)
+async def jobs(
+    request: Request,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: Annotated[str | None, Query(description="Only jobs older than this one.")] = None,
+) -> JobList:
+    """The jobs of this API key."""
+    found = await stored(
+        request, store_of(request).list, context.current().tenant, state=state, limit=limit, before=before
+    )
+    return JobList(jobs=[linked(job, request.app) for job in found])
+
+
+@router.get("/{job_id}", response_model=JobInfo)
+async def job(job_id: str, request: Request) -> JobInfo:
+    """The state and the progress of a job."""
+    return await job_info(job_id, request)
+
+
+@router.delete("/{job_id}", response_model=JobInfo, responses={204: {"description": "With `forget`: gone."}})
+async def delete(
+    job_id: str,
+    request: Request,
+    forget: Annotated[bool, Query(description="Remove the job and its result; only one that has ended.")] = False,
+) -> Any:
+    """Cancel a job; one that has ended stays as it is. With ``forget`` an ended one is removed."""
+    store, tenant = store_of(request), context.current().tenant
+    if forget:
+        await stored(request, store.remove, tenant, job_id)
+        return Response(status_code=204)
+    ended = await stored(request, store.cancel, tenant, job_id)
+    runner_of(request).notify()
+    return linked(ended, request.app)
+
+
+@router.post("/{job_id}/resume", status_code=202, response_model=JobInfo)
+async def resume(job_id: str, request: Request) -> Any:
+    """Resume a job that was cancelled or failed: finished units stay, the rest is queued again. A queued or running
+    job stays as it is, a done one is a 409."""
+    info = await job_info(job_id, request, with_request=False)
+    if info.state in ENDED_EARLY:
+        rate = await room_for_a_job(request)
+        await rate.charge(info.tokens_total - info.tokens_done)
+    resumed = await stored(request, store_of(request).resume, context.current().tenant, job_id)
+    runner_of(request).notify()
+    return accepted(resumed, request)
+
+
+for part in (events, files):
+    router.include_router(part.router)

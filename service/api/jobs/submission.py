@@ -1,0 +1,78 @@
+"""From a checked request to a queued job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Header, Request
+from fastapi.responses import JSONResponse
+
+from service import context
+from service.api.jobs.lookup import linked, runner_of, store_of, stored
+from service.api.quotas import TokenRate, log_prompts
+from service.errors import ApiError, bad_request
+from service.evaluation.catalogue import plan_of
+from service.evaluation.request import EvaluationRequest
+from service.jobs.records import JobInfo
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="A name for this submission: sent again with it, no second job is made.",
+    ),
+]
+
+
+async def submit(body: EvaluationRequest, request: Request, key: str | None) -> JSONResponse:
+    """202 and the job, after everything about the request has been checked.
+
+    Raises:
+        ApiError: 400 for an option that a job cannot have, 429 for too many unfinished jobs or tokens a minute.
+        IdempotencyMismatch: for a key that made another job.
+        UnknownModel, InvalidEvaluation: from the plan.
+    """
+    if body.stream or body.timeout_s is not None:
+        param = "stream" if body.stream else "timeout_s"
+        raise bad_request("a job takes neither stream nor timeout_s: follow its events", param)
+    store, runner = store_of(request), runner_of(request)
+    tenant = context.current().tenant
+    if key is not None and (made := await stored(request, store.submitted, tenant, body, key)):
+        return accepted(made, request)
+    state = request.app.state
+    rate = await room_for_a_job(request)
+    most_bytes = state.settings.max_job_bytes
+    if await stored(request, store.bytes_of, tenant) >= most_bytes:
+        message = f"requests of this API key's jobs take up {most_bytes} bytes, the most: forget some that have ended"
+        raise ApiError(429, message, code="too_many_job_bytes")
+    plan = await state.workers.run(plan_of, body, state.models, state.settings)
+    log_prompts(request, body.texts())
+    await rate.charge(plan.tokens)
+    names = sorted({unit.subject.model for unit in plan.units})
+    size = {"units": len(plan.units), "tokens": plan.tokens}
+    job = await stored(request, store.add, tenant, body, models=names, idempotency_key=key, **size)
+    runner.notify()
+    return accepted(job, request)
+
+
+async def room_for_a_job(request: Request) -> TokenRate:
+    """The rate that its tokens are to be charged to.
+
+    Raises:
+        ApiError: 429 for too many unfinished jobs of the tenant, or tokens a minute.
+    """
+    state = request.app.state
+    rate: TokenRate = state.token_rate
+    await rate.check()
+    most = state.settings.max_jobs
+    if await stored(request, store_of(request).unfinished, context.current().tenant) >= most:
+        raise ApiError(429, f"{most} unfinished jobs of this API key are the most", code="too_many_jobs")
+    return rate
+
+
+def accepted(job: JobInfo, request: Request) -> JSONResponse:
+    info = linked(job, request.app)
+    return JSONResponse(info.model_dump(mode="json"), status_code=202, headers={"Location": f"/jobs/{info.id}"})

@@ -1,0 +1,116 @@
+"""Quotas of a request: memory and token rate, checked and taken in one step before tokenization."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import structlog
+from fastapi import Request
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
+
+from service import context
+from service.errors import ApiError, bad_request
+from service.settings import Settings
+from service.sharing.admission import Admission, Ticket
+
+log = structlog.get_logger()
+
+
+class TokenRate:
+    """Tokens that one tenant may ask for in a minute. The window slides by weighting the last two minutes, which
+    takes constant memory however many tokens one request costs."""
+
+    def __init__(self, tokens_per_minute: int | None) -> None:
+        self._limit = None if tokens_per_minute is None else RateLimitItemPerMinute(tokens_per_minute)
+        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+
+    async def check(self) -> None:
+        """Raises:
+        ApiError: 429 when the tenant has used up its minute.
+        """
+        if self._limit is not None and not await self._limiter.test(self._limit, context.current().tenant):
+            raise await self._refusal(self._limit)
+
+    async def charge(self, tokens: int) -> None:
+        """Count the tokens of a request, now that they are known.
+
+        Raises:
+            ApiError: 429 when they are more than is left, 400 when they are more than a minute's.
+        """
+        if self._limit is None:
+            return
+        if tokens > self._limit.amount:
+            message = f"the request asks for {tokens} tokens and this API key may ask for {self._limit.amount} a minute"
+            raise bad_request(message, code="token_rate_exceeded")
+        if not await self._limiter.hit(self._limit, context.current().tenant, cost=tokens):
+            raise await self._refusal(self._limit)
+
+    async def _refusal(self, limit: RateLimitItemPerMinute) -> ApiError:
+        window = await self._limiter.get_window_stats(limit, context.current().tenant)
+        wait = max(1, math.ceil(window.reset_time - time.time()))
+        message = f"this API key may ask for {limit.amount} tokens a minute"
+        return ApiError(429, message, code="token_rate_exceeded", headers={"Retry-After": str(wait)})
+
+
+def upper_bound(item: str | list[int], capacity: int) -> int:
+    """Most tokens that a prompt can have, without tokenizing it. A token covers at least one byte, and a tokenizer may
+    add one at each end."""
+    if isinstance(item, str) and len(item) < capacity:
+        return len(item.encode("utf-8", "surrogatepass")) + 2
+    return len(item)
+
+
+async def admit(request: Request, wanted: Sequence[tuple[Admission, int]]) -> list[Ticket]:
+    """A ticket for every (admission, upper bound of tokens), all or none. Unreleased tickets are released when the
+    request has been answered.
+
+    Raises:
+        ApiError, QueueFull: when the rate is used up, or there is neither room nor a place in the queue.
+    """
+    rate: TokenRate = request.app.state.token_rate
+    await rate.check()
+    # No await from here on: what is checked is what is taken.
+    sizes: dict[Admission, list[int]] = {}
+    for admission, size in wanted:
+        sizes.setdefault(admission, []).append(size)
+    for admission, several in sizes.items():
+        admission.check_room(several)
+    tickets = {admission: iter(admission.enter(several)) for admission, several in sizes.items()}
+    entered = [next(tickets[admission]) for admission, _ in wanted]
+    for ticket in entered:
+        context.current().cleanup.callback(ticket.leave)
+    return entered
+
+
+async def charge(request: Request, tokens: int) -> None:
+    """Count ``tokens`` against the token rate of the request's API key.
+
+    Raises:
+        ApiError: 429 or 400, from ``TokenRate.charge``.
+    """
+    rate: TokenRate = request.app.state.token_rate
+    await rate.charge(tokens)
+
+
+def set_deadline(timeout_s: float | None, settings: Settings) -> None:
+    """Let the current request take ``timeout_s`` seconds, counted from its arrival.
+
+    Raises:
+        ApiError: 400 when that is more than the server allows.
+    """
+    if timeout_s is None:
+        return
+    if timeout_s > settings.max_timeout_s:
+        raise bad_request(f"timeout_s: at most {settings.max_timeout_s:g} on this server", "timeout_s")
+    context.current().allow(timeout_s)
+
+
+def log_prompts(request: Request, prompts: Sequence[str | list[int]]) -> None:
+    """Log the prompts if the setting ``log_prompts`` is on."""
+    settings: Settings = request.app.state.settings
+    if settings.log_prompts:
+        log.info("prompts", prompts=prompts)

@@ -1,0 +1,216 @@
+"""Responses of Ropeway's own routes. Clients import them without the rest of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from service.jobs.records import JobInfo, UnitDone
+
+
+class Alternative(BaseModel):
+    token_id: int
+    token: str
+    logprob: float
+
+
+class TokenLogprob(Alternative):
+    top: list[Alternative]
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Timings(BaseModel):
+    """Seconds waiting, until the first token, and for the rest."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+class ResultEnd(BaseModel):
+    """The end of one prompt under one encoding: the last event of its stream. ``pe`` is the encoding as it took
+    effect."""
+
+    index: int
+    prompt_index: int
+    model: str
+    finish_reason: str
+    logprobs: list[TokenLogprob] | None
+    usage: Usage
+    timings: Timings
+    pe: dict[str, Any]
+
+
+class Result(ResultEnd):
+    """One prompt under one encoding. ``pe`` is the encoding as it took effect."""
+
+    text: str
+    token_ids: list[int]
+
+
+class GenerateResponse(BaseModel):
+    model: str
+    results: list[Result]
+    usage: Usage
+
+
+class TextDelta(BaseModel):
+    """New text and tokens of the result ``index`` since the last event."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+
+
+class PrefillProgress(BaseModel):
+    """Prompt tokens of the result ``index`` read so far."""
+
+    index: int
+    prompt_tokens_done: int
+    prompt_tokens_total: int
+
+
+class ParameterInfo(BaseModel):
+    """One parameter of a method. ``type`` has its range or its values in words."""
+
+    name: str
+    type: str
+    required: bool
+    default: Any
+
+
+class MethodSummary(BaseModel):
+    """One method in short. ``kind`` is what it changes, ``family`` what a checkpoint counts as that was trained with
+    it."""
+
+    method: str
+    kind: str
+    family: str
+    summary: str
+    parameters: list[ParameterInfo]
+
+
+class MethodList(BaseModel):
+    methods: list[MethodSummary]
+
+
+class MethodInfo(BaseModel):
+    """One method: what it does, what it is for, what it costs, and the JSON schema of its parameters with defaults.
+
+    ``reach`` is the length that it can serve, L0 the trained one; ``family`` is what a checkpoint counts as that
+    was trained with it.
+    """
+
+    method: str
+    kind: str
+    family: str
+    summary: str
+    formula: str
+    use: str
+    avoid: str
+    reach: str
+    training_free: str
+    evidence: str
+    paper: str
+    cost: str
+    rotates_at: str
+    parameters: dict[str, Any]
+
+
+class FullMethodList(BaseModel):
+    methods: list[MethodInfo]
+
+
+class ModelInfo(BaseModel):
+    """A served model and its limits, in tokens. ``variants`` maps a kind of training to a served model."""
+
+    id: str
+    default: bool
+    architecture: str
+    parameters: int
+    vocab_size: int
+    trained_length: int
+    max_length: int
+    pe: dict[str, Any]
+    variants: dict[str, str]
+    device: str
+    dtype: str
+
+
+class ModelList(BaseModel):
+    models: list[ModelInfo]
+
+
+class UnitList(BaseModel):
+    """Finished units of a job, in the order of finishing."""
+
+    units: list[UnitDone]
+
+
+class JobList(BaseModel):
+    """Newest first; ``before`` the last one's id gives the next."""
+
+    jobs: list[JobInfo]
+
+
+class Live(BaseModel):
+    status: str
+
+
+class Ready(BaseModel):
+    """Per model: requests running and waiting, scoring jobs, cache in use, engine restarts."""
+
+    status: str
+    models: dict[str, dict[str, int]]
+
+
+class ErrorInfo(BaseModel):
+    """``param`` is the field at fault; further keys hold numbers, as of a context that is too long."""
+
+    model_config = ConfigDict(extra="allow")
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Every refusal and failure, as an answer and as an event of a stream."""
+
+    error: ErrorInfo
+
+
+WHAT_FAILS: dict[int, str] = {
+    400: "The request cannot be answered as it is; `param` names the field and `message` what is allowed.",
+    401: "No valid API key.",
+    404: "No such model, alias, method or result.",
+    413: "The body is larger than this server takes.",
+    429: "The queue is full, or the API key has used up its share: come back after `Retry-After`.",
+    503: "Not now: starting, shutting down, or short of memory beside others.",
+    504: "Not finished within the request's `timeout_s`.",
+    507: "Out of memory with nothing else running: make the request smaller.",
+}
+"""Meanings of the statuses of refusals and failures."""
+
+COMES_BACK = {"Retry-After": {"description": "Seconds after which to ask again.", "schema": {"type": "integer"}}}
+
+
+def failures(statuses: Iterable[int] = WHAT_FAILS) -> dict[int | str, dict[str, Any]]:
+    """Documentation of ``statuses``, and of any other failure: FastAPI would document its own 422, which this
+    server never answers."""
+    documented: dict[int | str, dict[str, Any]] = {
+        status: {
+            "model": ErrorResponse,
+            "description": WHAT_FAILS[status],
+            **({"headers": COMES_BACK} if status in (429, 503) else {}),
+        }
+        for status in statuses
+    }
+    return {**documented, "default": {"model": ErrorResponse, "description": "Any other failure, in the same shape."}}

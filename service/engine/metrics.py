@@ -1,0 +1,45 @@
+"""Metrics of one model's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.engine.generation import Generation
+from service.metrics import Metrics
+
+
+class EngineMetrics:
+    """Counts one engine's tokens and times. ``method`` is the value of the label ``pe_method``."""
+
+    def __init__(self, metrics: Metrics, model_name: str) -> None:
+        self._all, self._model = metrics, model_name
+
+    def first_token(self, method: str, generation: Generation, prompt_tokens: int) -> None:
+        labels = (self._model, method)
+        self._all.prompt_tokens.labels(*labels).inc(prompt_tokens)
+        self._all.cached_tokens.labels(*labels).inc(generation.cached_tokens)
+        self._all.first_token.labels(*labels).observe(generation.elapsed_s)
+
+    def next_token(self, method: str, gap_s: float) -> None:
+        """``gap_s`` seconds have passed since the token before."""
+        self._all.inter_token.labels(self._model, method).observe(gap_s)
+
+    def generated(self, method: str, tokens: int) -> None:
+        self._all.generation_tokens.labels(self._model, method).inc(tokens)
+
+    def finished(self, method: str, generation: Generation, reason: str, seconds: float) -> None:
+        labels = (self._model, method)
+        self._all.success.labels(*labels, reason).inc()
+        if reason in ("stop", "length"):
+            self._all.e2e.labels(*labels).observe(seconds)
+            self._all.queue.labels(*labels).observe(generation.queue_s)
+            self._all.prefill.labels(*labels).observe(generation.prefill_s)
+            self._all.decode.labels(*labels).observe(generation.decode_s)
+
+    def scored(self, tokens: Mapping[str, int]) -> None:
+        """Tokens that forward passes read, by method."""
+        for method, count in tokens.items():
+            self._all.scored_tokens.labels(self._model, method).inc(count)
+
+    def restarted(self) -> None:
+        self._all.restarts.labels(self._model).inc()

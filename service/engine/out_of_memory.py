@@ -1,0 +1,33 @@
+"""Out of memory inside a step: recognised in errors of every library; memory is released before other work."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+_PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
+"""Messages of CUDA libraries and of torch's CPU allocator in a plain RuntimeError."""
+
+
+class OutOfMemory(RuntimeError):
+    """A step of this request needed more memory than there was. ``alone``: nothing else held any, so the same
+    request would fail again."""
+
+    def __init__(self, during: str, *, alone: bool) -> None:
+        super().__init__(f"out of memory during {during}")
+        self.alone = alone
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _PHRASES)
+
+
+def give_back() -> None:
+    """Return what is no longer referenced to the device. Call it outside of the except clause: the traceback
+    holds the tensors of the failed step."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,1 @@
+"""The database of jobs: tables, migrations, and the queries of owners and runners."""

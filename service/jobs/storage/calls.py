@@ -1,0 +1,86 @@
+"""Threads for the database only: a hanging call delays neither generation nor probes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
+
+from service.jobs.storage.database import StoreOutOfReach
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+THREADS = 8
+"""At most as many connections as the pool of the database has."""
+
+RETRY_S = 0.5
+"""Seconds until a full queue, a restarting engine or a database out of reach is tried again."""
+
+log = structlog.get_logger()
+
+
+class StoreCalls:
+    """Calls of the store from one event loop."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, "ropeway-store")
+
+    def begun(
+        self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
+    ) -> asyncio.Future[Returned]:
+        """The running call, which does not end with its caller."""
+        work = contextvars.copy_context().run
+        return asyncio.wrap_future(self._threads.submit(work, lambda: function(*args, **options)))
+
+    async def within(
+        self,
+        seconds: float,
+        function: Callable[Parameters, Returned],
+        *args: Parameters.args,
+        **options: Parameters.kwargs,
+    ) -> Returned:
+        """The call's value.
+
+        Raises:
+            StoreOutOfReach: when there is none after so many seconds; and whatever the store raises.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.begun(function, *args, **options)
+        except TimeoutError:
+            raise StoreOutOfReach(f"no answer within {seconds:g} seconds") from None
+
+    def close(self) -> None:
+        """End the threads; hanging calls are left behind."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class PatientCalls:
+    """Calls of the store that are never abandoned once begun, and wait for a database out of reach."""
+
+    def __init__(self, calls: StoreCalls) -> None:
+        self._calls = calls
+        self._begun: set[asyncio.Future[Any]] = set()
+
+    async def __call__(
+        self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
+    ) -> Returned:
+        while True:
+            call = self._calls.begun(function, *args, **options)
+            self._begun.add(call)
+            call.add_done_callback(self._begun.discard)
+            try:
+                return await asyncio.shield(call)
+            except StoreOutOfReach as error:
+                log.warning("jobs_out_of_reach", error=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for calls whose callers have gone, for ``timeout_s`` seconds at most."""
+        if self._begun:
+            await asyncio.wait(self._begun, timeout=timeout_s)

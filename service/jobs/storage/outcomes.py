@@ -1,0 +1,103 @@
+"""Outcomes as bytes, and their table: damaged ones are never served, old ones may be pruned."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from datetime import UTC, datetime
+from typing import cast
+
+import numpy as np
+import structlog
+from sqlalchemy import CursorResult, delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from service.evaluation.unit import Outcome
+from service.jobs.records import UNFINISHED
+from service.jobs.storage.tables import FinishedUnit, Job, StoredOutcome
+
+log = structlog.get_logger()
+
+
+def pack(outcome: Outcome) -> bytes:
+    """Raises:
+    TypeError: for arrays of Python objects, which cannot be loaded again.
+    """
+    if objects := [name for name, array in outcome.items() if np.asarray(array).dtype.hasobject]:
+        raise TypeError(f"arrays of Python objects: {', '.join(objects)}")
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **outcome)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> Outcome:
+    """Raises:
+    ValueError, zipfile.BadZipFile: when these are no bytes of ``pack``.
+    """
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def _checksum(key: str, data: bytes) -> str:
+    return hashlib.sha256(key.encode() + data).hexdigest()
+
+
+def put(session: Session, key: str, data: bytes) -> None:
+    """Keep ``data``, in place of what there may be."""
+    values = {"key": key, "checksum": _checksum(key, data), "size": len(data), "used_at": datetime.now(UTC)}
+    values["data"] = data
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    statement = insert(StoredOutcome).values(values)
+    session.execute(statement.on_conflict_do_update(index_elements=["key"], set_=values))
+
+
+def get(session: Session, key: str) -> Outcome | None:
+    """The outcome, or None where there is none or only a damaged one, which is logged."""
+    found = session.execute(
+        select(StoredOutcome.checksum, StoredOutcome.data).where(StoredOutcome.key == key)
+    ).one_or_none()
+    if found is None:
+        return None
+    checksum, data = found
+    try:
+        if _checksum(key, data) == checksum:
+            return unpack(data)
+    except (ValueError, OSError, zipfile.BadZipFile) as error:  # written by another version
+        log.warning("outcome_unreadable", key=key, error=str(error))
+        return None
+    log.warning("outcome_damaged", key=key)
+    return None
+
+
+def touch(session: Session, keys: list[str]) -> None:
+    """These were used now."""
+    session.execute(update(StoredOutcome).where(StoredOutcome.key.in_(keys)).values(used_at=datetime.now(UTC)))
+
+
+def prune(session: Session, most_bytes: int) -> int:
+    """Remove the least recently used outcomes above ``most_bytes`` that no unfinished job needs; returns how many."""
+    excess = (session.scalar(select(func.sum(StoredOutcome.size))) or 0) - most_bytes
+    if excess <= 0:
+        return 0
+    needed = select(FinishedUnit.key).join(Job).where(Job.state.in_(UNFINISHED))
+    oldest = (
+        select(StoredOutcome.key, StoredOutcome.size)
+        .where(StoredOutcome.key.not_in(needed))
+        .order_by(StoredOutcome.used_at)
+    )
+    leaving = []
+    for key, size in session.execute(oldest):
+        if excess <= 0:
+            break
+        leaving.append(key)
+        excess -= size
+    for start in range(0, len(leaving), 500):
+        session.execute(delete(StoredOutcome).where(StoredOutcome.key.in_(leaving[start : start + 500])))
+    return len(leaving)
+
+
+def changed(result: object) -> int:
+    """Number of rows that an UPDATE or DELETE changed."""
+    return cast("CursorResult[object]", result).rowcount

@@ -1,0 +1,31 @@
+"""Reasons why the store refuses a call about a job."""
+
+from __future__ import annotations
+
+
+class UnknownJob(LookupError):
+    """The tenant has no such job."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"no such job: {job_id}")
+
+
+class JobUnfinished(RuntimeError):
+    """The job is queued or running: cancel it first."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id} has not ended: cancel it first")
+
+
+class JobDone(RuntimeError):
+    """The job is done: there is nothing to go on with."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id} is done: there is nothing to resume")
+
+
+class IdempotencyMismatch(ValueError):
+    """An idempotency key was used before, for another request."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"Idempotency-Key {key!r} was used for another request: take a new one for each")

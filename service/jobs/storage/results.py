@@ -1,0 +1,58 @@
+"""Results as bytes, and the table that keeps them: a job's as long as the job, others the most recent of a tenant."""
+
+from __future__ import annotations
+
+import gzip
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from service.evaluation.results import EvaluationResult
+from service.jobs.storage.tables import StoredResult
+
+
+class Packed(NamedTuple):
+    """A result's JSON, packed with gzip: as it is stored, and as browsers take it."""
+
+    evaluation: str
+    data: bytes
+
+
+def written_and_packed(result: EvaluationResult) -> tuple[str, Packed]:
+    """The result as JSON, plain and packed."""
+    written = result.model_dump_json()
+    return written, Packed(result.evaluation, gzip.compress(written.encode(), 6, mtime=0))
+
+
+def pack(result: EvaluationResult) -> Packed:
+    return written_and_packed(result)[1]
+
+
+def put(session: Session, result_id: str, tenant: str, packed: Packed, job: int | None = None) -> None:
+    """Keep a result for ``tenant``."""
+    now, (evaluation, data) = datetime.now(UTC), packed
+    row = {"id": result_id, "tenant": tenant, "evaluation": evaluation, "job": job, "created_at": now}
+    session.add(StoredResult(**row, size=len(data), data=data))
+
+
+def get(session: Session, tenant: str, result_id: str) -> Packed | None:
+    """The tenant's result, or None where there is none."""
+    query = select(StoredResult.evaluation, StoredResult.data)
+    found = session.execute(query.where(StoredResult.id == result_id, StoredResult.tenant == tenant)).one_or_none()
+    return None if found is None else Packed(*found)
+
+
+def prune(session: Session, tenant: str, most: int, most_bytes: int) -> None:
+    """Remove the tenant's oldest results of no job beyond ``most`` of them, or beyond ``most_bytes``; the newest
+    stays whatever its size."""
+    query = select(StoredResult.id, StoredResult.size).where(StoredResult.tenant == tenant, StoredResult.job.is_(None))
+    kept = 0
+    leaving = []
+    for index, (result_id, size) in enumerate(session.execute(query.order_by(StoredResult.created_at.desc()))):
+        kept += size
+        if index >= most or (index and kept > most_bytes):
+            leaving.append(result_id)
+    for start in range(0, len(leaving), 500):
+        session.execute(delete(StoredResult).where(StoredResult.id.in_(leaving[start : start + 500])))

@@ -1,0 +1,253 @@
+"""Jobs as their owners see them: added, listed, cancelled, removed. ``queue`` has the side of the runner."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import case, delete, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from service import context
+from service.evaluation.request import EvaluationRequest
+from service.jobs.planning import asked_by, body_of
+from service.jobs.records import ENDED_EARLY, UNFINISHED, JobInfo, JobState, UnitDone
+from service.jobs.storage import results
+from service.jobs.storage.database import Database
+from service.jobs.storage.owner import Owner
+from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
+from service.jobs.storage.results import Packed
+from service.jobs.storage.tables import FinishedUnit, Job, StoredResult, written
+
+ID = re.compile(r"[0-9a-f]{32}")
+
+LISTED_REQUEST = 1 << 14
+"""Characters up to which listings show a request: one may hold megabytes of documents."""
+
+SHOWN = (
+    *("id", "evaluation", "model", "state", "created_at", "started_at", "finished_at", "error"),
+    *("units_total", "units_done", "units_reused", "tokens_total", "seconds"),
+)
+"""Columns that ``JobInfo`` has as they are."""
+
+
+class JobStore:
+    """Jobs of every tenant in one database. Every call is synchronous and one transaction.
+
+    ``in_flight`` has the progress of running units in this process: job id -> tokens.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raises:
+        StoreUnusable: when the database cannot be used.
+        """
+        self.database = Database(url)
+        self.owner = Owner.this()
+        self.in_flight: dict[str, int] = {}
+
+    def add(
+        self,
+        tenant: str,
+        request: EvaluationRequest,
+        *,
+        models: list[str],
+        units: int,
+        tokens: int,
+        idempotency_key: str | None = None,
+    ) -> JobInfo:
+        """Queue what ``request`` asks for; ``models`` are the served ones that its units run on. The job that
+        ``idempotency_key`` made before is returned as it is.
+
+        Raises:
+            IdempotencyMismatch: when that one was another request.
+        """
+        job = Job(
+            id=context.new_id(),
+            tenant=tenant,
+            evaluation=request.evaluation,
+            model=request.model,
+            models=models_text(models),
+            state="queued",
+            created_at=datetime.now(UTC),
+            units_total=units,
+            tokens_total=tokens,
+            added_by=str(self.owner),
+            idempotency_key=idempotency_key,
+            request=(body := body_of(request)),
+            request_bytes=len(written(body).encode()),
+        )
+        try:
+            with self.database.writing() as session:
+                session.add(job)
+                session.flush()
+                return self._info(job, job.request)
+        except IntegrityError:
+            found = self.submitted(tenant, request, idempotency_key) if idempotency_key else None
+            if found is None:
+                raise
+            return found
+
+    def submitted(self, tenant: str, request: EvaluationRequest, idempotency_key: str) -> JobInfo | None:
+        """The job that ``tenant`` made with this key, if there is one.
+
+        Raises:
+            IdempotencyMismatch: when it was made for another request.
+        """
+        query = select(Job).where(Job.tenant == tenant, Job.idempotency_key == idempotency_key)
+        with self.database.reading() as session:
+            job = session.scalars(query).one_or_none()
+            if job is None:
+                return None
+            if job.evaluation != request.evaluation or asked_by(type(request)(**job.request)) != asked_by(request):
+                raise IdempotencyMismatch(idempotency_key)
+            return self._info(job, job.request)
+
+    def get(self, tenant: str, job_id: str, *, with_request: bool = True) -> JobInfo:
+        """A job; ``with_request`` false saves reading what may be megabytes.
+
+        Raises:
+            UnknownJob: when ``tenant`` has no such job.
+        """
+        with self.database.reading() as session:
+            job = _job(session, tenant, job_id)
+            return self._info(job, job.request if with_request else {})
+
+    def list(
+        self, tenant: str, *, state: JobState | None = None, limit: int = 100, before: str | None = None
+    ) -> list[JobInfo]:
+        """Newest first, those older than the job ``before``.
+
+        Raises:
+            UnknownJob: when there is no job ``before``.
+        """
+        request = Job.__table__.c.request
+        short = case((func.length(request) <= LISTED_REQUEST, request))
+        query = select(Job, short).where(Job.tenant == tenant).order_by(Job.number.desc()).limit(limit)
+        if state is not None:
+            query = query.where(Job.state == state)
+        with self.database.reading() as session:
+            if before is not None:
+                query = query.where(Job.number < _job(session, tenant, before).number)
+            return [self._info(job, asked or {}) for job, asked in session.execute(query)]
+
+    def unfinished(self, tenant: str) -> int:
+        """Jobs of ``tenant`` that are queued or running."""
+        query = select(func.count()).where(Job.tenant == tenant, Job.state.in_(UNFINISHED))
+        with self.database.reading() as session:
+            return session.scalar(query) or 0
+
+    def cancel(self, tenant: str, job_id: str) -> JobInfo:
+        """End an unfinished job; outcomes of finished units stay. One that has ended stays as it is.
+
+        Raises:
+            UnknownJob: when ``tenant`` has no such job.
+        """
+        with self.database.writing() as session:
+            job = _job(session, tenant, job_id, for_update=True)
+            if job.state in UNFINISHED:
+                job.state, job.finished_at, job.owner, job.lease_until = "cancelled", datetime.now(UTC), None, None
+            return self._info(job, job.request)
+
+    def resume(self, tenant: str, job_id: str) -> JobInfo:
+        """Queue a cancelled or failed job again: what is finished of it stays finished. One that has not ended stays
+        as it is.
+
+        Raises:
+            UnknownJob: when ``tenant`` has no such job; JobDone when nothing is left of it to do.
+        """
+        with self.database.writing() as session:
+            job = _job(session, tenant, job_id, for_update=True)
+            if job.state == "done":
+                raise JobDone(job_id)
+            if job.state in ENDED_EARLY:
+                session.execute(delete(StoredResult).where(StoredResult.job == job.number))  # it was partial
+                job.state, job.finished_at, job.error, job.claims = "queued", None, None, 0
+                job.added_by = str(self.owner)
+            return self._info(job, job.request)
+
+    def remove(self, tenant: str, job_id: str) -> None:
+        """Forget a job that has ended, and its result.
+
+        Raises:
+            UnknownJob: when ``tenant`` has no such job; JobUnfinished when it has not ended.
+        """
+        with self.database.writing() as session:
+            job = _job(session, tenant, job_id, for_update=True)
+            if job.state in UNFINISHED:
+                raise JobUnfinished(job_id)
+            session.execute(delete(Job).where(Job.number == job.number))
+
+    def bytes_of(self, tenant: str) -> int:
+        """Bytes of the requests of all jobs of ``tenant``."""
+        query = select(func.sum(Job.request_bytes)).where(Job.tenant == tenant)
+        with self.database.reading() as session:
+            return session.scalar(query) or 0
+
+    def done_units(self, job_id: str, after: int = 0) -> list[UnitDone]:  # type: ignore[valid-type]
+        """Finished units with numbers above ``after``."""
+        query = (
+            select(FinishedUnit)
+            .join(Job)
+            .where(Job.id == job_id, FinishedUnit.number > after)
+            .order_by(FinishedUnit.number)
+        )
+        with self.database.reading() as session:
+            return [UnitDone.model_validate(unit) for unit in session.scalars(query)]
+
+    def result(self, tenant: str, job_id: str) -> Packed | None:
+        """The job's result; None until it is done.
+
+        Raises:
+            UnknownJob: when ``tenant`` has no such job.
+        """
+        with self.database.reading() as session:
+            job = _job(session, tenant, job_id)
+            return results.get(session, tenant, job.id)
+
+    def keep(self, tenant: str, result_id: str, packed: Packed, *, most: int, most_bytes: int) -> None:
+        """Keep the result of a request that was answered at once, among the tenant's most recent ones."""
+        with self.database.writing() as session:
+            results.put(session, result_id, tenant, packed)
+            session.flush()
+            results.prune(session, tenant, most, most_bytes)
+
+    def kept(self, tenant: str, result_id: str) -> Packed | None:
+        """A result that was kept, or that of a job; None where the tenant has no such result."""
+        if not ID.fullmatch(result_id):
+            return None
+        with self.database.reading() as session:
+            return results.get(session, tenant, result_id)
+
+    def close(self) -> None:
+        self.database.close()
+
+    def _info(self, job: Job, request: dict[str, Any]) -> JobInfo:
+        unfinished = job.state in UNFINISHED
+        in_flight = self.in_flight.get(job.id, 0) if unfinished else 0
+        done = min(job.tokens_done + in_flight, job.tokens_total)
+        measured = job.tokens_done - job.tokens_reused
+        left = job.seconds / measured * (job.tokens_total - done) if unfinished and measured else None
+        values = {name: getattr(job, name) for name in SHOWN}
+        values |= {"models": json.loads(job.models), "tokens_done": done, "seconds_left": left, "request": request}
+        return JobInfo.model_validate(values)
+
+
+def models_text(models: Iterable[str]) -> str:
+    """The one way in which a set of models is written down."""
+    return json.dumps(sorted(set(models)))
+
+
+def _job(session: Session, tenant: str, job_id: str, *, for_update: bool = False) -> Job:
+    if not ID.fullmatch(job_id):  # PostgreSQL fails at NUL characters
+        raise UnknownJob(job_id)
+    query = select(Job).where(Job.id == job_id, Job.tenant == tenant)
+    if for_update:
+        query = query.with_for_update()  # SQLite's writers are alone anyway
+    job = session.scalars(query).one_or_none()
+    if job is None:
+        raise UnknownJob(job_id)
+    return job

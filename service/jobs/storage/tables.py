@@ -1,0 +1,160 @@
+"""The tables, as the newest migration leaves them (a test compares)."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from service.jobs.records import JobState
+
+VERSION = "0003"
+"""The newest migration. A database of this version is opened without Alembic, whose import takes a while."""
+
+BigId = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite counts rows by itself in INTEGER columns only."""
+
+
+class Moment(TypeDecorator[datetime]):
+    """An aware datetime in UTC, also on SQLite, which knows no zones."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def written(value: Any) -> str:
+    """JSON as it is stored: short, and readable in any alphabet."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class Json(TypeDecorator[Any]):
+    """JSON as text: numbers come back to the bit, and PostgreSQL's own type takes no NUL characters."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else written(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else json.loads(value)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Job(Base):
+    """One evaluation to be done. ``number`` orders jobs by age.
+
+    ``models`` is the JSON list of the served models that it needs, sorted. A running job belongs to ``owner`` until
+    ``lease_until``; ``added_by`` is the process that took the request. ``claims`` counts how often it was begun since
+    a unit of it was last finished; ``last_unit`` is the highest number that a finished unit of it ever had.
+    ``idempotency_key`` is what its tenant called the submission, if anything. ``request_bytes`` is what the request
+    takes up.
+    """
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        Index("jobs_waiting", "state", "tenant", "number"),
+        Index("jobs_of_tenant", "tenant", "number"),
+        Index("jobs_by_idempotency_key", "tenant", "idempotency_key", unique=True),
+    )
+
+    number: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(32), unique=True)
+    tenant: Mapped[str] = mapped_column(Text)
+    evaluation: Mapped[str] = mapped_column(Text)
+    model: Mapped[str | None] = mapped_column(Text)
+    models: Mapped[str] = mapped_column(Text)
+    state: Mapped[JobState] = mapped_column(String(16))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    started_at: Mapped[datetime | None] = mapped_column(Moment)
+    finished_at: Mapped[datetime | None] = mapped_column(Moment)
+    units_total: Mapped[int]
+    units_done: Mapped[int] = mapped_column(default=0)
+    units_reused: Mapped[int] = mapped_column(default=0)
+    tokens_total: Mapped[int] = mapped_column(BigInteger)
+    tokens_done: Mapped[int] = mapped_column(BigInteger, default=0)
+    tokens_reused: Mapped[int] = mapped_column(BigInteger, default=0)
+    seconds: Mapped[float] = mapped_column(default=0.0)
+    added_by: Mapped[str] = mapped_column(Text)
+    owner: Mapped[str | None] = mapped_column(Text)
+    lease_until: Mapped[datetime | None] = mapped_column(Moment)
+    claims: Mapped[int] = mapped_column(default=0)
+    last_unit: Mapped[int] = mapped_column(default=0)
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))
+    error: Mapped[dict[str, str] | None] = mapped_column(Json)
+    request: Mapped[dict[str, Any]] = mapped_column(Json, deferred=True)
+    request_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+
+class FinishedUnit(Base):
+    """A unit of a job whose outcome is known. ``position`` is its place in the plan, ``number`` in the order of
+    finishing; neither occurs twice in a job, and published numbers are never reused."""
+
+    __tablename__ = "finished_units"
+    __table_args__ = (UniqueConstraint("job", "position"), Index("finished_units_by_key", "key"))
+
+    job: Mapped[int] = mapped_column(BigId, ForeignKey("jobs.number", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    position: Mapped[int]
+    key: Mapped[str] = mapped_column(String(64))
+    label: Mapped[str] = mapped_column(Text)
+    name: Mapped[str] = mapped_column(Text)
+    length: Mapped[int]
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    reused: Mapped[bool]
+    seconds: Mapped[float]
+    summary: Mapped[dict[str, float]] = mapped_column(Json)
+
+
+class StoredOutcome(Base):
+    """The outcome of a unit, under its address."""
+
+    __tablename__ = "outcomes"
+    __table_args__ = (Index("outcomes_by_use", "used_at", "size"),)
+
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    checksum: Mapped[str] = mapped_column(String(64))
+    size: Mapped[int] = mapped_column(BigInteger)
+    used_at: Mapped[datetime] = mapped_column(Moment)
+    data: Mapped[bytes] = mapped_column(LargeBinary, deferred=True)
+
+
+class StoredResult(Base):
+    """The result of a ``job``, or of a request that was answered at once: JSON, packed with gzip."""
+
+    __tablename__ = "results"
+    __table_args__ = (Index("results_of_tenant", "tenant", "job", "created_at"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(Text)
+    evaluation: Mapped[str] = mapped_column(Text)
+    job: Mapped[int | None] = mapped_column(BigId, ForeignKey("jobs.number", ondelete="CASCADE"), unique=True)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    size: Mapped[int] = mapped_column(BigInteger)
+    data: Mapped[bytes] = mapped_column(LargeBinary, deferred=True)

@@ -1,0 +1,138 @@
+"""The import graph of ``service`` and ``patches``, read from the sources: no circles, one direction."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LAYERS = (
+    {"context", "errors", "inputs", "logs", "metrics", "settings"},
+    {"sharing", "tracing"},
+    {"engine"},
+    {"models"},
+    {"evaluation"},
+    {"figures", "jobs"},
+    {"reports"},
+    {"api"},
+    {"app", "client"},
+    {"cli"},
+)
+"""Files and folders of ``service`` from the bottom up: each imports from lower layers only."""
+
+CIRCLES = {("patches.encoding.recipe", "patches.encoding.method")}
+"""Imports for types that still close a circle. The list may only become shorter."""
+
+
+def sources() -> dict[str, Path]:
+    """Module name -> file."""
+    found = {}
+    for path in (path for folder in ("patches", "service") for path in (ROOT / folder).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def outside_functions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a module, those inside of ``if``, ``try``, ``with`` and classes too."""
+    for node in body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            for name in ("body", "orelse", "finalbody"):
+                yield from outside_functions(getattr(node, name, []))
+            for handler in getattr(node, "handlers", []):
+                yield from outside_functions(handler.body)
+
+
+def imported(nodes: Iterator[ast.stmt] | Iterator[ast.AST], known: set[str]) -> set[str]:
+    """Modules among ``known`` that import statements name; ``from a import b`` is ``a.b`` where that is a module."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found |= {name if (name := f"{module}.{alias.name}") in known else module for alias in node.names}
+    return found & known
+
+
+def graph(paths: dict[str, Path]) -> dict[str, set[str]]:
+    """Module -> modules that it imports outside of functions, imports for types included."""
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in paths.items()}
+    return {name: imported(outside_functions(tree.body), set(paths)) - {name} for name, tree in trees.items()}
+
+
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def upward(name: str, others: set[str]) -> set[str]:
+    """Modules among ``others`` that ``name`` may not import: in a layer above, or another room of its layer."""
+    layer_of = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
+    parts = name.split(".")
+    if parts[0] == "patches":
+        return {other for other in others if other.startswith("service")}
+    if len(parts) == 1:
+        return others
+    rooms = {other: other.split(".")[1] for other in others if other.startswith("service.")}
+    below = layer_of[parts[1]]
+    return {other for other, room in rooms.items() if room != parts[1] and layer_of[room] >= below}
+
+
+def test_the_reading_itself(tmp_path: Path) -> None:
+    texts = {
+        "a": "if TYPE_CHECKING:\n import b\nelse:\n import c\ntry:\n import b.d\nfinally: 0\ndef f():\n import e\n",
+        "b": "import json\n",
+        "b.d": "from b import d, x\nfrom e import f\n",
+        "c": "class C:\n    import e\n",
+        "e": "",
+    }
+    paths = {name: tmp_path / f"{name}.py" for name in texts}
+    for name, path in paths.items():
+        path.write_text(texts[name])
+    expected = {"a": {"b", "c", "b.d"}, "b": set(), "b.d": {"b", "e"}, "c": {"e"}, "e": set()}
+    assert graph(paths) == expected
+    assert circle(expected) == []
+    assert set(circle({**expected, "e": {"a"}})) >= {"a", "e"}
+    assert upward(
+        "service.jobs.runner", {"service.api.errors", "service.figures", "service.jobs.active", "patches"}
+    ) == {
+        "service.api.errors",
+        "service.figures",
+    }
+    assert upward("patches.registry", {"service.errors", "patches.method"}) == {"service.errors"}
+
+
+def test_no_modules_import_each_other() -> None:
+    edges = graph(sources())
+    assert len(edges) > 200
+    for module, other in CIRCLES:
+        edges[module].remove(other)
+    assert circle(edges) == []
+
+
+def test_every_room_has_a_layer() -> None:
+    rooms = {name.split(".")[1] for name in sources() if name.startswith("service.")}
+    assert rooms == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("package", ["patches", "service"])
+def test_imports_point_down(package: str) -> None:
+    """Imports for types and inside of functions count too."""
+    paths = sources()
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in paths.items()}
+    wrong = {
+        name: sorted(up)
+        for name, tree in trees.items()
+        if name.split(".")[0] == package and (up := upward(name, imported(ast.walk(tree), set(paths))))
+    }
+    assert wrong == {}
