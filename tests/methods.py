@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 
 Fields = dict[str, Any]
 
@@ -341,6 +343,19 @@ RELATIVE_ROWS = relative_rows()
 OTHER_ROWS = absolute_rows()
 REQUESTS = [request for row in ROWS for request in row.requests]
 """Every method twice, easy and hard, for 32 pairs."""
+
+
+def shape_of(resolved: ResolvedRecipe) -> tuple[object, ...]:
+    """What attention can distinguish of a recipe: the kinds of its parts, and none of their numbers."""
+    recipe = resolved.recipe
+    bands = tuple((type(band.query_map), type(band.key_map), type(band.predicate)) for band in recipe.bands)
+    parts = (recipe.score_bias, recipe.attention_temperature, recipe.absolute, recipe.relative)
+    return resolved.rotates_at, resolved.attention_factor != 1.0, bands, *map(type, parts)
+
+
+def one_per_shape(requests: Iterable[Fields], geometry: RopeGeometry, length: int) -> list[Fields]:
+    """The last request, usually a hard one, of every shape of recipe: attention sees recipes, not methods."""
+    return list({shape_of(resolve(parse(fields), geometry, length)): fields for fields in requests}.values())
 
 
 def request_id(request: Fields) -> str:
