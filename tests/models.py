@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -130,6 +131,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("DiffLlamaConfig", _GROUPED),  # each layer attends twice, to two halves of its values
 }
 """Rotary families: the name of the configuration class in transformers, and tiny sizes."""
+
+_EVERYDAY = {"llama", "gemma3", "gpt_neox"}
+"""Families of the fast tier: one rotary type for all layers, one for each type of layer, a part of each head."""
+
+every_family = pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in _EVERYDAY else pytest.mark.slow) for name in FAMILIES]
+)
 
 _FALCON = {**_SIZES, "multi_query": False, "parallel_attn": False, "bias": True}
 _FAIRSEQ = {**_SIZES, "ffn_dim": 96}

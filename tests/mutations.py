@@ -24,8 +24,10 @@ HEAVY = ("torch", "transformers", "fastapi", "sqlalchemy")
 """Imported once, before a process is forked for every run."""
 
 LONGEST_S = 900
-FAILED = 1
-"""pytest's exit code when tests ran and some failed; errors of usage or collection have others."""
+ENDED = 64
+"""Added to pytest's exit code, so that a process that breaks is not taken for a test that fails."""
+
+PASSED, FAILED = ENDED + pytest.ExitCode.OK, ENDED + pytest.ExitCode.TESTS_FAILED
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def copied(folder: Path) -> Path:
 
 
 def tested(root: Path, tests: Sequence[str]) -> int:
-    """Exit code of pytest on ``tests`` in the sources of ``root``, in a fork of this process."""
+    """Exit code of a fork of this process that runs ``tests`` in the sources of ``root``."""
     process = multiprocessing.get_context("fork").Process(target=run_pytest, args=(root, tests))
     process.start()
     process.join(LONGEST_S)
@@ -218,7 +220,8 @@ def run_pytest(root: Path, tests: Sequence[str]) -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silence, stream)
-    sys.exit(int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests])))
+    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    os._exit(ENDED + pytest.main([*options, *tests]))
 
 
 def verdict(mutation: Mutation, root: Path) -> str:
@@ -233,7 +236,7 @@ def verdict(mutation: Mutation, root: Path) -> str:
         code = tested(root, mutation.tests)
     finally:
         path.write_text(source, encoding="utf-8")
-    return {0: "survived", FAILED: "caught"}.get(code, f"not tested: pytest ended with {code}")
+    return {PASSED: "survived", FAILED: "caught"}.get(code, f"not tested: the process ended with {code}")
 
 
 def main() -> int:
@@ -246,7 +249,8 @@ def main() -> int:
         importlib.import_module(module)
     with tempfile.TemporaryDirectory() as folder:
         root = copied(Path(folder))
-        if not arguments.tests_pass and tested(root, sorted({test for mutation in chosen for test in mutation.tests})):
+        tests = sorted({test for mutation in chosen for test in mutation.tests})
+        if not arguments.tests_pass and tested(root, tests) != PASSED:
             print("the tests fail without any mutation")
             return 1
         verdicts = {}

@@ -122,6 +122,7 @@ def finite(patch: Patched, slots: list[int]) -> torch.Tensor:
     return torch.cat(parts, 1).isfinite().all(-1).all(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_extreme_numbers_give_finite_logits(row: Row, dtype: torch.dtype) -> None:

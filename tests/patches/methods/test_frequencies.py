@@ -139,6 +139,7 @@ RESONANCE_GRID = list(
 """d, base, factor, L0: 200 settings with 9,600 pairs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["yarn", "linear", "ntk", "llama3", "ntk_by_parts", "yarn_paper", "ntk_mixed"])
 def test_resonance_rounds_the_exact_wavelengths(base: str) -> None:
     """Rounding is a jump: frequencies that are float32 already put one wavelength in thirty on another integer."""

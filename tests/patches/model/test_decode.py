@@ -51,7 +51,11 @@ def models() -> dict[str, PreTrainedModel]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, "dynamic") for name in MODELS), ("grouped_heads", "static"), ("sliding_window", "static")],
+    [
+        ("grouped_heads", "dynamic"),
+        *(pytest.param(name, "dynamic", marks=pytest.mark.slow) for name in [*MODELS][1:]),
+        *(pytest.param(name, "static", marks=pytest.mark.slow) for name in ("grouped_heads", "sliding_window")),
+    ],
 )
 def test_a_cache_gives_what_one_pass_gives(kind: str, name: str, models: dict[str, PreTrainedModel]) -> None:
     model = models[name]

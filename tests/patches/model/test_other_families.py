@@ -197,6 +197,7 @@ def test_mixed_encodings_in_one_batch_are_each_alone(name: str) -> None:
         assert relative(swapped, alone[3]) > 0.01, "a row with another row's encoding must show"
 
 
+@pytest.mark.slow
 @every_family
 def test_a_cache_gives_what_one_pass_gives(name: str) -> None:
     model = model_of(name)

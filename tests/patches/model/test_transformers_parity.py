@@ -14,9 +14,9 @@ from tests.methods import Fields
 from tests.models import (
     BY_LAYER_TYPE,
     EAGER_ONLY,
-    FAMILIES,
     TRAINED_LENGTH,
     WITH_A_WINDOW,
+    every_family,
     tiny_model,
     tiny_tokens,
 )
@@ -57,8 +57,6 @@ PAIRS = {
     **dict.fromkeys(("stablelm", "phi", "glm4", "nemotron", "persimmon", "deepseek_v2", "deepseek_v3"), 4),
 }
 """Rotary pairs of the families that rotate a part of their 16 dimensions; the others have 8."""
-
-every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def scalings_of(family: str) -> dict[str, Fields]:

@@ -13,7 +13,7 @@ from patches import Method, Patched, encode, parse, patched
 from service.engine.engine import Engine, EngineLimits, Generation
 from service.engine.request import SamplingParams
 from service.models.loading import cache_bytes_per_token
-from tests.models import FAMILIES, OTHER_FAMILIES, VOCAB_SIZE, tiny_model
+from tests.models import OTHER_FAMILIES, VOCAB_SIZE, every_family, tiny_model
 from tests.patches.model.test_other_families import FAMILY, REQUESTS
 
 METHODS = [
@@ -26,7 +26,7 @@ NEW = 10
 LIMITS = EngineLimits(cache_tokens=1024, score_tokens=64, max_batch_tokens=32)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 async def test_mixed_encodings_in_a_paged_batch(family: str) -> None:
     sizes: dict[str, Any] = {"sliding_window": 16} if family == "mistral" else {}
     await check(tiny_model(family, **sizes)[1], METHODS)
