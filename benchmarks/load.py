@@ -233,7 +233,7 @@ def _add_memory(report: Report, memory: Memory, seconds: float) -> None:
 
 
 async def _add_state(report: Report, client: Client, process: Served) -> None:
-    """What the server itself says afterwards."""
+    """The server's load afterwards."""
     states = (await client.load()).values()
     held = sum(state[name] for state in states for name in ("running", "waiting", "scoring", "slots_in_use"))
     restarts = sum(state["restarts"] for state in states)

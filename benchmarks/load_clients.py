@@ -18,7 +18,7 @@ SHOWN = 20
 
 @dataclass
 class Tally:
-    """What happened to every request. ``refused`` counts answers with 429, after which the same request was asked
+    """Outcomes of all requests. ``refused`` counts answers with 429, after which the same request was asked
     again; ``failures`` and ``unequal`` map what went wrong to how often."""
 
     asked: int = 0

@@ -1,4 +1,4 @@
-"""What every method of the registry costs: a prefill of 4096 tokens and decoding behind it, against plain attention."""
+"""Cost of every method of the registry: a prefill of 4096 tokens and decoding behind it, against plain attention."""
 
 from __future__ import annotations
 

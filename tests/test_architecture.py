@@ -1,4 +1,4 @@
-"""Which way the imports point, read from the source. The rules are in DESIGN.md; this file keeps them."""
+"""Direction of the imports, read from the source. The rules are in DESIGN.md; this file keeps them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRANSFORMERS_IN_SERVICE = {
 }
 
 MEASURES = {"patches/attention/mass.py"}
-"""Where attention goes is measured on the specification; nothing is served from there."""
+"""The mass of attention is measured on the specification, which serves no request."""
 
 METHODS_MAY_IMPORT = {"masks", "method", "positions", "ramps", "recipe", "rotary", "schedule", "temperature"}
 """Modules of ``patches`` that a method is made of; everything else is above it or beside it."""
@@ -53,7 +53,7 @@ def name_of(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """(module, name) of every import, wherever it stands; name None for ``import module``."""
+    """(module, name) of every import, at any depth; name None for ``import module``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)

@@ -1,4 +1,4 @@
-"""What is installed, built and shipped: pins, the wheel, make, the image, the compose file, the settings example."""
+"""Packaging: pins, the wheel, make, the image, the compose file, the settings example."""
 
 from __future__ import annotations
 

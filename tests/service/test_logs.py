@@ -1,4 +1,4 @@
-"""The log of a server: one form for every line, whoever writes it, and nothing twice."""
+"""The log of a server: one form for every line of every library, and nothing twice."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Case:
 
     @property
     def layer(self) -> Layer:
-        """What the layer has of its own; ``chunked`` makes chunks of what is otherwise a window."""
+        """The layer's mask, limit and sinks; ``chunked`` makes chunks of the window."""
         own: LayerMask = CAUSAL
         if self.window is not None:
             own = ChunkRange(self.window, 0, 1) if self.chunked else DistanceRange(0, self.window)

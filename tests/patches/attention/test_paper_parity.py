@@ -1,7 +1,7 @@
 """The whole path against the papers in float64: tokens into a patched model, attention output out.
 
-The model's attention input is rebuilt by hand in float64 from its weights; from there on the oracle
-is on its own. What the papers know nothing of (norms, projections) is plain matrix arithmetic.
+The model's attention input is rebuilt by hand in float64 from its weights; the oracle computes the rest.
+Norms and projections, which no paper mentions, are plain matrix arithmetic.
 """
 
 from __future__ import annotations

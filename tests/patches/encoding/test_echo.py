@@ -1,4 +1,4 @@
-"""What an answer says of its encoding, sent back as a request."""
+"""The encoding of an answer, sent back as a request."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ GEOMETRY = RopeGeometry(64, 64, 10_000.0, TRAINED, 4 * TRAINED, num_attention_he
 
 
 def refusal(fields: Any) -> list[Problem]:
-    """What is wrong with a refused request."""
+    """The problems of a refused request."""
     try:
         parse(fields)
     except InvalidEncoding as error:
@@ -45,7 +45,7 @@ def fields_named(fields: Any) -> set[str]:
 
 
 def says(shown: Any, given: Any) -> bool:
-    """Whether a parsed or echoed value is what was asked for, with short forms written out and defaults filled in."""
+    """True if a parsed or echoed value is the given one, with short forms written out and defaults filled in."""
     if isinstance(shown, BaseModel):
         shown = shown.model_dump()
     if isinstance(given, dict):
@@ -388,7 +388,7 @@ def finite_or_refused(fields: Fields) -> None:
     assert min(numbers) >= 0
 
 
-# What "default" and the geometry mean
+# "default" and the geometry
 
 
 def test_default_means_the_checkpoints_own_encoding() -> None:

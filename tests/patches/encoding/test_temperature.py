@@ -48,7 +48,7 @@ def multipliers(asked: Any, positions: list[int], *, length: int = 1, trained: i
 
 
 def golden_cases(golden: dict[str, Any]) -> dict[str, Fields]:
-    """Series of the golden file, one value per position -> the request it stands for."""
+    """Series of the golden file, one value per position -> the request that computes it."""
     return {
         "logn_query_L4096": {"kind": "log_n", "length": 4096},
         "logn_query_L2048": {"kind": "log_n", "length": 2048},

@@ -46,7 +46,7 @@ def table(rows: int = TRAINED, width: int = 6, offset: int = 0) -> LearnedTable:
 
 
 def read(embedding: AbsoluteEmbedding, recipe: Recipe, length: int) -> torch.Tensor:
-    """What a recipe adds to the first ``length`` tokens."""
+    """The vectors that a recipe adds to the first ``length`` tokens."""
     assert recipe.absolute is not None
     return mapped(embedding, recipe.absolute, torch.arange(length)).detach()
 

@@ -1,4 +1,4 @@
-"""What a parameter can cost: elements computed when an encoding is resolved and first used, counted and not timed."""
+"""Cost of a parameter: elements computed when an encoding is resolved and first used, counted and not timed."""
 
 from __future__ import annotations
 

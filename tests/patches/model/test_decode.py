@@ -86,7 +86,7 @@ def test_every_token_of_a_row_on_its_own(models: dict[str, PreTrainedModel]) -> 
 
 
 def test_a_cache_filled_under_one_encoding_belongs_to_it(models: dict[str, PreTrainedModel]) -> None:
-    """Why a prefix may be shared between requests of one encoding only."""
+    """A prefix may be shared between requests of one encoding only."""
     model = models["grouped_heads"]
     tokens = tiny_tokens(1, 44)
     mask = torch.ones_like(tokens)

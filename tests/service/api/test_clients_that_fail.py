@@ -1,4 +1,4 @@
-"""Clients that leave, read slowly, never read, or send what nobody can read: nobody else notices."""
+"""Clients that leave, read slowly, never read, or send garbage: no other client notices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every route against the OpenAPI document: schemathesis draws requests, the live server answers as documented.
 
-Its coverage phase is left out: on encodings that stand on encodings it had enumerated nothing after two minutes.
+Its coverage phase is left out: with an encoding as the base of another it enumerated nothing in two minutes.
 """
 
 from __future__ import annotations

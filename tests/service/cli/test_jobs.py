@@ -44,7 +44,7 @@ def client(server: str) -> Iterator[Ropeway]:
 
 @contextmanager
 def shell(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """``ropeway`` in a process of its own, which hears Ctrl-C as a signal."""
+    """``ropeway`` in another process, which gets Ctrl-C as a signal."""
     command = [sys.executable, "-m", "service.cli", *arguments]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "COLUMNS": "200"}, **pipes) as running:
@@ -65,7 +65,7 @@ def interrupted(client: Ropeway, job_id: str, *arguments: str) -> tuple[int, str
 
 
 def endless(client: Ropeway) -> str:
-    """A job of many units that nobody waits for."""
+    """A job of many units that no client waits for."""
     many = LONG | {"input": [TEXT[n:] for n in range(60)], "methods": ["default"]}
     return client.submit("perplexity", **many).id
 

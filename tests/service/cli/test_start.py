@@ -1,4 +1,4 @@
-"""What keeps a server from starting: found early, told in one line that names the setting, exit code 1."""
+"""Faults that keep a server from starting: found early, one line that names the setting, exit code 1."""
 
 from __future__ import annotations
 

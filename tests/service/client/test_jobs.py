@@ -213,7 +213,7 @@ JOB = {
 
 
 class Script:
-    """A server that answers as it was told, one request after another, and what it was asked."""
+    """A server that gives prepared answers, one request after another, and records the requests."""
 
     def __init__(self, *answers: httpx.Response | Exception) -> None:
         self.answers = list(answers)

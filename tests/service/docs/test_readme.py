@@ -1,4 +1,4 @@
-"""The README tells the truth: its table is the registry's, its files exist, its commands run."""
+"""The README is true: its table is the registry's, its files exist, its commands run."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_the_files_it_names_exist() -> None:
 # The commands of every page
 
 SERVER = "make serve    # the demo models; `ropeway serve --model FOLDER_OR_ID` serves others\n"
-"""Goes on, in a terminal of its own."""
+"""Goes on, in a second terminal."""
 
 
 def rehearsed(block: str) -> None:
-    """What make would do, without doing it."""
+    """A dry run of make."""
     commands = [line.partition("  #")[0] for line in block.splitlines() if line.startswith("make ")]
     assert commands
     for command in commands:

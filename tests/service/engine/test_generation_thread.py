@@ -1,4 +1,4 @@
-"""A generation thread that dies or stalls is replaced, and probes tell of it."""
+"""A generation thread that dies or stalls is replaced, and probes report it."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ async def test_a_failed_step_keeps_no_memory(checkpoints: Path) -> None:
         held: list[Any] = []
 
         class Tensor:
-            """Stands for the activations of the failed step."""
+            """Represents the activations of the failed step."""
 
         def failing(*_: object) -> None:
             activations = Tensor()
@@ -144,7 +144,7 @@ async def test_a_failed_step_keeps_no_memory(checkpoints: Path) -> None:
             await finish(engine, [2, 3, 4] * 40, 6)
         del processor.model_runner._sample
         assert held[0]() is None
-        async with asyncio.timeout(10):  # the thread tells of the failure before it has tidied up
+        async with asyncio.timeout(10):  # the thread reports the failure before it has tidied up
             while processor.cache.holders or processor.scheduler.active_requests:
                 await asyncio.sleep(0.01)
         assert len((await finish(engine, [2, 3], 4)).token_ids) == 4

@@ -76,8 +76,8 @@ def masked_logits(patch: Patched, method: Method, ids: list[int], reserved: int)
 
 
 def assert_greedy(patch: Patched, method: Method, prompt: list[int], generated: list[int]) -> None:
-    """Every generated token is the most likely one after all tokens before it, by the masked computation: by
-    induction, the tokens are those of greedy decoding without a cache."""
+    """Every generated token is the most likely one after all tokens before it, by the masked computation. By
+    induction the tokens are those of greedy decoding without a cache."""
     ids = prompt + generated
     logits = masked_logits(patch, method, ids[:-1], len(ids))[len(prompt) - 1 :]
     assert logits.argmax(-1).tolist() == generated
@@ -162,7 +162,7 @@ async def test_admission_counts_what_can_ever_be_held() -> None:
 
 
 async def test_nothing_is_shared_behind_a_gap() -> None:
-    """A hash stands for a page and all before it. Behind the gap a table's rows no longer count pages: hashed
+    """A hash covers a page and all pages before it. Behind the gap a table's rows no longer count pages: hashed
     by row, page 4 would be found by the tokens of page 3."""
     async with running(prefix_sharing=True) as engine:
         ids = PROMPT[:10] + (await finish(engine, STREAMING, PROMPT[:10], 60)).token_ids

@@ -93,7 +93,7 @@ def check(model: PreTrainedModel) -> None:
         verify(patch)
 
 
-# Who passes
+# Engines that pass
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
@@ -123,7 +123,7 @@ def test_a_table_shorter_than_the_prompt_passes() -> None:
     check(tiny_model("gpt2", max_position_embeddings=10)[1])
 
 
-# What is measured
+# Measurements
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
@@ -173,7 +173,7 @@ def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [part() for part in built] == [None] * 3, "freed at once"
 
 
-# Who is caught
+# Engines that are caught
 
 
 Double = Callable[[pytest.MonkeyPatch], None]

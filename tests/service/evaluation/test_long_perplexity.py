@@ -224,7 +224,7 @@ def test_tail_has_the_same_key_tokens_at_every_length(tiny: ModelRegistry) -> No
 
 
 def test_its_passes_are_those_of_plain_perplexity_and_of_other_methods(tiny: ModelRegistry) -> None:
-    """What a store of outcomes goes by: inputs and encoding."""
+    """The address of an outcome: inputs and encoding."""
 
     def keys(plan: Any) -> list[str]:
         return [json.dumps([unit.inputs(), unit.resolved.frequency_hash, unit.length]) for unit in plan.units]

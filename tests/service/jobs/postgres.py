@@ -42,7 +42,7 @@ def _programs(folder: Path) -> Path:
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """URL of a running server's databases, up to their name; it answers on a socket in a folder of its own."""
+    """URL of a running server's databases, up to their name; it answers on a socket in a new folder."""
     with tempfile.TemporaryDirectory(prefix="ropeway-") as name:
         folder = Path(name)
         programs = _programs(folder)

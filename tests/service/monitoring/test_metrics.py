@@ -1,4 +1,4 @@
-"""What Prometheus and a trace collector see."""
+"""Metrics for Prometheus and spans for a trace collector."""
 
 from __future__ import annotations
 
