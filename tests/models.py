@@ -7,11 +7,13 @@ close to uniform that a wrong encoding would pass a comparison of logits.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from _pytest.mark import ParameterSet
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -132,13 +134,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Rotary families: the name of the configuration class in transformers, and tiny sizes."""
 
-_EVERYDAY = {"llama", "gemma3", "gpt_neox"}
-"""Families of the fast tier: one rotary type for all layers, one for each type of layer, a part of each head."""
-
-every_family = pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name in _EVERYDAY else pytest.mark.slow) for name in FAMILIES]
-)
-
 _FALCON = {**_SIZES, "multi_query": False, "parallel_attn": False, "bias": True}
 _FAIRSEQ = {**_SIZES, "ffn_dim": 96}
 
@@ -165,6 +160,17 @@ OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "xglm": ("XGLMConfig", {**_FAIRSEQ, "d_model": 64, "num_layers": 2, "attention_heads": 4}),
 }
 """Families whose attention does not dispatch by name, or whose positions are not rotary: each has a seam."""
+
+_EVERYDAY = {"llama", "gemma3", "gpt_neox", "gpt2", "bloom"}
+"""Families of the fast tier: one rotary type, one for each type of layer, a part of each head, a table, a bias."""
+
+
+def by_tier(families: Iterable[str]) -> list[ParameterSet]:
+    """Parameters of a test of ``families``; most of them are marked slow."""
+    return [pytest.param(name, marks=() if name in _EVERYDAY else pytest.mark.slow) for name in families]
+
+
+every_family = pytest.mark.parametrize("family", by_tier(FAMILIES))
 
 BY_LAYER_TYPE = {"gemma3", "olmo3", "modernbert_decoder"}
 """Families whose ``rope_parameters`` are given by layer type; what is asked for goes to the full layers."""

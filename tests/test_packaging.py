@@ -111,6 +111,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(next(folder.glob("*.whl")))
 
 
+@pytest.mark.slow
 class TestWheel:
     def test_has_every_file_of_both_packages(self, wheel: zipfile.ZipFile) -> None:
         files = [path for package in ("patches", "service") for path in (ROOT / package).rglob("*") if path.is_file()]

@@ -131,6 +131,7 @@ def drawn(operation: Any, mode: GenerationMode, url: str) -> Counter[int]:
     return statuses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
 def test_answers_are_as_documented(operation: Any, url: str) -> None:
     statuses = drawn(operation, GenerationMode.POSITIVE, url)

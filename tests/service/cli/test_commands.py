@@ -308,6 +308,7 @@ def served(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tiny
 
 
+@pytest.mark.slow
 class TestInProcess:
     def test_generate_streams_what_json_reports(self, served: Path) -> None:
         arguments = ("generate", "The import statement", "--pe", "yarn:4", "-n", "12")

@@ -13,7 +13,7 @@ from patches import Method, Patched, encode, parse, patched
 from service.engine.engine import Engine, EngineLimits, Generation
 from service.engine.request import SamplingParams
 from service.models.loading import cache_bytes_per_token
-from tests.models import OTHER_FAMILIES, VOCAB_SIZE, every_family, tiny_model
+from tests.models import OTHER_FAMILIES, VOCAB_SIZE, by_tier, every_family, tiny_model
 from tests.patches.model.test_other_families import FAMILY, REQUESTS
 
 METHODS = [
@@ -32,7 +32,7 @@ async def test_mixed_encodings_in_a_paged_batch(family: str) -> None:
     await check(tiny_model(family, **sizes)[1], METHODS)
 
 
-@pytest.mark.parametrize("name", OTHER_FAMILIES)
+@pytest.mark.parametrize("name", by_tier(OTHER_FAMILIES))
 async def test_families_with_seams_of_their_own(name: str) -> None:
     """The first request extends what has an end; the second is the checkpoint's own."""
     methods = [parse(fields) for fields in REQUESTS[FAMILY[name]][:4]]

@@ -89,6 +89,7 @@ def test_out_of_memory_alone_is_507_and_not_tried_again(
     assert engine_of(app).restarts == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["prefill", "decoding"])
 def test_out_of_memory_costs_one_request_and_leaves_its_neighbours_exact(
     served: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch, phase: str
@@ -150,6 +151,7 @@ async def test_a_failed_step_keeps_no_memory(checkpoints: Path) -> None:
         assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_scoring_costs_the_scoring(
     served: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ async def test_endless_generation_equals_the_masked_computation(name: str, step:
     assert held[-1][0] <= 40 + 2 * PAGE, "while it decodes, the window and the first tokens are all that is held"
 
 
+@pytest.mark.slow
 async def test_a_generation_longer_than_the_cache() -> None:
     """A cache that holds the window twice serves two streams of several times its length."""
     async with running(cache_tokens=2 * MOST) as engine:
@@ -123,6 +124,7 @@ async def test_a_generation_longer_than_the_cache() -> None:
         assert engine.generations.reserved == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox"])
 async def test_windows_beside_ordinary_encodings(family: str, sharing: bool) -> None:

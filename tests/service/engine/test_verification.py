@@ -28,7 +28,7 @@ from service.models.architecture import FAMILIES as DEMO_FAMILIES
 from service.models.loading import ModelLoadError
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.models import FAMILIES, OTHER_FAMILIES, demo_model, tiny_model
+from tests.models import FAMILIES, OTHER_FAMILIES, by_tier, demo_model, tiny_model
 from tests.service.conftest import tiny_checkpoint, tiny_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -96,7 +96,7 @@ def check(model: PreTrainedModel) -> None:
 # Engines that pass
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+@pytest.mark.parametrize("family", by_tier([*FAMILIES, *OTHER_FAMILIES]))
 def test_what_the_engine_carries_passes(family: str) -> None:
     check(tiny_model(family)[1])
 

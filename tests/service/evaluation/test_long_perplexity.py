@@ -96,6 +96,7 @@ class Published:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stories260K", "llama3-1m-atto"])
 def test_it_is_the_published_program(shared: Path, name: str) -> None:
     """Evaluator: the checkpoint's own encoding within its trained length, in one window without BOS."""

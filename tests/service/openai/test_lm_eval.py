@@ -19,6 +19,8 @@ from tests.service.conftest import TEXT
 from tests.service.evaluation.perplexity.test_scoring import our_nll, plain_nll
 from tests.service.openai.conftest import answer
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install -e .[harness]")
 
 WINDOW = 64
