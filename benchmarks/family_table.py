@@ -43,7 +43,7 @@ ENDS = {"learned"}
 
 
 def family_of(config: dict[str, Any]) -> str:
-    """Which of ``EXTENSIONS`` a checkpoint's configuration is of."""
+    """The family of ``EXTENSIONS`` of a checkpoint's configuration."""
     own = config.get("position_family") or config.get("position_encoding", {}).get("method", "rope")
     if own not in EXTENSIONS:
         raise typer.BadParameter(f"{own!r} is not one of {', '.join(EXTENSIONS)}")

@@ -80,7 +80,7 @@ class Answer:
     whole_s: float = field(default=0.0, compare=False)
 
     def difference(self, other: Answer) -> str | None:
-        """What is wrong with ``other`` where this is what was expected; None for nothing."""
+        """The first difference of ``other`` from this, the expected answer; None if they agree."""
         if len(self.nll) != len(other.nll) or not all(
             math.isclose(a, b, rel_tol=NLL_TOLERANCE) for a, b in zip(self.nll, other.nll, strict=True)
         ):

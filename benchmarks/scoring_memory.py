@@ -1,6 +1,6 @@
 """Memory of scoring a long text beyond weights and cache; chunks change no result.
 
-The peak is that of a process of its own: VmHWM where the kernel tells it, because ru_maxrss also counts
+The peak is that of a separate process: VmHWM where the kernel has it, because ru_maxrss also counts
 the process that started this one.
 """
 

@@ -1,7 +1,7 @@
 """A server under ten attacks at once: another tenant's requests, its job, memory, and the end.
 
-``python -m benchmarks siege --seconds 60``. The server is a process of its own, on the demo models, with a key for each
-attacker and one for the tenant that must not notice.
+``python -m benchmarks siege --seconds 60``. The server is another process, on the demo models. Each
+attacker has a key, and so has the tenant that must not notice.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attacks of one client on others: each is a coroutine that goes on until it is cancelled.
 
-``python -m benchmarks.siege_attacks URL SECONDS NAME ...`` runs some of them, as a process of its own: the victim's
+``python -m benchmarks.siege_attacks URL SECONDS NAME ...`` runs some of them, as another process: the victim's
 clock must not run on an attacker's event loop. It prints what was answered, as JSON.
 """
 

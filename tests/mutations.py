@@ -94,7 +94,7 @@ ATTENTION = [
     Mutation("causal mask hides the query itself", "patches", ".triu_(keys - new + 1)", ".triu_(keys - new)",
              (DECODE,)),
     Mutation("sign of a distance", "patches", "rotary_table(-distance,", "rotary_table(distance,", (DECODE,)),
-    Mutation("attention factor once for both sides", "patches", ".attention_factor**2", ".attention_factor", (PAPER,)),
+    Mutation("attention factor once for both sides", "patches", ".attention_factor**2", ".attention_factor", (FUSED,)),
     Mutation("attention factor missing in a band", "patches",
              "rotary_table(per_pair(position_map(positions())), inv_freq, factor,",
              "rotary_table(per_pair(position_map(positions())), inv_freq, 1.0,", (PAPER, FUSED)),

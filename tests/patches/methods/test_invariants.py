@@ -60,7 +60,7 @@ def model_of(patch: Patched) -> PreTrainedModel:
 requests = st.builds(lambda row, hard: row.requests[hard], st.sampled_from(TABLE), st.integers(0, 1))
 
 
-# 1. What changes nothing is plain RoPE
+# 1. Neutral parameters are plain RoPE
 
 
 @st.composite

@@ -54,7 +54,7 @@ def repository(folder: Path) -> Path:
 
 
 def installed(clone: Path) -> None:
-    """What ``make`` would install: packages are those of this interpreter, the code is the clone's."""
+    """The installation that ``make`` would make, of this interpreter's packages and the clone's code."""
     venv.create(clone / ".venv", with_pip=False, symlinks=True)
     (site,) = (clone / ".venv").glob("lib/python*/site-packages")
     (site / "ropeway.pth").write_text(f"{clone}\n{sysconfig.get_paths()['purelib']}\n")

@@ -119,12 +119,12 @@ def heights(line: Line2D) -> list[float]:
 
 
 def image(axes: Axes) -> np.ndarray:
-    """What a matrix shows, NaN where it is blank."""
+    """Values of a matrix, NaN where it is blank."""
     return np.ma.filled(np.ma.asarray(axes.get_images()[0].get_array()), np.nan)
 
 
 class TestFigures:
-    """What is in the panels, read back from matplotlib."""
+    """Contents of the panels, read back from matplotlib."""
 
     def test_position_maps(self) -> None:
         matrix, _, line = figure("rerope").axes  # the second is the colour bar

@@ -75,7 +75,7 @@ def known_to_compose(block: str) -> None:
 
 
 NOT_RUN: dict[str, Callable[[str], None]] = {
-    "make test ": rehearsed,  # this very suite
+    "make test": rehearsed,  # this very suite
     "git clone <this repository> ropeway && cd ropeway\nmake setup": rehearsed,  # downloads; and checks, this suite too
     "ROPEWAY_MODEL=Qwen/Qwen2.5-0.5B docker compose": known_to_compose,  # an image of gigabytes
     "docker compose": known_to_compose,

@@ -31,7 +31,7 @@ def decoded(prompt_ids: np.ndarray) -> str:
 
 
 def finish(work: Generator[Any, None, Any]) -> Any:
-    """What ``work`` returns."""
+    """The return value of ``work``."""
     try:
         while True:
             next(work)

