@@ -20,7 +20,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("benchmarks", "docs", "patches", "service", "tests")
-HEAVY = ("torch", "transformers", "fastapi", "sqlalchemy")
+HEAVY = (
+    *("torch", "transformers", "transformers.generation.continuous_batching", "fastapi", "sqlalchemy", "pyarrow"),
+    *("schemathesis", "hypothesis", "pytest_asyncio", "transformers.models.llama.modeling_llama"),
+)
 """Imported once, before a process is forked for every run."""
 
 LONGEST_S = 900
