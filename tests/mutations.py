@@ -218,7 +218,7 @@ def run_pytest(root: Path, tests: Sequence[str]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in COPIED]:
         del sys.modules[name]
     os.chdir(root)
-    os.environ |= {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    os.environ["PYTHONPATH"] = str(root)
     sys.path.insert(0, str(root))
     sys.dont_write_bytecode = True
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -261,6 +261,7 @@ def main() -> int:
     parser.add_argument("--tests-pass", action="store_true", help="do not run the tests without a mutation first")
     arguments = parser.parse_args()
     chosen = [mutation for mutation in MUTATIONS if arguments.only is None or mutation.name in arguments.only]
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
     for module in HEAVY:
         importlib.import_module(module)
     with tempfile.TemporaryDirectory() as folder:
