@@ -59,11 +59,11 @@ class Mutation:
 
 
 FUSED = "tests/patches/attention/test_fused.py"
+LAYERS = "test_layers_share_tables_without_mixing_them_up"
 OVERFLOW = "test_the_merge_survives_scores_that_overflow_an_exponential"
 PAPER = "tests/patches/attention/test_paper_parity.py"
 SCORES = "tests/patches/attention/test_scores.py"
 DECODE = "tests/patches/model/test_decode.py"
-MIXED = "tests/patches/model/test_mixed_batch.py"
 SLOTS = "tests/patches/model/test_slots.py"
 RECIPE = "tests/patches/encoding/test_recipe.py"
 TEMPERATURE = "tests/patches/encoding/test_temperature.py"
@@ -101,10 +101,10 @@ ATTENTION = [
     Mutation("attention factor missing in a band", "patches",
              "rotary_table(per_pair(position_map(positions())), inv_freq, factor,",
              "rotary_table(per_pair(position_map(positions())), inv_freq, 1.0,", (FUSED,)),
-    Mutation("masks shared between places", "patches", '("mask", predicate, distance, queries,',
-             '("mask", predicate, 0, queries,', (FUSED,)),
+    Mutation("masks shared between bands", "patches", '("mask", predicate, distance, queries,',
+             '("mask", distance, queries,', (f"{FUSED}::{LAYERS}",)),
     Mutation("tables shared between recipes", "patches", "(kind, self.resolved, self.q_start,",
-             "(kind, self.q_start,", (MIXED,)),
+             "(kind, self.q_start,", (f"{FUSED}::{LAYERS}",)),
     Mutation("constant temperature ignored", "patches", "scaling *= temperature.multiplier", "scaling *= 1.0",
              (PAPER,)),
     Mutation("triangle one column off", "patches", "part(keys, slice(first - low))",
