@@ -173,6 +173,7 @@ def test_the_copy_on_this_machine_serves_while_the_hub_is_out_of_reach(checkpoin
     assert len(of_the_model(asked)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "error_code", "told"),
     [

@@ -17,6 +17,8 @@ from service.engine.engine import EngineLimits
 from tests.service.engine.test_engine import finish, running
 from tests.service.serving import SHORT, engine_of, events, generate, idle, serving, token_ids, wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def served(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:

@@ -68,6 +68,7 @@ def fail_steps(
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("CUDA error: out of memory")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("phase", ["prefill", "decoding"])
 def test_out_of_memory_alone_is_507_and_not_tried_again(

@@ -93,7 +93,9 @@ async def idle(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("step", [STEP, 128], ids=["prefill in chunks", "prefill at once"])
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize(
+    "name", ["distance cap", *(pytest.param(name, marks=pytest.mark.slow) for name in [*WINDOWED][:-1])]
+)
 async def test_endless_generation_equals_the_masked_computation(name: str, step: int) -> None:
     method, held = parse(WINDOWED[name]), []
     async with running(max_batch_tokens=step) as engine:
