@@ -176,10 +176,14 @@ async def test_nothing_is_shared_behind_a_gap() -> None:
         assert_greedy(engine.patch, STREAMING, prompt, again.token_ids)
 
 
+ENDLESS = 100_000
+"""New tokens that take minutes: only a cancelled generation is over in seconds."""
+
+
 async def test_cancelling_gives_everything_back() -> None:
     async with running() as engine:
         for stop_at in (0, 1, 150):
-            async with aclosing(engine.generate(PROMPT, STREAMING, SamplingParams(), NEW)) as generations:
+            async with aclosing(engine.generate(PROMPT, STREAMING, SamplingParams(), ENDLESS)) as generations:
                 async for generation in generations:
                     if len(generation.token_ids) > stop_at:
                         break
