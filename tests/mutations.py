@@ -101,8 +101,6 @@ ATTENTION = [
     Mutation("attention factor missing in a band", "patches",
              "rotary_table(per_pair(position_map(positions())), inv_freq, factor,",
              "rotary_table(per_pair(position_map(positions())), inv_freq, 1.0,", (FUSED,)),
-    Mutation("masks shared between bands", "patches", '("mask", predicate, distance, queries,',
-             '("mask", distance, queries,', (f"{FUSED}::{LAYERS}",)),
     Mutation("tables shared between recipes", "patches", "(kind, self.resolved, self.q_start,",
              "(kind, self.q_start,", (f"{FUSED}::{LAYERS}",)),
     Mutation("constant temperature ignored", "patches", "scaling *= temperature.multiplier", "scaling *= 1.0",
@@ -159,10 +157,13 @@ SERVED = [
              (ENGINE,)),
     Mutation("cancelled generations run on", "service/engine", "manager.cancel_request(request.request_id)", "pass",
              (f"{EVICTION}::test_cancelling_gives_everything_back",)),
-    Mutation("a request keeps its slot", "service/engine", "self._slots.release(slot)", "pass", (FAIRNESS,)),
-    Mutation("a tenant keeps its share of slots", "service/engine", "ticket.leave()", "pass", (FAIRNESS,)),
+    Mutation("a request keeps its slot", "service/engine", "self._slots.release(slot)", "pass",
+             (f"{ENGINE}::test_a_dead_thread_fails_what_ran_and_comes_back",)),
+    Mutation("a tenant keeps its share of slots", "service/engine", "ticket.leave()", "pass",
+             (f"{FAIRNESS}::test_one_tenant_cannot_take_every_slot",)),
     Mutation("prompts of a tenant last in first out", "service/engine", "[*decoding[:rows], *mine]",
-             "[*decoding[:rows], *mine[::-1]]", (FAIRNESS,)),
+             "[*decoding[:rows], *mine[::-1]]",
+             (f"{FAIRNESS}::test_a_tenants_requests_come_in_their_order",)),
 ]  # fmt: skip
 
 JOBS = [
