@@ -20,16 +20,16 @@ DEV := $(VENV)/.installed-dev
 PINS := pyproject.toml constraints.txt
 TRAIN_FAMILY = all $(foreach family,$(FAMILY),--model $(family)) --preset $(PRESET) \
 	$(if $(CORPUS),--corpus $(CORPUS),--stdlib) --run-dir runs/$(PRESET) --output models/$(PRESET)
-# A worker per core, one thread each, each beginning at another end: tests of one file mostly share a server.
+# One worker per core and one thread per worker. Work stealing keeps tests of one file, which share a server, together.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal $(ARGS)
 INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check fmt train-demo bench lint-docker clean
+.PHONY: help setup demo serve test test-fast check fmt train-demo bench lint-docker clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo "Variables: PYTHON, VENV, PIP_FLAGS (to pip), ARGS (to demo, serve, test, train-demo, bench),"
+	@echo "Variables: PYTHON, VENV, PIP_FLAGS (to pip), ARGS (to demo, serve, test, test-fast, train-demo, bench),"
 	@echo "  FAMILY, PRESET, CORPUS (to train-demo: names, size, folder of texts; the result is in models/PRESET)"
 
 setup: $(DEV) ## Create .venv with everything a contributor needs
@@ -39,6 +39,9 @@ demo: $(RUN) ## Serve the demo models, ask them, plot the curve into ./demo-outp
 
 serve: $(RUN) ## Serve ROPEWAY_MODEL (default: the demo models)
 	$(BIN)/ropeway serve $(ARGS)
+
+test-fast: $(TEST) ## Run the tests for everyday work: under two minutes on two cores
+	$(PYTEST) -m 'not slow'
 
 test: $(TEST) ## Run all tests
 	$(PYTEST)

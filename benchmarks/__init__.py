@@ -1,1 +1,1 @@
-"""What Ropeway costs and gains, measured against plain transformers on the same machine."""
+"""Costs and gains of Ropeway, measured against plain transformers on the same machine."""

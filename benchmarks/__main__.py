@@ -24,7 +24,7 @@ NAMES = (
     "load",
     "siege",
 )
-"""``gpu_suite`` is a command of its own: ``python -m benchmarks.gpu_suite``."""
+"""``gpu_suite`` is a separate command: ``python -m benchmarks.gpu_suite``."""
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

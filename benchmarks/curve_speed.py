@@ -18,7 +18,7 @@ METHODS = ({"method": "default"}, {"method": "yarn", "factor": 8.0}, {"method": 
 
 
 class _Bytes:
-    """Stands in for a tokenizer: random tokens are one byte each."""
+    """Replaces a tokenizer: random tokens are one byte each."""
 
     def decode(self, token_ids: list[int]) -> str:
         return "x" * len(token_ids)

@@ -31,7 +31,7 @@ METHODS: list[dict[str, Any]] = [
     {"method": "yarn", "factor": 8},
     {"method": "yarn", "factor": 32},
     {"method": "llama3", "factor": 8},
-    # No searched lists exist for these models: divisors that grow geometrically from 1 to 8 stand in.
+    # No searched lists exist for these models: divisors that grow geometrically from 1 to 8 replace them.
     {
         "method": "longrope",
         "factor": 8,

@@ -1,7 +1,7 @@
 """Dynamic NTK with one base for the whole request, against a base that grows while cached keys keep their old one.
 
 Servers that rotate keys when they are written keep each under the base of the moment (huggingface/transformers issue
-25104). What that costs is measured here on real models: perplexity of the last tokens of windows of each length.
+25104). This module measures its cost on real models: perplexity of the last tokens of windows of each length.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The measured tables of docs/evidence.md and docs/method-table.md, made from the numbers that ``--record`` left
 beside the results.
 
-``python -m benchmarks.evidence`` writes them in between the pages' markers; recording does so too. What stands around
-them, the published tables and the words, is written by hand.
+``python -m benchmarks.evidence`` writes them in between the pages' markers; recording does so too. Published
+tables and the words around them are written by hand.
 """
 
 from __future__ import annotations

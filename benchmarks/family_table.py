@@ -43,7 +43,7 @@ ENDS = {"learned"}
 
 
 def family_of(config: dict[str, Any]) -> str:
-    """Which of ``EXTENSIONS`` a checkpoint's configuration is of."""
+    """The family of ``EXTENSIONS`` of a checkpoint's configuration."""
     own = config.get("position_family") or config.get("position_encoding", {}).get("method", "rope")
     if own not in EXTENSIONS:
         raise typer.BadParameter(f"{own!r} is not one of {', '.join(EXTENSIONS)}")
@@ -51,7 +51,7 @@ def family_of(config: dict[str, Any]) -> str:
 
 
 def compared(folders: list[Path], documents: dict[str, str]) -> PerplexityResult:
-    """All models under all their encodings, as one result without a model of its own."""
+    """All models under all their encodings, as one result without one model."""
     configs = [json.loads((folder / "config.json").read_text(encoding="utf-8")) for folder in folders]
     trained = sorted({config["max_position_embeddings"] for config in configs})
     if len(trained) > 1:

@@ -1,7 +1,7 @@
 """The measurements of the GPU suite. Each takes a scale and yields rows (what, value, unit, remark).
 
-A share is of what the card itself was measured to do: bytes that must move in a decode step against a copy
-(read and write counted), operations of a scoring pass against a large matrix product.
+A share compares with a measurement on the same card. For a decode step, the bytes that must move are compared with
+a copy (read and write counted); for a scoring pass, operations are compared with a large matrix product.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ALONE = {
     "alibi": BANDED[7:8],
 }
 MIXES = {"default": ENCODINGS[:1], "8 encodings": ENCODINGS, "8 with self_extend and alibi": BANDED}
-"""What every request of a batch runs, in turn."""
+"""Encodings of the requests of a batch, in turn."""
 
 LLAMA_1B = {
     "vocab_size": 128256,
@@ -65,7 +65,7 @@ LLAMA_8B = LLAMA_1B | {
 
 @dataclass
 class Scale:
-    """How large everything is. ``copy_rate`` (bytes/s) and ``matrix_rate`` (operations/s) are measured first."""
+    """Sizes of models and work. ``copy_rate`` (bytes/s) and ``matrix_rate`` (operations/s) are measured first."""
 
     device: str
     dtype: torch.dtype
@@ -110,7 +110,7 @@ SMOKE = Scale(
 
 
 def roofline(scale: Scale) -> Iterator[Row]:
-    """What the device does at best: copying memory, multiplying large matrices."""
+    """The device's best rates: copying memory, multiplying large matrices."""
     source = torch.empty(scale.copy_bytes, dtype=torch.uint8, device=scale.device)
     target = torch.empty_like(source)
     factors = [torch.randn(scale.matrix, scale.matrix, device=scale.device).to(scale.dtype) for _ in range(2)]

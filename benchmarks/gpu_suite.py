@@ -99,7 +99,7 @@ def run_part(
 
 
 def gpu_tests(seconds: float) -> Iterator[Row]:
-    """The tests marked ``gpu``, in a process of their own that reads no other files."""
+    """The tests marked ``gpu``, in another process that reads no other files."""
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *files]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=max(seconds, 30), check=False)

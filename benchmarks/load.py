@@ -1,6 +1,6 @@
 """A server under load: every answer equals the same request alone, none is lost, memory and first tokens hold.
 
-``python -m benchmarks load --clients 200 --seconds 180``. The server is a process of its own, on the demo models; its
+``python -m benchmarks load --clients 200 --seconds 180``. The server is another process, on the demo models. Its
 queue is short on purpose, so that clients are refused and come back.
 """
 
@@ -103,7 +103,7 @@ class Served:
 
 @contextmanager
 def server(settings: Mapping[str, Any] = SETTINGS) -> Iterator[Served]:
-    """``ropeway serve`` on a free port of its own, with nothing set but ``settings``.
+    """``ropeway serve`` on a free port, with nothing set but ``settings``.
 
     Raises:
         RuntimeError: when it does not start; its log is the message.
@@ -233,13 +233,13 @@ def _add_memory(report: Report, memory: Memory, seconds: float) -> None:
 
 
 async def _add_state(report: Report, client: Client, process: Served) -> None:
-    """What the server itself says afterwards."""
+    """The server's load afterwards."""
     states = (await client.load()).values()
     held = sum(state[name] for state in states for name in ("running", "waiting", "scoring", "slots_in_use"))
     restarts = sum(state["restarts"] for state in states)
     log = process.log.read_text(errors="replace").splitlines()
     errors = [line for line in log if '"level": "error"' in line or '"level": "critical"' in line]
-    report.add("left running, waiting or holding a slot", held, "0", "as the server tells when all are answered")
+    report.add("left running, waiting or holding a slot", held, "0", "as the server reports when all are answered")
     report.add("engine restarts and errors in the server's log", restarts + len(errors), "0", "")
     report.notes.extend(errors[:3])
 

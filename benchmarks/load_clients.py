@@ -18,7 +18,7 @@ SHOWN = 20
 
 @dataclass
 class Tally:
-    """What happened to every request. ``refused`` counts answers with 429, after which the same request was asked
+    """Outcomes of all requests. ``refused`` counts answers with 429, after which the same request was asked
     again; ``failures`` and ``unequal`` map what went wrong to how often."""
 
     asked: int = 0
@@ -50,8 +50,8 @@ class Tally:
 
 
 async def load(url: str, pool: Pool, clients: int, seconds: float, tally: Tally, patience_s: float = 300) -> None:
-    """Keep ``clients`` requests in flight for ``seconds``, then let every one of them be answered. What is not after
-    ``patience_s`` more is given up, and lost."""
+    """Keep ``clients`` requests in flight for ``seconds``, then let every one of them be answered. Answers that
+    take ``patience_s`` more are given up, and lost."""
     until = time.monotonic() + seconds
     tasks = [asyncio.create_task(_client(url, pool, until, tally, random.Random(seed))) for seed in range(clients)]
     _, hanging = await asyncio.wait(tasks, timeout=seconds + patience_s)

@@ -67,7 +67,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request was answered with. ``tokens`` are ids, or names where the route has no ids; ``nll`` the sums of
+    """The answer to a request. ``tokens`` are ids, or names where the route has no ids; ``nll`` the sums of
     every method at every length. ``first_s`` and ``whole_s`` are seconds and do not count in a comparison."""
 
     tokens: tuple[int | str, ...] = ()
@@ -80,7 +80,7 @@ class Answer:
     whole_s: float = field(default=0.0, compare=False)
 
     def difference(self, other: Answer) -> str | None:
-        """What is wrong with ``other`` where this is what was expected; None for nothing."""
+        """The first difference of ``other`` from this, the expected answer; None if they agree."""
         if len(self.nll) != len(other.nll) or not all(
             math.isclose(a, b, rel_tol=NLL_TOLERANCE) for a, b in zip(self.nll, other.nll, strict=True)
         ):
@@ -142,7 +142,7 @@ class Client:
         return tokens
 
     async def load(self) -> dict[str, dict[str, int]]:
-        """The load that the server tells of every model."""
+        """The load of every model, as the server reports it."""
         return (await self._ropeway.health()).models
 
     async def _perplexity(self, body: dict[str, Any], stream: bool) -> PerplexityResult:

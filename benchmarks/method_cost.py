@@ -1,4 +1,4 @@
-"""What every method of the registry costs: a prefill of 4096 tokens and decoding behind it, against plain attention."""
+"""Cost of every method of the registry: a prefill of 4096 tokens and decoding behind it, against plain attention."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TOKENS = 4096
 DECODED = 16
 GOAL = 1.6
 PLAIN = {"relative": {"method": "none"}}
-"""What methods are compared with, by the family of the model, where it is not the model's own encoding: learned
-vectors for distances are themselves what costs."""
+"""The encoding that methods are compared with, by family, if not the model's default: learned vectors for distances
+cost something themselves."""
 ONE_MODEL = {"bias": "rotary", "none": "rotary"}
 """Families that are measured on the model of another: they add nothing that has weights."""
 

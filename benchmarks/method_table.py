@@ -101,7 +101,7 @@ def measure(
 def applicable(patch: Patched, lengths: list[int]) -> tuple[list[Fields], dict[str, str]]:
     """Requests that the model takes at every length, each encoding once, and the reasons against the others.
 
-    Values that stand in for weights a model would have to have learned are left out: they would measure nothing.
+    Methods that need weights learned for them are left out: with random values they would measure nothing.
     """
     taken: list[Fields] = []
     refused: dict[str, str] = {}

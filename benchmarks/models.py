@@ -41,7 +41,7 @@ BANDED: tuple[dict[str, Any], ...] = (
 
 
 def llama(**changes: Any) -> LlamaConfig:
-    """Configuration of a Llama; as it stands about 5M parameters with heads of 64 dimensions, and no end token."""
+    """Configuration of a Llama; by default about 5M parameters with heads of 64 dimensions, and no end token."""
     fields: dict[str, Any] = {
         "vocab_size": 2048,
         "hidden_size": 256,
@@ -71,7 +71,7 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to measure; ``note`` says when a random one stands in for a trained one."""
+    """A model to measure; ``note`` says when a random one replaces a trained one."""
 
     name: str
     model: PreTrainedModel
@@ -130,7 +130,7 @@ def _byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def trained(name: str) -> Subject:
-    """The trained model ``name`` or its stand-in, set to never stop before the asked number of tokens."""
+    """The trained model ``name`` or its replacement, set to never stop before the asked number of tokens."""
     with folder_of(name) as (folder, note):
         model = AutoModelForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
     model.generation_config.eos_token_id = None

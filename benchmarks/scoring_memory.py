@@ -1,6 +1,6 @@
-"""What scoring a long text holds in memory beyond weights and cache, and that chunks change no result.
+"""Memory of scoring a long text beyond weights and cache; chunks change no result.
 
-The peak is that of a process of its own: VmHWM where the kernel tells it, because ru_maxrss also counts
+The peak is that of a separate process: VmHWM where the kernel has it, because ru_maxrss also counts
 the process that started this one.
 """
 
@@ -102,7 +102,7 @@ def warm_up() -> None:
 
 
 def status(field: str) -> int:
-    """Bytes of a field in /proc/self/status; elsewhere the peak that getrusage tells."""
+    """Bytes of a field in /proc/self/status; elsewhere the peak of getrusage."""
     path = Path("/proc/self/status")
     if not path.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

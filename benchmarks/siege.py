@@ -1,7 +1,7 @@
 """A server under ten attacks at once: another tenant's requests, its job, memory, and the end.
 
-``python -m benchmarks siege --seconds 60``. The server is a process of its own, on the demo models, with a key for each
-attacker and one for the tenant that must not notice.
+``python -m benchmarks siege --seconds 60``. The server is another process, on the demo models. Each
+attacker has a key, and so has the tenant that must not notice.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _client(process: Served, key: str) -> httpx.AsyncClient:
 
 
 async def _everything_once(client: httpx.AsyncClient) -> None:
-    """What a first picture, page and long text load, stays: memory is compared with a server that has it."""
+    """The first picture, page and long text load libraries for good: memory is compared after that."""
     job = await finished(client, JOB)
     for form in ("results.csv", "report.html", "plot.png"):
         (await client.get(job["links"][form])).raise_for_status()
@@ -105,7 +105,7 @@ async def _everything_once(client: httpx.AsyncClient) -> None:
 
 @asynccontextmanager
 async def _attacking(url: str, seconds: float) -> AsyncIterator[asyncio.subprocess.Process]:
-    """All attacks, in a process of their own that prints what was answered. It yields to the server: attackers do not
+    """All attacks, in another process that prints the answers. It yields to the server: attackers do not
     sit on the server's processors."""
     yielding = ["nice", "-n", "10"] if shutil.which("nice") else []
     command = [*yielding, sys.executable, "-m", "benchmarks.siege_attacks", url, str(seconds)]

@@ -1,6 +1,6 @@
-"""What one client can send to harm others: each attack is a coroutine that goes on until it is cancelled.
+"""Attacks of one client on others: each is a coroutine that goes on until it is cancelled.
 
-``python -m benchmarks.siege_attacks URL SECONDS NAME ...`` runs some of them, as a process of its own: the victim's
+``python -m benchmarks.siege_attacks URL SECONDS NAME ...`` runs some of them, as another process: the victim's
 clock must not run on an attacker's event loop. It prints what was answered, as JSON.
 """
 
@@ -234,7 +234,7 @@ ATTACKS: tuple[Callable[[Attacker], Awaitable[None]], ...] = (
 
 
 async def main(url: str, seconds: float, names: list[str]) -> Counter[int]:
-    """Run the attacks ``names``, each as a tenant of its own; how often each status was answered."""
+    """Run the attacks ``names``, each as another tenant; how often each status was answered."""
     attackers = [Attacker(url, name) for name in names]
     by_name = {attack.__name__: attack for attack in ATTACKS}
     running = [asyncio.ensure_future(by_name[one.key](one)) for one in attackers]

@@ -1,7 +1,7 @@
 """One typical request per method, for a model of any size and inputs of ``reach`` times its trained length.
 
 The numbers follow from what each method says of its reach and from the model's shape; none is tuned to a model.
-Lists that would have to be searched or learned (longrope, custom, dpe, t5_bias) are made by a rule and stand in.
+Lists that would have to be searched or learned (longrope, custom, dpe, t5_bias) are made by a rule.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ settings.load_profile("ropeway")
 
 
 def pytest_collection_finish() -> None:
-    """Engines collect garbage when they stop. Let them not look at thousands of collected tests and all libraries each
-    time: it takes seconds."""
+    """Engines collect garbage when they stop: without this, each would visit all collected tests and libraries, which
+    takes seconds."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers of the tests, those in processes of their own too, leave the user's jobs alone."""
+    """Servers of the tests, in this process or another, leave the user's jobs alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROPEWAY_DATABASE_URL", f"sqlite:///{tmp_path_factory.mktemp('jobs') / 'ropeway.db'}")
         yield

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 
 Fields = dict[str, Any]
 
@@ -21,7 +23,7 @@ class Row:
     rotate a part of each head. ``rope_type`` is the method's name in transformers, where it has one.
 
     Position maps: ``covers_all`` methods attend to every causal pair, others leave some out.
-    ``reach`` tells from the parameters in effect the longest input in which no effective distance
+    ``reach`` computes, from the parameters in effect, the longest input in which no effective distance
     exceeds the trained ones. ``hard_rotates_at`` where the hard request moves the rotation of keys.
     ``family`` is what a model must have been trained with to take it.
     """
@@ -66,7 +68,7 @@ def learned(buckets: int, heads: int) -> list[list[float]]:
 
 
 def dual_chunk_reach(parameters: Fields) -> float:
-    """Unbounded, unless a query can stand at an untrained position: two chunks on, the first key sees it there."""
+    """Unbounded, unless a query reaches an untrained position: two chunks on, the first key sees it there."""
     if parameters["formulation"] == "paper":
         return math.inf
     chunk, l0 = parameters["chunk_size"] - parameters["local_window"], trained(parameters)
@@ -341,6 +343,19 @@ RELATIVE_ROWS = relative_rows()
 OTHER_ROWS = absolute_rows()
 REQUESTS = [request for row in ROWS for request in row.requests]
 """Every method twice, easy and hard, for 32 pairs."""
+
+
+def shape_of(resolved: ResolvedRecipe) -> tuple[object, ...]:
+    """The kinds of a recipe's parts: all that attention distinguishes, apart from numbers."""
+    recipe = resolved.recipe
+    bands = tuple((type(band.query_map), type(band.key_map), type(band.predicate)) for band in recipe.bands)
+    parts = (recipe.score_bias, recipe.attention_temperature, recipe.absolute, recipe.relative)
+    return resolved.rotates_at, resolved.attention_factor != 1.0, bands, *map(type, parts)
+
+
+def one_per_shape(requests: Iterable[Fields], geometry: RopeGeometry, length: int) -> list[Fields]:
+    """The last request, usually a hard one, of every shape of recipe: attention sees recipes, not methods."""
+    return list({shape_of(resolve(parse(fields), geometry, length)): fields for fields in requests}.values())
 
 
 def request_id(request: Fields) -> str:

@@ -7,10 +7,13 @@ close to uniform that a wrong encoding would pass a comparison of logits.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 import transformers
+from _pytest.mark import ParameterSet
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -84,7 +87,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_HEADS, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32},
     ),
     "gemma": ("GemmaConfig", _HEADS),
-    # A rotary type of their own for the layers that slide.
+    # The layers that slide have another rotary type.
     "gemma3": (
         "Gemma3TextConfig",
         {
@@ -156,7 +159,18 @@ OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPTConfig", {**_FAIRSEQ, "word_embed_proj_dim": 32}),
     "xglm": ("XGLMConfig", {**_FAIRSEQ, "d_model": 64, "num_layers": 2, "attention_heads": 4}),
 }
-"""Families whose attention does not dispatch by name, or whose positions are not rotary (a seam of their own)."""
+"""Families whose attention does not dispatch by name, or whose positions are not rotary: each has a seam."""
+
+_EVERYDAY = {"llama", "gemma3", "gpt_neox", "gpt2", "bloom"}
+"""Families of the fast tier: one rotary type, one for each type of layer, a part of each head, a table, a bias."""
+
+
+def by_tier(families: Iterable[str]) -> list[ParameterSet]:
+    """Parameters of a test of ``families``; most of them are marked slow."""
+    return [pytest.param(name, marks=() if name in _EVERYDAY else pytest.mark.slow) for name in families]
+
+
+every_family = pytest.mark.parametrize("family", by_tier(FAMILIES))
 
 BY_LAYER_TYPE = {"gemma3", "olmo3", "modernbert_decoder"}
 """Families whose ``rope_parameters`` are given by layer type; what is asked for goes to the full layers."""
@@ -176,7 +190,7 @@ def tiny_config(family: str, rope_parameters: dict[str, Any] | None = None, **ov
         return other
     config_class, sizes = {**FAMILIES, **OTHER_FAMILIES}[family]
     rope = {"rope_theta": ROPE_THETA, **copy.deepcopy(rope_parameters or {"rope_type": "default"})}
-    if family == "ministral3":  # its attention reads the strength of its own temperature from there
+    if family == "ministral3":  # its attention reads the strength of its temperature from there
         rope = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": TRAINED_LENGTH, **rope}
     if family in BY_LAYER_TYPE:
         own = {"rope_type": "default", "rope_theta": 2 * ROPE_THETA}

@@ -1,4 +1,4 @@
-"""Which way the imports point, read from the source. The rules are in DESIGN.md; this file keeps them."""
+"""Direction of the imports, read from the source. The rules are in DESIGN.md; this file keeps them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRANSFORMERS_IN_SERVICE = {
 }
 
 MEASURES = {"patches/attention/mass.py"}
-"""Where attention goes is measured on the specification; nothing is served from there."""
+"""The mass of attention is measured on the specification, which serves no request."""
 
 METHODS_MAY_IMPORT = {
     "fields",
@@ -65,7 +65,7 @@ def name_of(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """(module, name) of every import, wherever it stands; name None for ``import module``."""
+    """(module, name) of every import, at any depth; name None for ``import module``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)

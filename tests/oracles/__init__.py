@@ -1,4 +1,4 @@
-"""What the papers say, in float64 and plain loops. Written from the formulas, never from ``patches``.
+"""The papers' formulas, in float64 and plain loops. Written from the formulas, never from ``patches``.
 
 Notation of the papers: d rotated width, b base, L0 trained length, s factor, m query position,
 n key position. Nothing here is fast and nothing here imports the project.

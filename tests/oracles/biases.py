@@ -1,4 +1,4 @@
-"""What is added to the score of a query and a key: biases, and products with learned vectors for distances."""
+"""Terms added to the score of a query and a key: biases, and products with learned vectors for distances."""
 
 from __future__ import annotations
 

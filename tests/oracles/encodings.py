@@ -49,7 +49,7 @@ from tests.oracles.temperatures import temperature
 
 @dataclass(frozen=True)
 class Model:
-    """What the formulas need to know of a model and of one of its attention layers.
+    """Sizes of a model and of one attention layer, as the formulas need them.
 
     ``window`` is the layer's own sliding window: only the last ``window`` keys count, the query's own included.
     ``head_dim`` is for heads of which only d dimensions rotate.

@@ -1,4 +1,4 @@
-"""Servers with settings of their own, in this process or in another, and what tests ask of them."""
+"""Servers with other settings, in this process or in another, and requests to them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def engine_of(app: FastAPI) -> Engine:
 
 
 def runner_of(app: FastAPI) -> Any:
-    """What runs a step: tests make it fail."""
+    """The part that runs a step: tests make it fail."""
     return engine_of(app).thread.manager.batch_processor.model_runner  # type: ignore[union-attr]
 
 
@@ -105,7 +105,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
 
 
 def idle(app: FastAPI) -> bool:
-    """Whether no request holds a place, memory or a slot."""
+    """True if no request holds a place, memory or a slot."""
     engine = engine_of(app)
     load = engine.load()
     held = load["running"] + load["waiting"] + load["scoring"] + load["slots_in_use"]
@@ -115,7 +115,7 @@ def idle(app: FastAPI) -> bool:
 
 @contextmanager
 def process(folder: Path, *settings: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`ropeway serve` of the model in ``folder`` as a process of its own, and its base URL. ``settings`` are
+    """`ropeway serve` of the model in ``folder`` as another process, and its base URL. ``settings`` are
     NAME=VALUE; the log goes to a file, which never fills up as a pipe does."""
     command = [sys.executable, "-m", "service.cli", "serve", "--model", str(folder), "--port", "0"]
     command += [flag for setting in settings for flag in ("--set", setting)]

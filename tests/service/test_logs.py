@@ -1,4 +1,4 @@
-"""The log of a server: one form for every line, whoever writes it, and nothing twice."""
+"""The log of a server: one form for every line of every library, and nothing twice."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def written(form: str) -> list[str]:
     return run.stderr.splitlines()
 
 
+@pytest.mark.slow
 def test_every_writer_gets_the_form_of_the_log_and_is_heard_once() -> None:
     lines: list[dict[str, Any]] = [json.loads(line) for line in written("json")]
     assert not any("\x1b" in str(line) or "color_message" in line for line in lines)
@@ -58,6 +59,7 @@ def test_every_writer_gets_the_form_of_the_log_and_is_heard_once() -> None:
     assert ["ZeroDivisionError" in lines[-2]["exception"], "at the end" in lines[-1]["exception"]] == [True, True]
 
 
+@pytest.mark.slow
 def test_lines_for_people_are_not_doubled_either() -> None:
     text = "\n".join(written("console"))
     assert [text.count(f"from {name}") for name in LIBRARIES] == [1 if name != "torch" else 2 for name in LIBRARIES]

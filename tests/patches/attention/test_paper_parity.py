@@ -1,7 +1,7 @@
 """The whole path against the papers in float64: tokens into a patched model, attention output out.
 
-The model's attention input is rebuilt by hand in float64 from its weights; from there on the oracle
-is on its own. What the papers know nothing of (norms, projections) is plain matrix arithmetic.
+The model's attention input is rebuilt by hand in float64 from its weights; the oracle computes the rest.
+Norms and projections, which no paper mentions, are plain matrix arithmetic.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from patches.attention.layer import Layer
 from patches.batch.segments import Batch
 from patches.encoding.rotary import rotary_table, rotate
 from tests import oracles
-from tests.methods import Fields, request_id, rows
+from tests.methods import Fields, one_per_shape, request_id, rows
 from tests.models import ROPE_THETA, tiny_model, tiny_tokens
 from tests.patches.forward import chunked_logits, slot_of
 
 TOLERANCE = 2e-5
 TRAINED, LONGEST, LENGTH, HEADS, HEAD_DIM = 32, 64, 40, 4, 16
-REQUESTS = [fields for row in rows(HEAD_DIM // 2, TRAINED) for fields in row.requests]
+WHOLE = [fields for row in rows(HEAD_DIM // 2, TRAINED) for fields in row.requests]
 PARTLY = [fields for row in rows(HEAD_DIM // 8, TRAINED) if not row.whole_head for fields in row.requests]
 """The requests that a model can take whose heads rotate a quarter of their dimensions."""
 TEMPERED: Fields = {"method": "none", "attention_temperature": 0.4}
 
-every_request = pytest.mark.parametrize("fields", [*REQUESTS, TEMPERED], ids=request_id)
+
+def geometry_of(rotary_dim: int, interleaved: bool = False) -> RopeGeometry:
+    return RopeGeometry(HEAD_DIM, rotary_dim, ROPE_THETA, TRAINED, LONGEST, HEADS, interleaved=interleaved)
 
 
 def one_layer(heads: int = HEADS, **overrides: Any) -> PreTrainedModel:
@@ -63,45 +65,45 @@ def difference(result: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize("window", [None, 12], ids=["whole", "window"])
 @pytest.mark.parametrize("cached", [False, True], ids=["one_pass", "cached"])
-@every_request
-def test_attention_of_a_patched_model(fields: Fields, cached: bool, window: int | None) -> None:
+def test_attention_of_a_patched_model(cached: bool, window: int | None) -> None:
     model = one_layer() if window is None else one_layer(sliding_window=window)
     tokens = tiny_tokens(1, LENGTH)
+    states = projections(model, tokens)
     oracle = oracles.Model(ROPE_THETA, HEAD_DIM, TRAINED, LONGEST, HEADS, HEAD_DIM**-0.5, window=window)
-    expected = oracles.attention(*projections(model, tokens), oracles.encoding(fields, oracle, LENGTH), oracle)
+    # A prefill in two chunks, then single steps: the routes that a full pass does not take.
+    chunks = [17, 15, *[1] * 8] if cached else [LENGTH]
     seen, hook = attention_outputs(model)
     with patched(model) as patch, hook:
-        seen.clear()  # of the two tokens that patching tried
-        position_ids = encode(torch.arange(LENGTH)[None], slot_of(patch, fields, LENGTH))
-        # A prefill in two chunks, then single steps: the routes that a full pass does not take.
-        chunks = [17, 15, *[1] * 8] if cached else [LENGTH]
-        cache = DynamicCache(config=model.config)
-        chunked_logits(model, tokens, torch.ones_like(tokens), position_ids, cache=cache, chunks=chunks)
-    result = torch.cat(seen, dim=1).view(LENGTH, HEADS, HEAD_DIM).transpose(0, 1)
-    assert difference(result.numpy(), expected) < TOLERANCE
+        for fields in [*one_per_shape(WHOLE, geometry_of(HEAD_DIM), LENGTH), TEMPERED]:
+            seen.clear()
+            position_ids = encode(torch.arange(LENGTH)[None], slot_of(patch, fields, LENGTH))
+            cache = DynamicCache(config=model.config)
+            chunked_logits(model, tokens, torch.ones_like(tokens), position_ids, cache=cache, chunks=chunks)
+            result = torch.cat(seen, dim=1).view(LENGTH, HEADS, HEAD_DIM).transpose(0, 1)
+            expected = oracles.attention(*states, oracles.encoding(fields, oracle, LENGTH), oracle)
+            assert difference(result.numpy(), expected) < TOLERANCE, request_id(fields)
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["half_split", "interleaved"])
-@pytest.mark.parametrize("fields", PARTLY, ids=request_id)
-def test_fused_attention_with_a_part_rotated(fields: Fields, interleaved: bool) -> None:
+def test_fused_attention_with_a_part_rotated(interleaved: bool) -> None:
     """GPT-NeoX's geometry: a quarter of each head rotates, and a factor on cos and sin leaves the rest alone."""
     rotary_dim = HEAD_DIM // 4
-    geometry = RopeGeometry(HEAD_DIM, rotary_dim, ROPE_THETA, TRAINED, LONGEST, HEADS, interleaved=interleaved)
+    geometry = geometry_of(rotary_dim, interleaved)
     oracle = oracles.Model(ROPE_THETA, rotary_dim, TRAINED, LONGEST, HEADS, 0.3, interleaved, head_dim=HEAD_DIM)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((heads, LENGTH, HEAD_DIM)) for heads in (HEADS, 2, 2))
-    expected = oracles.attention(q, k, v, oracles.encoding(fields, oracle, LENGTH), oracle)
-
-    resolved = resolve(parse(fields), geometry, LENGTH)
-    query, key, value = (torch.tensor(x, dtype=torch.float32)[None] for x in (q, k, v))
-    if resolved.rotates_at == "cache_write":
-        inv_freq, position = torch.tensor(resolved.inv_freq), torch.arange(LENGTH)[:, None]
-        table = rotary_table(position, inv_freq, resolved.attention_factor, interleaved=interleaved)
-        query, key = (rotate(states, *table, interleaved=interleaved) for states in (query, key))
-    result = fused.attend(query, key, value, resolved, Batch([]), Layer(0.3), q_start=0)
-    assert difference(result[0].numpy(), expected) < TOLERANCE
-    last = fused.attend(query[:, :, -1:], key, value, resolved, Batch([]), Layer(0.3), q_start=LENGTH - 1)
-    assert difference(last[0].numpy(), expected[:, -1:]) < TOLERANCE
+    for fields in one_per_shape(PARTLY, geometry, LENGTH):
+        expected = oracles.attention(q, k, v, oracles.encoding(fields, oracle, LENGTH), oracle)
+        resolved = resolve(parse(fields), geometry, LENGTH)
+        query, key, value = (torch.tensor(x, dtype=torch.float32)[None] for x in (q, k, v))
+        if resolved.rotates_at == "cache_write":
+            inv_freq, position = torch.tensor(resolved.inv_freq), torch.arange(LENGTH)[:, None]
+            table = rotary_table(position, inv_freq, resolved.attention_factor, interleaved=interleaved)
+            query, key = (rotate(states, *table, interleaved=interleaved) for states in (query, key))
+        result = fused.attend(query, key, value, resolved, Batch([]), Layer(0.3), q_start=0)
+        assert difference(result[0].numpy(), expected) < TOLERANCE, request_id(fields)
+        last = fused.attend(query[:, :, -1:], key, value, resolved, Batch([]), Layer(0.3), q_start=LENGTH - 1)
+        assert difference(last[0].numpy(), expected[:, -1:]) < TOLERANCE, request_id(fields)
 
 
 @pytest.mark.parametrize("heads", [2, 6, 12])

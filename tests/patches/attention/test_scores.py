@@ -12,7 +12,7 @@ from patches.attention.layer import Layer
 from patches.encoding.masks import CAUSAL, DistanceRange
 from patches.encoding.rotary import rotary_table, rotate
 from tests import oracles
-from tests.methods import REQUESTS, request_id, rows
+from tests.methods import Fields, Row, one_per_shape, request_id, rows
 
 HEAD_DIM, LENGTH, TRAINED, SCALING = 16, 40, 32, 0.3
 
@@ -28,20 +28,34 @@ def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, resolved: ResolvedReci
     return reference.attend(query, key, value, resolved, layer, q_start=0)[0].numpy()
 
 
-@pytest.mark.parametrize("interleaved", [False, True], ids=["half_split", "interleaved"])
-@pytest.mark.parametrize(("rotary_dim", "window"), [(16, None), (8, None), (16, 12)], ids=["full", "partial", "window"])
-@pytest.mark.parametrize("index", range(len(REQUESTS)), ids=[request_id(fields) for fields in REQUESTS])
-def test_attention_equals_the_paper(index: int, rotary_dim: int, window: int | None, interleaved: bool) -> None:
-    row, fields = [(row, fields) for row in rows(rotary_dim // 2, TRAINED) for fields in row.requests][index]
-    if row.whole_head and rotary_dim < HEAD_DIM:
-        pytest.skip(f"{row.name} is for models that rotate whole heads")
-    geometry = RopeGeometry(HEAD_DIM, rotary_dim, 10_000.0, TRAINED, 2 * TRAINED, 4, interleaved=interleaved)
+def geometry_of(rotary_dim: int, interleaved: bool) -> RopeGeometry:
+    return RopeGeometry(HEAD_DIM, rotary_dim, 10_000.0, TRAINED, 2 * TRAINED, 4, interleaved=interleaved)
+
+
+def check(fields: Fields, geometry: RopeGeometry, window: int | None = None) -> None:
+    rotary_dim, interleaved = geometry.rotary_dim, geometry.interleaved
     model = oracles.Model(10_000.0, rotary_dim, TRAINED, 2 * TRAINED, 4, SCALING, interleaved, window, HEAD_DIM)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((heads, LENGTH, HEAD_DIM)) for heads in (4, 2, 2))
     expected = oracles.attention(q, k, v, oracles.encoding(fields, model, LENGTH), model)
     result = attended(q, k, v, resolve(parse(fields), geometry, LENGTH), window)
-    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5, err_msg=request_id(fields))
+
+
+@pytest.mark.parametrize("row", rows(HEAD_DIM // 2, TRAINED), ids=lambda row: row.name)
+def test_attention_equals_the_paper(row: Row) -> None:
+    for fields in row.requests:
+        check(fields, geometry_of(HEAD_DIM, False))
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["half_split", "interleaved"])
+@pytest.mark.parametrize(("rotary_dim", "window"), [(16, None), (8, None), (16, 12)], ids=["full", "partial", "window"])
+def test_every_shape_of_recipe_in_every_geometry(rotary_dim: int, window: int | None, interleaved: bool) -> None:
+    geometry, table = geometry_of(rotary_dim, interleaved), rows(rotary_dim // 2, TRAINED)
+    whole = rotary_dim == HEAD_DIM
+    requests = [fields for row in table if whole or not row.whole_head for fields in row.requests]
+    for fields in one_per_shape(requests, geometry, LENGTH):
+        check(fields, geometry, window)
 
 
 def test_attention_factor_leaves_the_unrotated_part_alone() -> None:

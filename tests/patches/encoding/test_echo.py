@@ -1,17 +1,18 @@
-"""What an answer says of its encoding, sent back as a request."""
+"""The encoding of an answer, sent back as a request."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from patches import METHODS, EchoMismatch, InvalidEncoding, RopeGeometry, describe, label_of, parse, resolve
+from patches import METHODS, EchoMismatch, InvalidEncoding, Method, RopeGeometry, describe, label_of, parse, resolve
 from patches.encoding.echo import FOLLOWS
 from patches.resolution import confirmed
-from tests.methods import OTHER_ROWS, RELATIVE_ROWS, REQUESTS, ROWS, Fields, request_id
+from tests.methods import OTHER_ROWS, RELATIVE_ROWS, REQUESTS, ROWS, Fields, Row, request_id
 
 TRAINED = 256
 GEOMETRY = RopeGeometry(64, 64, 10_000.0, TRAINED, 4 * TRAINED, num_attention_heads=4)
@@ -34,17 +35,19 @@ def same_again(encoding: Any, geometry: RopeGeometry, length: int) -> None:
     assert resolve(without_layers, geometry, length) == resolve(parse(encoding), geometry, length)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
-def test_every_method(fields: Fields, length: int) -> None:
-    same_again(fields, GEOMETRY, length)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_method(row: Row) -> None:
+    for fields, length in itertools.product(row.requests, LENGTHS):
+        same_again(fields, GEOMETRY, length)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("fields", [fields for fields in REQUESTS if fields["method"] != "default"], ids=request_id)
-def test_default_on_a_model_that_ships_an_encoding(fields: Fields, length: int) -> None:
-    row = next(row for row in ROWS if row.name == fields["method"])
-    native = parse(fields)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name != "default"], ids=lambda row: row.name)
+def test_default_on_a_model_that_ships_an_encoding(row: Row) -> None:
+    for fields, length in itertools.product(row.requests, LENGTHS):
+        check_default(row, parse(fields), length)
+
+
+def check_default(row: Row, native: Method, length: int) -> None:
     scaled = replace(GEOMETRY, native=native, family="rotary" if row.rotates else native.family)
     for encoding in (
         {"method": "default"},
@@ -119,15 +122,14 @@ CHANGED: Fields = {
 
 
 @pytest.mark.parametrize("name", FOLLOWS)
-@pytest.mark.parametrize("value", ["changed", None, True, [], {}, "1", -1, 1e300], ids=str)
-def test_what_does_not_follow_is_refused_by_name(name: str, value: Any) -> None:
+def test_what_does_not_follow_is_refused_by_name(name: str) -> None:
     echo = echo_of("linear:4")
-    value = CHANGED[name] if value == "changed" else value
-    if value == echo[name] and type(value) is type(echo[name]):
-        return
-    with pytest.raises(EchoMismatch, match=rf"^{name}: .* was sent and .* is true here") as caught:
-        describe(parse({**echo, name: value}), GEOMETRY, 1000, LAYERS)
-    assert caught.value.name == name
+    for value in (CHANGED[name], None, True, [], {}, "1", -1, 1e300):
+        if value == echo[name] and type(value) is type(echo[name]):
+            continue
+        with pytest.raises(EchoMismatch, match=rf"^{name}: .* was sent and .* is true here") as caught:
+            describe(parse({**echo, name: value}), GEOMETRY, 1000, LAYERS)
+        assert caught.value.name == name, value
 
 
 @pytest.mark.parametrize(

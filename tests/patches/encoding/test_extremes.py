@@ -20,7 +20,7 @@ from tests.models import demo_model, tiny_model, tiny_tokens
 LENGTH, TRAINED, PAIRS, HEADS = 64, 32, 8, 4
 TABLE = [*rows(PAIRS, TRAINED, HEADS), *OTHER_ROWS, *RELATIVE_ROWS]
 BATCH = 100
-"""Requests in one forward, each with a slot of its own."""
+"""Requests in one forward, each in another slot."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def resolved_slots(patch: Patched, requests: list[Fields]) -> dict[int, Fields]:
 
 @torch.no_grad()
 def finite(patch: Patched, slots: list[int]) -> torch.Tensor:
-    """Whether all logits of a row under each slot are numbers, in a prefill and in the step after it."""
+    """True per slot if all logits are finite, in a prefill and in the step after it."""
     tokens = tiny_tokens(1, LENGTH).expand(len(slots), -1)
     encoded = encode(torch.arange(LENGTH)[None], torch.tensor(slots)[:, None])
     cache, parts = DynamicCache(config=patch.model.config), []
@@ -122,6 +122,7 @@ def finite(patch: Patched, slots: list[int]) -> torch.Tensor:
     return torch.cat(parts, 1).isfinite().all(-1).all(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_extreme_numbers_give_finite_logits(row: Row, dtype: torch.dtype) -> None:

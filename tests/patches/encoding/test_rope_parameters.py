@@ -57,7 +57,7 @@ ROPE_PARAMETERS: dict[str, dict[str, Any]] = {
 }
 DYNAMIC_WITH_A_LENGTH = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": TRAINED_LENGTH}
 
-lengths = pytest.mark.parametrize("length", [10, TRAINED_LENGTH, TRAINED_LENGTH + 1, LONGEST + 44])
+LENGTHS = (10, TRAINED_LENGTH, TRAINED_LENGTH + 1, LONGEST + 44)
 
 
 def transformers_answer(config: PreTrainedConfig, length: int) -> tuple[list[float], float]:
@@ -69,29 +69,30 @@ def transformers_answer(config: PreTrainedConfig, length: int) -> tuple[list[flo
     return inv_freq.tolist(), factor
 
 
-@lengths
 @pytest.mark.parametrize("name", ROPE_PARAMETERS)
-def test_an_object_pastes_unchanged(name: str, length: int) -> None:
+def test_an_object_pastes_unchanged(name: str) -> None:
     config = tiny_config("llama", ROPE_PARAMETERS[name], max_position_embeddings=LONGEST)
     pasted = copy.deepcopy(config.rope_parameters)
     # transformers scales "dynamic" from max_position_embeddings, which a pasted object cannot carry.
     trained = LONGEST if pasted["rope_type"] == "dynamic" else TRAINED_LENGTH
-    resolved = resolve(parse(pasted), replace(GEOMETRY, original_max_position_embeddings=trained), length)
-    inv_freq, factor = transformers_answer(config, length)
-    assert resolved.inv_freq == pytest.approx(inv_freq, rel=3e-7, abs=0)
-    assert resolved.attention_factor == pytest.approx(factor, rel=1e-9)
+    for length in LENGTHS:
+        resolved = resolve(parse(pasted), replace(GEOMETRY, original_max_position_embeddings=trained), length)
+        inv_freq, factor = transformers_answer(config, length)
+        assert resolved.inv_freq == pytest.approx(inv_freq, rel=3e-7, abs=0), length
+        assert resolved.attention_factor == pytest.approx(factor, rel=1e-9), length
     assert pasted == config.rope_parameters, "the object itself is left alone"
 
 
-@lengths
 @pytest.mark.parametrize("name", [*ROPE_PARAMETERS, "dynamic with a length that transformers ignores"])
-def test_default_is_the_checkpoints_own_scaling(name: str, length: int) -> None:
+def test_default_is_the_checkpoints_own_scaling(name: str) -> None:
     rope_parameters = ROPE_PARAMETERS.get(name, DYNAMIC_WITH_A_LENGTH)
     config, model = tiny_model("llama", rope_parameters, max_position_embeddings=LONGEST)
-    resolved = resolve(parse({"method": "default"}), geometry_of(model), length)
-    inv_freq, factor = transformers_answer(config, length)
-    assert resolved.inv_freq == pytest.approx(inv_freq, rel=3e-7, abs=0)
-    assert resolved.attention_factor == pytest.approx(factor, rel=1e-9)
+    geometry = geometry_of(model)
+    for length in LENGTHS:
+        resolved = resolve(parse({"method": "default"}), geometry, length)
+        inv_freq, factor = transformers_answer(config, length)
+        assert resolved.inv_freq == pytest.approx(inv_freq, rel=3e-7, abs=0), length
+        assert resolved.attention_factor == pytest.approx(factor, rel=1e-9), length
 
 
 NATIVE: dict[str, Fields] = {

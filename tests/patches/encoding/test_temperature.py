@@ -48,7 +48,7 @@ def multipliers(asked: Any, positions: list[int], *, length: int = 1, trained: i
 
 
 def golden_cases(golden: dict[str, Any]) -> dict[str, Fields]:
-    """Series of the golden file, one value per position -> the request it stands for."""
+    """Series of the golden file, one value per position -> the request that computes it."""
     return {
         "logn_query_L4096": {"kind": "log_n", "length": 4096},
         "logn_query_L2048": {"kind": "log_n", "length": 2048},
@@ -127,29 +127,29 @@ def with_temperature(row: Row, asked: Any) -> Fields:
     return {"method": row.name, **easy, "attention_temperature": asked}
 
 
+ASKED_AND_EXPECTED: list[tuple[Any, Any]] = [
+    (1.4, ConstantTemperature(1.4)),
+    ({"kind": "yarn", "factor": math.e}, ConstantTemperature(1.1**2)),
+    ("log_n", LogLengthTemperature(TRAINED)),
+    ({"kind": "floor_log", "beta": 0.2, "length": 64}, FloorLogTemperature(0.2, 64, 0)),
+    ({"kind": "reserved_length", "length": 100}, ConstantTemperature((0.1 * math.log(10) + 1) ** 2)),
+]
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        (1.4, ConstantTemperature(1.4)),
-        ({"kind": "yarn", "factor": math.e}, ConstantTemperature(1.1**2)),
-        ("log_n", LogLengthTemperature(TRAINED)),
-        ({"kind": "floor_log", "beta": 0.2, "length": 64}, FloorLogTemperature(0.2, 64, 0)),
-        ({"kind": "reserved_length", "length": 100}, ConstantTemperature((0.1 * math.log(10) + 1) ** 2)),
-    ],
-)
-def test_every_method_takes_a_temperature(row: Row, asked: Any, expected: Any) -> None:
-    fields = with_temperature(row, asked)
-    without = resolve(parse({**fields, "attention_temperature": None}), GEOMETRY, 1000)
-    resolved = resolve(parse(fields), GEOMETRY, 1000)
-    found = resolved.recipe.attention_temperature
-    if isinstance(expected, ConstantTemperature):
-        assert isinstance(found, ConstantTemperature)
-        assert found.multiplier == pytest.approx(expected.multiplier, rel=1e-12)
-    else:
-        assert found == expected
-    assert resolved != without
-    assert replace(resolved, recipe=replace(resolved.recipe, attention_temperature=None)) == without
+def test_every_method_takes_a_temperature(row: Row) -> None:
+    for asked, expected in ASKED_AND_EXPECTED:
+        fields = with_temperature(row, asked)
+        without = resolve(parse({**fields, "attention_temperature": None}), GEOMETRY, 1000)
+        resolved = resolve(parse(fields), GEOMETRY, 1000)
+        found = resolved.recipe.attention_temperature
+        if isinstance(expected, ConstantTemperature):
+            assert isinstance(found, ConstantTemperature), asked
+            assert found.multiplier == pytest.approx(expected.multiplier, rel=1e-12)
+        else:
+            assert found == expected
+        assert resolved != without, asked
+        assert replace(resolved, recipe=replace(resolved.recipe, attention_temperature=None)) == without, asked
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pickle
@@ -21,7 +22,7 @@ from patches.encoding.recipe import NOTHING_ADDED
 from patches.methods.absolute import At
 from patches.model.absolute import AbsoluteEmbedding, LearnedTable, Sinusoid, embeddings, mapped
 from tests import oracles
-from tests.methods import OTHER_ROWS, REQUESTS, ROWS, Fields, Row, request_id
+from tests.methods import OTHER_ROWS, ROWS, Fields, Row, request_id
 from tests.patches.encoding.test_recipe import namespace
 from tests.patches.methods.test_golden import load
 
@@ -45,7 +46,7 @@ def table(rows: int = TRAINED, width: int = 6, offset: int = 0) -> LearnedTable:
 
 
 def read(embedding: AbsoluteEmbedding, recipe: Recipe, length: int) -> torch.Tensor:
-    """What a recipe adds to the first ``length`` tokens."""
+    """The vectors that a recipe adds to the first ``length`` tokens."""
     assert recipe.absolute is not None
     return mapped(embedding, recipe.absolute, torch.arange(length)).detach()
 
@@ -129,11 +130,14 @@ def test_models_of_another_family_refuse(family: str, fields: Fields) -> None:
                 resolve(parse(fields), geometry, 10)
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
-@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
-def test_other_methods_on_a_model_that_adds_positions(fields: Fields, geometry: RopeGeometry) -> None:
-    """``default`` is its own encoding; a bias or nothing takes the place of its positions; rotation is refused."""
-    row = next(row for row in ROWS if row.name == fields["method"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_other_methods_on_a_model_that_adds_positions(row: Row) -> None:
+    """``default`` is the model's encoding; a bias or nothing replaces its positions; rotation is refused."""
+    for fields, geometry in itertools.product(row.requests, GEOMETRIES.values()):
+        check_other_method(row, fields, geometry)
+
+
+def check_other_method(row: Row, fields: Fields, geometry: RopeGeometry) -> None:
     if fields == {"method": "default"}:
         assert geometry.native is not None
         assert recipe_of(fields, geometry, TRAINED) == geometry.native.recipe(geometry)

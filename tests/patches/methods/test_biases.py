@@ -176,7 +176,7 @@ def test_t5_values_come_from_the_request_or_the_checkpoint() -> None:
         resolve(parse({"method": "t5_bias", "relative_attention_num_buckets": 16}), declares, 10)
 
 
-# What must hold
+# Properties
 
 
 @given(st.sampled_from([1, 3, 4, 8, 12]), st.integers(1, 60), st.integers(0, 3_000))

@@ -67,7 +67,7 @@ POSITION_MAPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 ABOUT_THE_CASE = {"head_dim", "seq_len", "note"}
 RENAMED = {"clip_low_n": "n"}
 TOLERANCES = {"freq_clipped_rope": 1e-5}
-"""Where the reference, in float32, is known less well."""
+"""The reference, in float32, is known less well there."""
 
 
 def load(shared: Path, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What must hold of every method, whatever is drawn: the model, the split into chunks, the batch, the temperature.
+"""Invariants of every method, under drawn models, splits into chunks, batches and temperatures.
 
 The rest of what must hold is beside what it is about: distances and near pairs in ``test_position_maps``, merging in
 ``test_fused``, biases in ``test_biases``.
@@ -60,7 +60,7 @@ def model_of(patch: Patched) -> PreTrainedModel:
 requests = st.builds(lambda row, hard: row.requests[hard], st.sampled_from(TABLE), st.integers(0, 1))
 
 
-# 1. What changes nothing is plain RoPE
+# 1. Neutral parameters are plain RoPE
 
 
 @st.composite

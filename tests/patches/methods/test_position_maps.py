@@ -193,7 +193,7 @@ def test_the_released_lm_infinite_puts_its_first_tokens_one_past_the_trained_dis
 def test_chunk_llama_reads_older_chunks_at_the_last_position_of_its_table(
     chunk_size: int, local_window: int, query: int, distance: int
 ) -> None:
-    """That is min(2 x chunk - 1, chunk_size): below chunk_size once the local window is half of it."""
+    """The position is min(2 x chunk - 1, chunk_size): below chunk_size once the local window is half of it."""
     fields = {"method": "dual_chunk", "chunk_size": chunk_size, "local_window": local_window}
     recipe = parse(fields).recipe(GEOMETRY)
     assert effective_distance(recipe, query + 1)[query, 0].tolist() == [distance]

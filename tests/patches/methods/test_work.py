@@ -1,4 +1,4 @@
-"""What a parameter can cost: elements computed when an encoding is resolved and first used, counted and not timed."""
+"""Cost of a parameter: elements computed when an encoding is resolved and first used, counted and not timed."""
 
 from __future__ import annotations
 
@@ -107,6 +107,7 @@ def decoded(fields: Fields) -> Counted:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in ROWS if row.name in BIASES], ids=lambda row: row.name)
 def test_the_first_use_of_every_value_is_cheap_and_none_pushes_out_another(row: Row) -> None:
     """A first use takes fewer products than the queries and keys of one layer of 512 dimensions; no later use any."""
@@ -120,6 +121,7 @@ def test_the_first_use_of_every_value_is_cheap_and_none_pushes_out_another(row: 
         assert later.products == 0, fields
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BIASES)
 def test_a_few_pairs_cost_what_they_are_however_far_apart(name: str) -> None:
     """As pictures ask for them."""

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from patches import encode, parse, patched
 from tests import architectures
 from tests.methods import Fields
-from tests.models import EAGER_ONLY, FAMILIES, tiny_model, tiny_tokens
+from tests.models import EAGER_ONLY, every_family, tiny_model, tiny_tokens
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
 
 TOLERANCE = 3e-5
@@ -23,7 +23,7 @@ REQUESTS: list[Fields] = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_mixed_rows_from_a_cache(family: str) -> None:
     model = tiny_model(family, attn_implementation="eager" if family in EAGER_ONLY else "sdpa")[1]
     tokens = [tiny_tokens(1, length, seed=length)[0] for length in LENGTHS]
@@ -54,5 +54,6 @@ def test_the_echo_says_which_layers_an_encoding_reaches(family: str, layers: dic
         assert patch.describe(parse({"method": "default"}), 32)["layers"] == layers
 
 
+@pytest.mark.slow
 def test_the_table_of_the_docs_is_what_was_measured() -> None:
     assert architectures.FILE.read_text(encoding="utf-8") == architectures.document(), "python -m tests.architectures"

@@ -1,16 +1,17 @@
-"""Decoding and chunked prefill through transformers' caches equal one full pass, for every method."""
+"""Decoding and chunked prefill through transformers' caches equal one full pass, for every shape of recipe."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
-from patches import encode, patched
-from tests.methods import Fields, request_id, rows
-from tests.models import tiny_model, tiny_tokens
+from patches import RopeGeometry, encode, patched
+from tests.methods import one_per_shape, request_id, rows
+from tests.models import ROPE_THETA, tiny_model, tiny_tokens
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
 
 TOLERANCE = 2e-5
@@ -28,7 +29,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding_window": ("mistral", {"sliding_window": 12}),
     "every_second_layer_slides": ("gemma2", {"sliding_window": 12}),
 }
-REQUESTS = [fields for row in rows(8, TRAINED) for fields in row.requests]
+GEOMETRY = RopeGeometry(16, 16, ROPE_THETA, TRAINED, TRAINED, num_attention_heads=4)
+REQUESTS = one_per_shape([f for row in rows(8, TRAINED) for f in row.requests], GEOMETRY, max(LENGTHS))
 
 
 def cache_of(kind: str, model: PreTrainedModel) -> Any:
@@ -49,41 +51,42 @@ def models() -> dict[str, PreTrainedModel]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, "dynamic") for name in MODELS), ("grouped_heads", "static"), ("sliding_window", "static")],
+    [
+        ("grouped_heads", "dynamic"),
+        *(pytest.param(name, "dynamic", marks=pytest.mark.slow) for name in [*MODELS][1:]),
+        *(pytest.param(name, "static", marks=pytest.mark.slow) for name in ("grouped_heads", "sliding_window")),
+    ],
 )
-@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
-def test_a_cache_gives_what_one_pass_gives(
-    fields: Fields, kind: str, name: str, models: dict[str, PreTrainedModel]
-) -> None:
+def test_a_cache_gives_what_one_pass_gives(kind: str, name: str, models: dict[str, PreTrainedModel]) -> None:
     model = models[name]
     tokens = [tiny_tokens(1, length, seed=length)[0] for length in LENGTHS]
     ids, mask, positions = left_padded(tokens)
     with patched(model) as patch:
-        slots = [slot_of(patch, fields, len(row)) for row in tokens]
-        encoded = encode(positions, torch.tensor(slots)[:, None])
-        full = [logits_of(model, row[None], slot)[0] for row, slot in zip(tokens, slots, strict=True)]
-        for label, chunks in CHUNKS.items():
-            cache = cache_of(kind, model)
-            result = chunked_logits(model, ids, mask, encoded, cache=cache, chunks=chunks)
-            for row, expected in enumerate(full):
-                assert relative(result[row, mask[row].bool()], expected) < TOLERANCE, (label, LENGTHS[row])
+        for fields, (label, chunks) in itertools.product(REQUESTS, CHUNKS.items()):
+            slots = [slot_of(patch, fields, len(row)) for row in tokens]
+            encoded = encode(positions, torch.tensor(slots)[:, None])
+            result = chunked_logits(model, ids, mask, encoded, cache=cache_of(kind, model), chunks=chunks)
+            for number, (row, slot) in enumerate(zip(tokens, slots, strict=True)):
+                expected = logits_of(model, row[None], slot)[0]
+                case = (request_id(fields), label, len(row))
+                assert relative(result[number, mask[number].bool()], expected) < TOLERANCE, case
 
 
-@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
-def test_every_token_of_a_row_on_its_own(fields: Fields, models: dict[str, PreTrainedModel]) -> None:
+def test_every_token_of_a_row_on_its_own(models: dict[str, PreTrainedModel]) -> None:
     """From the first token on, without padding: each is a single query."""
     model = models["grouped_heads"]
     tokens = tiny_tokens(2, 40)
     with patched(model) as patch:
-        slot = slot_of(patch, fields, 40)
-        encoded = encode(torch.arange(40)[None], slot).expand(2, -1)
-        cache = DynamicCache(config=model.config)
-        result = chunked_logits(model, tokens, torch.ones_like(tokens), encoded, cache=cache, chunks=[1] * 40)
-        assert relative(result, logits_of(model, tokens, slot)) < TOLERANCE
+        for fields in REQUESTS:
+            slot = slot_of(patch, fields, 40)
+            encoded = encode(torch.arange(40)[None], slot).expand(2, -1)
+            cache = DynamicCache(config=model.config)
+            result = chunked_logits(model, tokens, torch.ones_like(tokens), encoded, cache=cache, chunks=[1] * 40)
+            assert relative(result, logits_of(model, tokens, slot)) < TOLERANCE, request_id(fields)
 
 
 def test_a_cache_filled_under_one_encoding_belongs_to_it(models: dict[str, PreTrainedModel]) -> None:
-    """Why a prefix may be shared between requests of one encoding only."""
+    """A prefix may be shared between requests of one encoding only."""
     model = models["grouped_heads"]
     tokens = tiny_tokens(1, 44)
     mask = torch.ones_like(tokens)

@@ -98,6 +98,7 @@ def test_cached_keys_of_other_bases_are_another_distribution() -> None:
     assert divergence["mixed"] > 0.01
 
 
+@pytest.mark.slow
 def test_a_real_model_loses_by_it_what_dynamic_scaling_gains(shared: Path) -> None:
     """stories260K, trained at 512 tokens: mean loss in nats of the last 128 of 768 and of 2048."""
     folder, stories = shared / "data" / "models" / "stories260K", shared / "data" / "corpora" / "tinystories.txt"

@@ -77,7 +77,7 @@ def test_eight_encodings_in_one_batch(family: str, start: int) -> None:
 # Sixteen at once
 
 KINDS = ("none", "streaming", "lm_infinite", "self_extend", "alibi", "dynamic", "rerope", "kerple_log")
-"""What fills a batch up: between them every kind of method."""
+"""Requests of every kind of method, to fill a batch."""
 SIXTEEN = [90, 33, 1, 64, 12, 100, 47, 5, 65, 70, 2, 99, 81, 30, 63, 17]
 BATCHES = 3
 
@@ -98,7 +98,7 @@ def sixteen(pairs: int, batch: int, whole_head: bool) -> list[Fields]:
 
 
 def kinds(recipes: list[ResolvedRecipe]) -> set[str]:
-    """What the recipes of a batch have between them."""
+    """The kinds of parts that the recipes of a batch have."""
     found: set[str] = set()
     for resolved in recipes:
         recipe = resolved.recipe
@@ -158,7 +158,7 @@ REASONS: dict[str, str] = {
     "sinusoidal": "for models trained with sinusoidal positions",
     "relative": "weights that a model learns with it",
 }
-"""Why a method of a family is refused by models of another."""
+"""The reason why models of another family refuse a method."""
 
 
 def other_model(name: str) -> PreTrainedModel:
@@ -217,7 +217,7 @@ def spread(requests: list[Fields], count: int) -> list[Fields]:
 
 
 def test_equal_rows_of_one_encoding_share_a_segment_and_stay_apart() -> None:
-    """Neighbours with the same encoding and length run as one block of rows, whatever stands between blocks."""
+    """Neighbours with the same encoding and length run as one block of rows, despite rows between blocks."""
     model = model_of("llama")
     tokens = list(tiny_tokens(6, 40))
     with patched(model) as patch:
@@ -311,7 +311,7 @@ def test_sequences_packed_into_one_row(family: str) -> None:
             assert relative(logits, logits_of(model, row[None], slot)[0]) < TOLERANCE
 
 
-# What a batch must not look like
+# Batches that are refused
 
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
 COUNTED = torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])

@@ -67,7 +67,7 @@ def test_mpt_without_alibi_is_refused() -> None:
 
 
 def test_falcon_rw_in_the_open_counts_its_bias_twice_in_transformers() -> None:
-    """Why SDPA is the model to equal: in 5.23 the eager path adds the bias to scores and to the mask. When this
+    """SDPA is the reference: in 5.23 the eager path adds the bias to scores and to the mask. When this
     fails, it is mended there, and eager can be compared with as well."""
     eager, sdpa = (tiny_model("falcon_rw", attn_implementation=name)[1] for name in ("eager", "sdpa"))
     tokens = tiny_tokens(1, TRAINED_LENGTH)

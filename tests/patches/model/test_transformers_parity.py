@@ -14,9 +14,9 @@ from tests.methods import Fields
 from tests.models import (
     BY_LAYER_TYPE,
     EAGER_ONLY,
-    FAMILIES,
     TRAINED_LENGTH,
     WITH_A_WINDOW,
+    every_family,
     tiny_model,
     tiny_tokens,
 )
@@ -58,15 +58,11 @@ PAIRS = {
 }
 """Rotary pairs of the families that rotate a part of their 16 dimensions; the others have 8."""
 
-every_family = pytest.mark.parametrize("family", FAMILIES)
 
-
-def native_scalings() -> list[tuple[str, str]]:
-    """Every family with every scaling. The configuration class of Phi-3 knows LongRoPE and nothing else."""
-    return [(family, name) for family in FAMILIES for name in SCALINGS if family != "phi3" or name == "longrope"]
-
-
-every_native_scaling = pytest.mark.parametrize(("family", "name"), native_scalings())
+def scalings_of(family: str) -> dict[str, Fields]:
+    """The configuration class of Phi-3 knows LongRoPE and nothing else."""
+    made = {name: make(PAIRS.get(family, 8)) for name, make in SCALINGS.items()}
+    return {"longrope": made["longrope"]} if family == "phi3" else made
 
 
 def unpatched(family: str, rope_parameters: Fields | None = None, **overrides: Any) -> PreTrainedModel:
@@ -136,37 +132,40 @@ def test_layers_with_a_sliding_window_equal_transformers(family: str) -> None:
     assert relative(steps, expected_steps) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    # transformers (5.23) does not see "truncate" in rope_parameters by layer type; a request's takes effect.
-    [case for case in native_scalings() if case[0] not in BY_LAYER_TYPE or "truncated" not in case[1]],
-)
+@every_family
 @torch.no_grad()
-def test_a_request_equals_the_model_with_native_rope_parameters(family: str, name: str) -> None:
-    rope_parameters = SCALINGS[name](PAIRS.get(family, 8))
-    native, plain = unpatched(family, rope_parameters), unpatched(family)
+def test_native_rope_parameters_as_a_request_and_as_the_default(family: str) -> None:
+    plain, batches = unpatched(family), [tiny_tokens(2, BELOW), tiny_tokens(2, ABOVE)]
+    unscaled = [plain(tokens).logits for tokens in batches]
+    for name, rope_parameters in scalings_of(family).items():
+        native = unpatched(family, rope_parameters)
+        expected = [native(tokens).logits for tokens in batches]
+        for tokens, before, logits in zip(batches, unscaled, expected, strict=True):
+            untouched = name == "dynamic" and tokens.shape[1] == BELOW
+            assert (relative(before, logits) > 0.01) is not untouched, f"{name} must matter"
+        # transformers (5.23) ignores "truncate" in rope_parameters by layer type; a request's takes effect.
+        if family not in BY_LAYER_TYPE or "truncated" not in name:
+            check_request(plain, rope_parameters, batches, expected)
+        check_default(native, rope_parameters, batches, expected)
+
+
+def check_request(
+    plain: PreTrainedModel, rope_parameters: Fields, batches: list[torch.Tensor], expected: list[torch.Tensor]
+) -> None:
     with patched(plain) as patch:
-        for length in (BELOW, ABOVE):
-            tokens = tiny_tokens(2, length)
-            expected = native(tokens).logits
-            result = logits_of(plain, tokens, slot_of(patch, rope_parameters, length))
-            assert relative(result, expected) < TOLERANCE
-            untouched = name == "dynamic" and length == BELOW
-            assert (relative(logits_of(plain, tokens), expected) > 0.01) is not untouched, "scaling must matter"
+        for tokens, logits in zip(batches, expected, strict=True):
+            result = logits_of(plain, tokens, slot_of(patch, rope_parameters, tokens.shape[1]))
+            assert relative(result, logits) < TOLERANCE, rope_parameters
 
 
-@every_native_scaling
-@torch.no_grad()
-def test_default_on_a_model_that_ships_a_scaling(family: str, name: str) -> None:
-    rope_parameters = SCALINGS[name](PAIRS.get(family, 8))
-    native = unpatched(family, rope_parameters)
-    batches = [tiny_tokens(2, BELOW), tiny_tokens(2, ABOVE)]
-    expected = [native(tokens).logits for tokens in batches]
+def check_default(
+    native: PreTrainedModel, rope_parameters: Fields, batches: list[torch.Tensor], expected: list[torch.Tensor]
+) -> None:
     default = {"method": "default"}
     with patched(native) as patch:
         for tokens, logits in zip(batches, expected, strict=True):
             slot = slot_of(patch, default, tokens.shape[1])
-            assert torch.equal(logits_of(native, tokens, slot), logits)
+            assert torch.equal(logits_of(native, tokens, slot), logits), rope_parameters
         echo = patch.describe(parse(default), ABOVE)
     assert (echo["requested"], echo["method"]) == ("default", rope_parameters["rope_type"])
     assert echo["factor"] == rope_parameters["factor"]

@@ -142,6 +142,7 @@ def narrow(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
         yield server
 
 
+@pytest.mark.slow
 def test_twelve_requests_at_a_queue_of_one_are_all_answered(narrow: tuple[str, FastAPI]) -> None:
     url, app = narrow
     body = {"prompt": [5, 6, 7], "max_new_tokens": 400}

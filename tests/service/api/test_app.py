@@ -158,6 +158,7 @@ def test_the_api_document_has_worked_examples(client: httpx.Client) -> None:
     assert client.get("/docs").status_code == 200
 
 
+@pytest.mark.slow
 def test_what_draws_and_migrates_is_loaded_when_it_is_needed() -> None:
     code = "import sys, service.app; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

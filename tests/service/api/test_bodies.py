@@ -156,7 +156,7 @@ def test_routes_have_limits_of_their_own(checkpoints: Path) -> None:
 
 
 def test_bodies_share_a_budget(checkpoints: Path) -> None:
-    """The second large body waits for the first one to be answered; a small one waits for nobody."""
+    """The second large body waits for the first one to be answered; a small one does not wait."""
     with serving(checkpoints, max_bodies_bytes=100_000) as (url, app):
         (held,) = app.state.bodies.enter([90_000])
         try:

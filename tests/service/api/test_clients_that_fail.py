@@ -1,4 +1,4 @@
-"""Clients that leave, read slowly, never read, or send what nobody can read: nobody else notices."""
+"""Clients that leave, read slowly, never read, or send garbage: no other client notices."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def served(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
         yield server
 
 
+@pytest.mark.slow
 async def test_two_hundred_clients_vanish_after_their_first_token(served: tuple[str, FastAPI]) -> None:
     url, app = served
     host, port = url.removeprefix("http://").split(":")

@@ -1,4 +1,4 @@
-"""Connections: many idle ones keep nobody out, half a head does not stay, an unread answer frees its socket."""
+"""Connections: many idle ones block no client, half a head does not stay, an unread answer frees its socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines end work wherever it is, and long prompts tell how far they have been read."""
+"""Deadlines end work in every phase, and long prompts report their progress."""
 
 from __future__ import annotations
 

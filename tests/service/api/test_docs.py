@@ -77,7 +77,7 @@ def test_keys_are_documented(document: dict[str, Any], checkpoints: Path) -> Non
 
 
 def test_the_documentation_may_be_open_while_the_rest_needs_a_key(checkpoints: Path) -> None:
-    """That all of it needs one by default is among the tests of access."""
+    """The tests of access check that all of it needs one by default."""
     with serving(checkpoints, api_keys="ann-key", open_docs=True) as (url, _):
         for path in ("/docs", "/openapi.json", "/docs/assets/swagger-ui.css"):
             assert httpx.get(url + path, timeout=60).status_code == 200

@@ -88,7 +88,7 @@ def post(client: httpx.Client, path: str, **body: Any) -> Any:
 
 
 def named_by_itself(pe: Fields) -> Fields:
-    """What the second answer says, which was asked for by the name of the encoding in effect."""
+    """The second answer's encoding: it was requested by the name of the encoding in effect."""
     return {**pe, "requested": pe["method"]}
 
 

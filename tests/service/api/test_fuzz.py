@@ -101,6 +101,7 @@ def spoiled(body: dict[str, Any], chance: random.Random, junk: Any) -> Any:
     return {**body, name: [body[name], junk]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", CHEAP)
 def test_malformed_bodies_never_break_the_server(client: httpx.Client, route: str) -> None:
     bodies = BODIES if route in ("/generate", "/perplexity") else FEWER

@@ -88,7 +88,7 @@ def served(checkpoints: Path) -> Iterator[tuple[str, Pool]]:
 
 
 async def found(served: tuple[str, Pool], patience_s: float = 30) -> Tally:
-    """What a short load finds."""
+    """Findings of a short load."""
     tally = Tally()
     await load(*served, 4, 0.5, tally, patience_s)
     return tally

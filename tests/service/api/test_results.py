@@ -34,6 +34,7 @@ def served(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
         yield server
 
 
+@pytest.mark.slow
 def test_requests_of_one_tenant_evict_no_results_of_another(checkpoints: Path) -> None:
     ann, bob = keys("ann", "bob")
     with serving(checkpoints, api_keys="ann,bob", recent_results=3) as (url, _):
@@ -45,6 +46,7 @@ def test_requests_of_one_tenant_evict_no_results_of_another(checkpoints: Path) -
         assert found == [404, 404, 200, 200, 200]
 
 
+@pytest.mark.slow
 def test_links_survive_a_restart(checkpoints: Path, tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'jobs.db'}"
     with serving(checkpoints, database_url=database) as (url, _):
@@ -70,6 +72,7 @@ def test_a_result_comes_packed_or_plain(served: tuple[str, FastAPI], encoding: s
     assert json.loads(httpx.get(f"{url}/perplexity/{result['id']}").content) == result
 
 
+@pytest.mark.slow
 def test_an_answer_has_a_limit(checkpoints: Path) -> None:
     with serving(checkpoints, max_answer_bytes=20_000) as (url, _):
         links = httpx.post(f"{url}/perplexity", json=BODY).json()["links"]
@@ -98,6 +101,7 @@ def test_log_probabilities_of_one_answer_are_bounded(served: tuple[str, FastAPI]
         assert answer.json()["error"]["param"] in ("logprobs", "model"), answer.text
 
 
+@pytest.mark.slow
 def test_a_text_beyond_the_limit_is_not_tokenized(checkpoints: Path) -> None:
     with serving(checkpoints, max_text_bytes=1000) as (url, _):
         text = "word " * 300
@@ -113,6 +117,7 @@ def test_a_text_beyond_the_limit_is_not_tokenized(checkpoints: Path) -> None:
             assert "1000" in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_tenant_without_tokens_left_tokenizes_nothing(checkpoints: Path) -> None:
     with serving(checkpoints, key_tokens_per_minute=30) as (url, _):
         assert httpx.post(f"{url}/tokenize", json={"prompt": "a"}).status_code == 200

@@ -1,4 +1,4 @@
-"""SIGTERM: no new work, what runs finishes or is told, exit code 0, no process left."""
+"""SIGTERM: no new work, running work finishes or fails, exit code 0, no process left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands serve."""
+"""The model that the commands serve."""
 
 from __future__ import annotations
 

@@ -302,12 +302,13 @@ class TestListings:
 
 @pytest.fixture
 def served(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the commands serve when they start a server themselves."""
+    """The model of commands that start a server themselves."""
     for name, value in {"MODEL": str(tiny), "DEVICE": "cpu", "CACHE_TOKENS": "8192"}.items():
         monkeypatch.setenv(f"ROPEWAY_{name}", value)
     return tiny
 
 
+@pytest.mark.slow
 class TestInProcess:
     def test_generate_streams_what_json_reports(self, served: Path) -> None:
         arguments = ("generate", "The import statement", "--pe", "yarn:4", "-n", "12")

@@ -1,4 +1,4 @@
-"""What the shell says of itself: version, completion, and help that knows the defaults and ranges of requests."""
+"""Version, completion, and help with the defaults and ranges of requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.service.cli.shell import ropeway
 
 
 def options_of(command: Callable[..., None]) -> dict[str, Any]:
-    """What typer was told of every parameter."""
+    """Every parameter as typer knows it."""
     hints = get_type_hints(command, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
@@ -66,7 +66,7 @@ def test_every_setting_is_listed_with_its_default_and_its_range() -> None:
 
 
 def completed(line: str) -> list[str]:
-    """What bash would offer after ``line``."""
+    """Completions that bash offers after ``line``."""
     environment = {
         **os.environ,
         "_ROPEWAY_COMPLETE": "complete_bash",

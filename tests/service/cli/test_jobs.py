@@ -44,7 +44,7 @@ def client(server: str) -> Iterator[Ropeway]:
 
 @contextmanager
 def shell(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """``ropeway`` in a process of its own, which hears Ctrl-C as a signal."""
+    """``ropeway`` in another process, which gets Ctrl-C as a signal."""
     command = [sys.executable, "-m", "service.cli", *arguments]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "COLUMNS": "200"}, **pipes) as running:
@@ -65,11 +65,12 @@ def interrupted(client: Ropeway, job_id: str, *arguments: str) -> tuple[int, str
 
 
 def endless(client: Ropeway) -> str:
-    """A job of many units that nobody waits for."""
+    """A job of many units that no client waits for."""
     many = LONG | {"input": [TEXT[n:] for n in range(60)], "methods": ["default"]}
     return client.submit("perplexity", **many).id
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_job_alone(server: str, client: Ropeway) -> None:
     job_id = endless(client)
     code, stderr = interrupted(client, job_id, "jobs", "follow", job_id, "--server", server)
@@ -80,6 +81,7 @@ def test_ctrl_c_leaves_the_job_alone(server: str, client: Ropeway) -> None:
     client.cancel(job_id)
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_where_that_is_asked_for(server: str, client: Ropeway) -> None:
     job_id = endless(client)
     code, stderr = interrupted(client, job_id, "jobs", "follow", job_id, "--cancel", "--server", server)
@@ -99,6 +101,7 @@ def cancelled(client: Ropeway) -> str:
     return job.id
 
 
+@pytest.mark.slow
 def test_a_job_that_ended_early_is_read_and_goes_on(server: str, client: Ropeway, cancelled: str) -> None:
     shown = ropeway("jobs", "results", cancelled, "--server", server)
     assert shown.exit_code == 0, shown.output
@@ -114,6 +117,7 @@ def test_a_job_that_ended_early_is_read_and_goes_on(server: str, client: Ropeway
     assert (again.exit_code, "nothing to resume" in again.stderr) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_job_without_a_complete_method_shows_its_units(server: str, client: Ropeway) -> None:
     job_id = endless(client)
     wait_for(lambda: client.job(job_id).units_done, 60)

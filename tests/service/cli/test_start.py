@@ -1,4 +1,4 @@
-"""What keeps a server from starting: found early, told in one line that names the setting, exit code 1."""
+"""Faults that keep a server from starting: found early, one line that names the setting, exit code 1."""
 
 from __future__ import annotations
 
@@ -173,6 +173,7 @@ def test_the_copy_on_this_machine_serves_while_the_hub_is_out_of_reach(checkpoin
     assert len(of_the_model(asked)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "error_code", "told"),
     [

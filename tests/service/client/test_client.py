@@ -236,6 +236,7 @@ class TestErrors:
             client.generate(LONG, max_new_tokens=1000)
         assert (caught.value.code, caught.value.status) == ("timeout", None)
 
+    @pytest.mark.slow
     def test_the_key_and_the_address_of_the_environment(
         self, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -96,6 +96,7 @@ class TestJobs:
             list(ropeway.follow(job.id))
         assert (caught.value.status, caught.value.code) == (404, "not_found")
 
+    @pytest.mark.slow
     def test_resuming_where_it_was_cancelled(self, ropeway: Ropeway) -> None:
         job = ropeway.submit("perplexity", **LONG)
         with closing(ropeway.follow(job.id)) as items:
@@ -112,6 +113,7 @@ class TestJobs:
             ropeway.resume(job.id)
         assert (caught.value.status, caught.value.code) == (409, "job_done")
 
+    @pytest.mark.slow
     def test_files(self, ropeway: Ropeway) -> None:
         job = ropeway.submit("perplexity", **FIELDS)
         list(ropeway.follow(job.id))
@@ -134,6 +136,7 @@ class TestJobs:
             ropeway.download(job.id, "results.xls")
         assert caught.value.status == 404
 
+    @pytest.mark.slow
     def test_any_evaluation_answered_when_it_is_done(self, ropeway: Ropeway) -> None:
         progress: list[Progress] = []
         fields: dict[str, Any] = {"methods": ["default"], "lengths": [256], "depths": [0.5], "samples": 2}
@@ -169,6 +172,7 @@ class TestAsync:
         assert result.numbers() == ropeway.perplexity(**FIELDS).numbers()
         assert (await asynchronous.download(job.id, "plot.png")).startswith(b"\x89PNG")
 
+    @pytest.mark.slow
     async def test_resuming_where_it_was_cancelled(self, asynchronous: AsyncRopeway) -> None:
         job = await asynchronous.submit("perplexity", **LONG)
         async with aclosing(asynchronous.follow(job.id)) as items:
@@ -193,6 +197,7 @@ class TestAsync:
             await asynchronous.submit("nonsense")
         assert (caught.value.status, caught.value.param) == (400, "evaluation")
 
+    @pytest.mark.slow
     async def test_any_evaluation_answered_when_it_is_done(self, asynchronous: AsyncRopeway) -> None:
         progress: list[Progress] = []
         fields: dict[str, Any] = {"lengths": [256], "depths": [0.5], "samples": 1}
@@ -213,7 +218,7 @@ JOB = {
 
 
 class Script:
-    """A server that answers as it was told, one request after another, and what it was asked."""
+    """A server that gives prepared answers, one request after another, and records the requests."""
 
     def __init__(self, *answers: httpx.Response | Exception) -> None:
         self.answers = list(answers)

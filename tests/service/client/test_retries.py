@@ -1,4 +1,4 @@
-"""What is sent again: a refusal injected before the live server answers, and connections that fail."""
+"""Requests sent again: after a refusal injected before the live server answers, and failed connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Failure = httpx.Response | type[httpx.TransportError]
 
 
 class Injected(httpx.BaseTransport, httpx.AsyncBaseTransport):
-    """Fails as it is told, one failure a request, then lets requests through to the server."""
+    """Gives the prepared failures, one per request, then passes requests on to the server."""
 
     def __init__(self, *failures: Failure) -> None:
         self.failures, self.sent = list(failures), 0

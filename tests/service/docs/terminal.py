@@ -1,4 +1,4 @@
-"""What a reader does with the commands of a page: a clone, a plain terminal, one block after another."""
+"""The commands of a page as a reader runs them: a clone, a plain terminal, one block after another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from service.cli import app
 if __name__ == "__main__":
     sys.exit(app())
 """
-"""What pip makes of the entry point: other processes import it and must not run it."""
+"""The entry point as pip writes it: other processes import it and must not run it."""
 
 
 def blocks(page: Path) -> list[str]:
@@ -54,7 +54,7 @@ def repository(folder: Path) -> Path:
 
 
 def installed(clone: Path) -> None:
-    """What ``make`` would install: packages are those of this interpreter, the code is the clone's."""
+    """The installation that ``make`` would make, of this interpreter's packages and the clone's code."""
     venv.create(clone / ".venv", with_pip=False, symlinks=True)
     (site,) = (clone / ".venv").glob("lib/python*/site-packages")
     (site / "ropeway.pth").write_text(f"{clone}\n{sysconfig.get_paths()['purelib']}\n")

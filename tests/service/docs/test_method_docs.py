@@ -55,6 +55,7 @@ def test_links_lead_somewhere() -> None:
     assert links <= set(anchors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_pictures_are_the_registrys(name: str) -> None:
     """Regenerate with: ropeway methods --docs docs"""

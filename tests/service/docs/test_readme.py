@@ -46,11 +46,11 @@ def test_the_files_it_names_exist() -> None:
 # The commands of every page
 
 SERVER = "make serve    # the demo models; `ropeway serve --model FOLDER_OR_ID` serves others\n"
-"""Goes on, in a terminal of its own."""
+"""Goes on, in a second terminal."""
 
 
 def rehearsed(block: str) -> None:
-    """What make would do, without doing it."""
+    """A dry run of make."""
     commands = [line.partition("  #")[0] for line in block.splitlines() if line.startswith("make ")]
     assert commands
     for command in commands:
@@ -73,7 +73,7 @@ def known_to_compose(block: str) -> None:
 
 
 NOT_RUN: dict[str, Callable[[str], None]] = {
-    "make test ": rehearsed,  # this very suite
+    "make test": rehearsed,  # this very suite
     "git clone <this repository> ropeway && cd ropeway\nmake setup": rehearsed,  # downloads; and checks, this suite too
     "ROPEWAY_MODEL=Qwen/Qwen2.5-0.5B docker compose": known_to_compose,  # an image of gigabytes
     "docker compose": known_to_compose,

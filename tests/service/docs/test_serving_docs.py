@@ -1,4 +1,4 @@
-"""docs/serving.md tells the truth: its tests exist, its metrics are served, its settings are settings."""
+"""docs/serving.md is true: its tests exist, its metrics are served, its settings are settings."""
 
 from __future__ import annotations
 

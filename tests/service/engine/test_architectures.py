@@ -15,7 +15,7 @@ from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
 from service.models.loading import cache_bytes_per_token
-from tests.models import FAMILIES, OTHER_FAMILIES, VOCAB_SIZE, tiny_model
+from tests.models import OTHER_FAMILIES, VOCAB_SIZE, by_tier, every_family, tiny_model
 from tests.patches.model.test_other_families import FAMILY, REQUESTS
 
 METHODS = [
@@ -28,13 +28,13 @@ NEW = 10
 LIMITS = EngineLimits(cache_tokens=1024, score_tokens=64, max_batch_tokens=32)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 async def test_mixed_encodings_in_a_paged_batch(family: str) -> None:
     sizes: dict[str, Any] = {"sliding_window": 16} if family == "mistral" else {}
     await check(tiny_model(family, **sizes)[1], METHODS)
 
 
-@pytest.mark.parametrize("name", OTHER_FAMILIES)
+@pytest.mark.parametrize("name", by_tier(OTHER_FAMILIES))
 async def test_families_with_seams_of_their_own(name: str) -> None:
     """The first request extends what has an end; the second is the checkpoint's own."""
     methods = [parse(fields) for fields in REQUESTS[FAMILY[name]][:4]]

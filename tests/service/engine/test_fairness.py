@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Generator
 from pathlib import Path
 
+import pytest
 import torch
 
 from patches import Method, parse
@@ -30,6 +31,7 @@ async def finish(engine: Engine, tenant: str, prompt: list[int], tokens: int, me
     return last
 
 
+@pytest.mark.slow
 async def test_a_short_request_does_not_wait_for_anothers_long_prompts(checkpoints: Path) -> None:
     async with running(checkpoints, LIMITS) as engine:
         alone = await finish(engine, "berta", [5, 6, 7], 8)
@@ -54,6 +56,7 @@ async def test_a_tenants_requests_come_in_their_order(checkpoints: Path) -> None
         assert ended == sorted(ended)
 
 
+@pytest.mark.slow
 async def test_scoring_of_one_tenant_leaves_steps_to_another(checkpoints: Path) -> None:
     """Each step of the long work takes as long as some ten steps of decoding."""
 

@@ -1,4 +1,4 @@
-"""A generation thread that dies or stalls is replaced, and probes tell of it."""
+"""A generation thread that dies or stalls is replaced, and probes report it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from fastapi import FastAPI
 from service.engine.limits import EngineLimits
 from tests.service.engine.test_engine import finish, running
 from tests.service.serving import SHORT, engine_of, events, generate, idle, serving, token_ids, wait_for
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

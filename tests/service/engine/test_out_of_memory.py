@@ -68,6 +68,7 @@ def fail_steps(
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("CUDA error: out of memory")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("phase", ["prefill", "decoding"])
 def test_out_of_memory_alone_is_507_and_not_tried_again(
@@ -89,6 +90,7 @@ def test_out_of_memory_alone_is_507_and_not_tried_again(
     assert engine_of(app).thread.restarts == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["prefill", "decoding"])
 def test_out_of_memory_costs_one_request_and_leaves_its_neighbours_exact(
     served: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch, phase: str
@@ -132,7 +134,7 @@ async def test_a_failed_step_keeps_no_memory(checkpoints: Path) -> None:
         held: list[Any] = []
 
         class Tensor:
-            """Stands for the activations of the failed step."""
+            """Represents the activations of the failed step."""
 
         def failing(*_: object) -> None:
             activations = Tensor()
@@ -144,12 +146,13 @@ async def test_a_failed_step_keeps_no_memory(checkpoints: Path) -> None:
             await finish(engine, [2, 3, 4] * 40, 6)
         del processor.model_runner._sample
         assert held[0]() is None
-        async with asyncio.timeout(10):  # the thread tells of the failure before it has tidied up
+        async with asyncio.timeout(10):  # the thread reports the failure before it has tidied up
             while processor.cache.live_keys or processor.scheduler.active_requests:
                 await asyncio.sleep(0.01)
         assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_scoring_costs_the_scoring(
     served: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,8 +80,8 @@ def masked_logits(patch: Patched, method: Method, ids: list[int], reserved: int)
 
 
 def assert_greedy(patch: Patched, method: Method, prompt: list[int], generated: list[int]) -> None:
-    """Every generated token is the most likely one after all tokens before it, by the masked computation: by
-    induction, the tokens are those of greedy decoding without a cache."""
+    """Every generated token is the most likely one after all tokens before it, by the masked computation. By
+    induction the tokens are those of greedy decoding without a cache."""
     ids = prompt + generated
     logits = masked_logits(patch, method, ids[:-1], len(ids))[len(prompt) - 1 :]
     assert logits.argmax(-1).tolist() == generated
@@ -97,7 +97,9 @@ async def idle(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("step", [STEP, 128], ids=["prefill in chunks", "prefill at once"])
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize(
+    "name", ["distance cap", *(pytest.param(name, marks=pytest.mark.slow) for name in [*WINDOWED][:-1])]
+)
 async def test_endless_generation_equals_the_masked_computation(name: str, step: int) -> None:
     method, held = parse(WINDOWED[name]), []
     async with running(max_batch_tokens=step) as engine:
@@ -113,6 +115,7 @@ async def test_endless_generation_equals_the_masked_computation(name: str, step:
     assert held[-1][0] <= 40 + 2 * PAGE, "while it decodes, the window and the first tokens are all that is held"
 
 
+@pytest.mark.slow
 async def test_a_generation_longer_than_the_cache() -> None:
     """A cache that holds the window twice serves two streams of several times its length."""
     async with running(cache_tokens=2 * MOST) as engine:
@@ -127,6 +130,7 @@ async def test_a_generation_longer_than_the_cache() -> None:
         assert engine.generations.reserved == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox"])
 async def test_windows_beside_ordinary_encodings(family: str, sharing: bool) -> None:
@@ -166,7 +170,7 @@ async def test_admission_counts_what_can_ever_be_held() -> None:
 
 
 async def test_nothing_is_shared_behind_a_gap() -> None:
-    """A hash stands for a page and all before it. Behind the gap a table's rows no longer count pages: hashed
+    """A hash covers a page and all pages before it. Behind the gap a table's rows no longer count pages: hashed
     by row, page 4 would be found by the tokens of page 3."""
     async with running(prefix_sharing=True) as engine:
         ids = PROMPT[:10] + (await finish(engine, STREAMING, PROMPT[:10], 60)).token_ids
@@ -176,11 +180,15 @@ async def test_nothing_is_shared_behind_a_gap() -> None:
         assert_greedy(engine.patch, STREAMING, prompt, again.token_ids)
 
 
+ENDLESS = 100_000
+"""New tokens that take minutes: only a cancelled generation is over in seconds."""
+
+
 async def test_cancelling_gives_everything_back() -> None:
     async with running() as engine:
         for stop_at in (0, 1, 150):
-            resolved = engine.patch.resolve(STREAMING, len(PROMPT) + NEW)
-            steps = engine.generate(PROMPT, resolved, SamplingParams(), NEW, pe_method=STREAMING.method)
+            resolved = engine.patch.resolve(STREAMING, len(PROMPT) + ENDLESS)
+            steps = engine.generate(PROMPT, resolved, SamplingParams(), ENDLESS, pe_method=STREAMING.method)
             async with aclosing(steps) as generations:
                 async for generation in generations:
                     if len(generation.token_ids) > stop_at:

@@ -28,7 +28,7 @@ from service.models.architecture import FAMILIES as DEMO_FAMILIES
 from service.models.loading import ModelLoadError
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.models import FAMILIES, OTHER_FAMILIES, demo_model, tiny_model
+from tests.models import FAMILIES, OTHER_FAMILIES, by_tier, demo_model, tiny_model
 from tests.service.conftest import tiny_checkpoint, tiny_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -93,10 +93,10 @@ def check(model: PreTrainedModel) -> None:
         verify(patch)
 
 
-# Who passes
+# Engines that pass
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+@pytest.mark.parametrize("family", by_tier([*FAMILIES, *OTHER_FAMILIES]))
 def test_what_the_engine_carries_passes(family: str) -> None:
     check(tiny_model(family)[1])
 
@@ -123,7 +123,7 @@ def test_a_table_shorter_than_the_prompt_passes() -> None:
     check(tiny_model("gpt2", max_position_embeddings=10)[1])
 
 
-# What is measured
+# Measurements
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
@@ -173,7 +173,7 @@ def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [part() for part in built] == [None] * 3, "freed at once"
 
 
-# Who is caught
+# Engines that are caught
 
 
 Double = Callable[[pytest.MonkeyPatch], None]

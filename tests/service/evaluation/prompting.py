@@ -1,4 +1,4 @@
-"""What the tests of passkey, needle and RULER share: prompts without a model, and outcomes made by hand."""
+"""Shared by the tests of passkey, needle and RULER: prompts without a model, and outcomes made by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decoded(prompt_ids: np.ndarray) -> str:
 
 
 def finish(work: Generator[Any, None, Any]) -> Any:
-    """What ``work`` returns."""
+    """The return value of ``work``."""
     try:
         while True:
             next(work)
@@ -52,7 +52,7 @@ def registry(folder: Path) -> Generator[ModelRegistry]:
 
 
 def perfect(plan: PromptsPlan) -> list[Outcome]:
-    """What a model would do that knows every answer."""
+    """Outcomes of a model that knows every answer."""
     return [
         {
             "token_ids": unit.sample.answer_ids,
@@ -65,7 +65,7 @@ def perfect(plan: PromptsPlan) -> list[Outcome]:
 
 
 def hopeless(plan: PromptsPlan) -> list[Outcome]:
-    """What a model would do that says one word of its own, and finds every token of the answer to be the last."""
+    """Outcomes of a model that adds one word, and takes every token of the answer for the last."""
     wrong = np.array(TOKENIZER(" ropes", add_special_tokens=False)["input_ids"])
     return [
         {

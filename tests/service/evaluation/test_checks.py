@@ -1,4 +1,4 @@
-"""What is refused before a token is read: passes beyond the free memory, and bodies that make no sense."""
+"""Refusals before a token is read: passes beyond the free memory, and bodies that make no sense."""
 
 from __future__ import annotations
 

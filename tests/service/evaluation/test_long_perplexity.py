@@ -96,6 +96,7 @@ class Published:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stories260K", "llama3-1m-atto"])
 def test_it_is_the_published_program(shared: Path, name: str) -> None:
     """Evaluator: the checkpoint's own encoding within its trained length, in one window without BOS."""
@@ -224,7 +225,7 @@ def test_tail_has_the_same_key_tokens_at_every_length(tiny: ModelRegistry) -> No
 
 
 def test_its_passes_are_those_of_plain_perplexity_and_of_other_methods(tiny: ModelRegistry) -> None:
-    """What a store of outcomes goes by: inputs and encoding."""
+    """The address of an outcome: inputs and encoding."""
 
     def keys(plan: Any) -> list[str]:
         return [json.dumps([unit.inputs(), unit.resolved.frequency_hash, unit.length]) for unit in plan.units]

@@ -85,6 +85,7 @@ def test_128k_tokens_stay_inside_the_ceiling() -> None:
     assert grown <= needed < 5 * grown, "a ceiling that everything fits under would say nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which this system does not have")
 def test_the_ceiling_is_real() -> None:
     assert "failed" in outcome(32_768, 0.05)

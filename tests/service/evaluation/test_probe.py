@@ -57,7 +57,7 @@ def planned(models: ModelRegistry, **body: Any) -> ProbePlan:
 
 
 def finish(work: Generator[Any, None, Any]) -> Any:
-    """What a generator returns."""
+    """The return value of a generator."""
     while True:
         try:
             next(work)

@@ -57,7 +57,7 @@ def models(checkpoints: Path) -> Iterator[ModelRegistry]:
     yield from registry(checkpoints / "tiny")
 
 
-# What is asked
+# Prompts
 
 
 @given(
@@ -150,7 +150,7 @@ def test_documents_follow_one_another() -> None:
         haystack_of(["  \n"], [from_text("a", "  \n", TOKENIZER)])
 
 
-# What the model is made to do
+# Scoring
 
 
 def plain_greedy(folder: Path, ids: list[int], new_tokens: int) -> list[int]:
@@ -242,7 +242,7 @@ def test_scoring_an_answer_leaves_no_trace(family: str, request_fields: dict[str
         assert read(patch, request_fields, ids, [], 12, 32)[2] == continued
 
 
-# What it amounts to
+# Results
 
 
 def test_scores() -> None:
@@ -345,7 +345,7 @@ def test_a_needle_evaluation_as_a_whole(models: ModelRegistry) -> None:
     assert result.methods[0].cells[0].outputs[0].answer_tokens == len(plan.samples[128][0].answer_ids)
 
 
-# What is refused
+# Refusals
 
 
 def test_too_short_is_refused_with_the_length_that_is_needed(models: ModelRegistry) -> None:

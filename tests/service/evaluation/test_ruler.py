@@ -1,4 +1,4 @@
-"""RULER's tasks, each solved from its text alone by other code, and what the scores amount to."""
+"""RULER's tasks, each solved from its text alone by other code, and their scores."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_the_lexicon_has_no_end_and_no_repeats() -> None:
     assert len(set(islice(lexicon.numbers(np.random.default_rng(1), 2), 90))) == 90
 
 
-# What it amounts to
+# Scores
 
 
 def small(models: ModelRegistry, **fields: Any) -> RulerPlan:
@@ -280,7 +280,7 @@ def test_the_order_of_units_changes_nothing(models: ModelRegistry) -> None:
     assert finish(evaluate(small(models, **fields))).numbers() == result.numbers()
 
 
-# What is refused
+# Refusals
 
 
 def test_too_short_is_refused_with_the_lengths_that_are_needed(models: ModelRegistry) -> None:

@@ -1,4 +1,4 @@
-"""What pictures show is what was measured, as page, PNG, table and in notebooks."""
+"""Pictures show the measured numbers: as page, PNG, table and in notebooks."""
 
 from __future__ import annotations
 

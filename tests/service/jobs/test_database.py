@@ -156,7 +156,7 @@ def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(
 
 @contextmanager
 def unprivileged() -> Iterator[Path]:
-    """A folder of somebody who is not root, as whom the block runs: root may read and write everything."""
+    """A folder of a user without privileges, as whom the block runs: root may read and write everything."""
     with tempfile.TemporaryDirectory(prefix="ropeway-") as folder:
         if ROOT:
             os.chown(folder, NOBODY, NOBODY)

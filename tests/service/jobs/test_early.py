@@ -173,7 +173,7 @@ class TestStore:
         with pytest.raises(UnknownJob):
             store.resume("bert", job.id)
         assert store.resume("anna", job.id).state == "queued"
-        assert not queue.record(number, [unit(0)]), "whoever had it has lost it"
+        assert not queue.record(number, [unit(0)]), "its previous owner has lost it"
 
     def test_a_job_that_is_done_stays_done(self, store: JobStore) -> None:
         queue = queue_of(store)
@@ -184,7 +184,7 @@ class TestStore:
         assert store.result("anna", job.id) == PACKED
 
 
-# What is left of a plan
+# The rest of a plan
 
 
 @pytest.fixture(scope="module")

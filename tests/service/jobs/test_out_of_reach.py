@@ -66,7 +66,7 @@ def served(checkpoints: Path, tmp_path: Path) -> Iterator[tuple[str, FastAPI, Pa
 
 
 def refused(url: str, job_id: str) -> None:
-    """What is written is refused, and says why in our shape."""
+    """Writes are refused, with the reason in our shape."""
     answer = httpx.post(f"{url}/jobs", json=BODY, timeout=30)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "jobs_out_of_reach"), answer.text
     assert int(answer.headers["retry-after"]) >= 1

@@ -1,4 +1,4 @@
-"""What several evaluations of one sweep have in common is measured once."""
+"""Units that several evaluations of one sweep have in common are measured once."""
 
 from __future__ import annotations
 

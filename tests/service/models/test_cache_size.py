@@ -1,4 +1,4 @@
-"""How many tokens the paged cache holds when nobody says."""
+"""The default size of the paged cache, in tokens."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_long_texts_have_the_tokens_of_a_call(make: Any, special: bool, text: st
 
 
 class _Shouting(type(demo_tokenizer())):  # type: ignore[misc]
-    """A tokenizer that does something of its own before the library's call."""
+    """A tokenizer that changes the text before the library's call."""
 
     def __call__(self, text: str, **options: Any) -> Any:
         return super().__call__(text.upper(), **options)

@@ -220,6 +220,7 @@ class TestCorpus:
         assert rows < 20 or first.tolist() != second.tolist()
 
 
+@pytest.mark.slow
 class TestTraining:
     @pytest.mark.parametrize("kind", shape.KINDS)
     def test_loss_falls(self, run_dir: Path, trained: Path, kind: str) -> None:
@@ -372,6 +373,7 @@ class TestCard:
         assert path.read_text(encoding="utf-8") == written
 
 
+@pytest.mark.slow
 class TestCommands:
     @pytest.mark.parametrize(
         ("arguments", "named"),

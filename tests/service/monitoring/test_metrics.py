@@ -1,4 +1,4 @@
-"""What Prometheus and a trace collector see."""
+"""Metrics for Prometheus and spans for a trace collector."""
 
 from __future__ import annotations
 
@@ -127,6 +127,7 @@ def test_labels_are_bounded(served: tuple[str, FastAPI]) -> None:
     assert {label["model_name"] for label in labels if "model_name" in label} <= {"tiny", "tiny-alibi"}
 
 
+@pytest.mark.slow
 def test_two_servers_in_one_process_count_for_themselves(served: tuple[str, FastAPI], checkpoints: Path) -> None:
     url, _ = served
     labels = {"model_name": "tiny", "pe_method": "default"}
@@ -152,6 +153,7 @@ def test_openmetrics_where_asked_for(served: tuple[str, FastAPI]) -> None:
     assert answer.text.endswith("# EOF\n")
 
 
+@pytest.mark.slow
 def test_requests_become_spans(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     exporter = memory.InMemorySpanExporter()

@@ -1,4 +1,4 @@
-"""What Prometheus is told to read and Grafana to show, against the metrics of the live server."""
+"""Queries of Prometheus and Grafana, against the metrics of the live server."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_prometheus_reads_the_services_of_the_compose_file() -> None:
     ((target,),) = [config["targets"] for config in job["static_configs"]]
     for server in (one for one in COMPOSE.values() if "build" in one):
         (alias,) = server["networks"]["default"]["aliases"]
-        assert target == f"{alias}:{server['environment']['ROPEWAY_PORT']}", "a name that nobody answers to is down"
+        assert target == f"{alias}:{server['environment']['ROPEWAY_PORT']}", "a name without a server is down"
 
 
 # Alerts

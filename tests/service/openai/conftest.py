@@ -59,7 +59,7 @@ def tokenizer(tiny: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def url(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Base URL of a server that runs as a process of its own."""
+    """Base URL of a server in another process."""
     settings = {
         "cache_tokens": 4096,
         "score_tokens": 8192,

@@ -15,7 +15,7 @@ from tests.service.openai.conftest import ENDS, answer, chunks, plain_logprobs
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 SCORING: dict[str, Any] = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
-"""What lm-eval sends, beside the model and the prompt."""
+"""Fields that lm-eval sends, beside the model and the prompt."""
 
 
 def test_the_four_kinds_of_prompt(http: httpx.Client, tokenizer: Any) -> None:

@@ -19,6 +19,8 @@ from tests.service.conftest import TEXT
 from tests.service.evaluation.perplexity.test_scoring import our_nll, plain_nll
 from tests.service.openai.conftest import answer
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install -e .[harness]")
 
 WINDOW = 64
@@ -137,7 +139,7 @@ def test_scores_are_the_models_own(url: str, tiny: Path, tasks: Path, tokenizer:
 
 
 def test_the_encodings_differ_where_it_matters(tiny: Path, tokenizer: Any) -> None:
-    """What makes the test above able to fail: within one window the three encodings score differently."""
+    """The test above can fail: within one window the three encodings score differently."""
     ids = tokenizer(DOCUMENTS[0], add_special_tokens=False)["input_ids"]
     found = [rolling(tiny, ids, model) for model in ENCODINGS]
     assert min(abs(a - b) for i, a in enumerate(found) for b in found[:i]) > 1.0

@@ -1,4 +1,4 @@
-"""Work beside the model: bounded, shared, stopped when nobody waits for it any more."""
+"""Work beside the model: bounded, shared, stopped when no client waits for it any more."""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service import harness
 
+pytestmark = pytest.mark.slow
+
 MODELS = ["stories260K", "llama3-1m-atto"]
 
 

@@ -44,6 +44,7 @@ def our_nll(folder: Path, ids: list[int], request: dict[str, Any], chunk: int) -
             return stop.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stories260K", "llama3-1m-atto"])
 @pytest.mark.parametrize("times", [1, 2, 4])
 @pytest.mark.parametrize(

@@ -1,0 +1,287 @@
+"""Mutations: small faults put into a copy of the sources, one at a time; the named tests must catch each.
+
+``python -m tests.mutations [--only NAME ...]`` exits with 1 if a mutation survives or its text is not found once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("benchmarks", "docs", "patches", "service", "tests")
+HEAVY = (
+    *("torch", "transformers", "transformers.generation.continuous_batching", "fastapi", "sqlalchemy", "pyarrow"),
+    *("schemathesis", "hypothesis", "pytest_asyncio", "transformers.models.llama.modeling_llama"),
+)
+"""Imported once, before a process is forked for every run."""
+
+LONGEST_S = 900
+ENDED = 64
+"""Added to pytest's exit code, so that a process that breaks is not taken for a test that fails."""
+
+PASSED, FAILED = ENDED + pytest.ExitCode.OK, ENDED + pytest.ExitCode.TESTS_FAILED
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``text`` occurs once in the package ``folder``; ``wrong`` replaces it, and one of ``tests`` must fail."""
+
+    name: str
+    folder: str
+    text: str
+    wrong: str
+    tests: tuple[str, ...]
+
+    def file(self, root: Path) -> Path:
+        """The source file that holds the text.
+
+        Raises:
+            LookupError: unless exactly one file holds it, once.
+        """
+        found = [path for path in sorted((root / self.folder).rglob("*.py")) for _ in range(self.count_in(path))]
+        if len(found) != 1:
+            raise LookupError(f"{self.name}: {len(found)} places in {self.folder} hold {self.text!r}")
+        return found[0]
+
+    def count_in(self, path: Path) -> int:
+        return path.read_text(encoding="utf-8").count(self.text)
+
+
+FUSED = "tests/patches/attention/test_fused.py"
+LAYERS = "test_layers_share_tables_without_mixing_them_up"
+OVERFLOW = "test_the_merge_survives_scores_that_overflow_an_exponential"
+PAPER = "tests/patches/attention/test_paper_parity.py"
+SCORES = "tests/patches/attention/test_scores.py"
+DECODE = "tests/patches/model/test_decode.py"
+SLOTS = "tests/patches/model/test_slots.py"
+RECIPE = "tests/patches/encoding/test_recipe.py"
+TEMPERATURE = "tests/patches/encoding/test_temperature.py"
+MAPS = "tests/patches/methods/test_position_maps.py"
+BIASES = "tests/patches/methods/test_biases.py"
+FREQUENCIES = "tests/patches/methods/test_frequencies.py"
+ENGINE = "tests/service/engine/test_engine.py"
+EVICTION = "tests/service/engine/test_paged_eviction.py"
+FAIRNESS = "tests/service/engine/test_fairness.py"
+OUT_OF_MEMORY = "tests/service/engine/test_out_of_memory.py"
+VERIFICATION = "tests/service/engine/test_verification.py"
+QUEUE = "tests/service/jobs/test_queue.py"
+STORE = "tests/service/jobs/test_store.py"
+RUNNER = "tests/service/jobs/test_runner.py"
+ADDRESS = "tests/service/jobs/test_address.py"
+
+ATTENTION = [
+    Mutation(
+        "merge without the maximum",
+        "patches",
+        "torch.logaddexp(old_lse, lse)",
+        "torch.log(torch.exp(old_lse) + torch.exp(lse))",
+        (f"{FUSED}::{OVERFLOW}",),
+    ),
+    Mutation("log-sum-exp without the maximum", "patches", "torch.logsumexp(scores, dim=-1)",
+             "torch.log(torch.exp(scores).sum(-1))", (f"{FUSED}::{OVERFLOW}",)),
+    Mutation("merge weighs by the old sum", "patches", "torch.exp(lse - total)", "torch.exp(old_lse - total)",
+             (FUSED,)),
+    Mutation("wrong head of grouped queries", "patches", "upcast(key.repeat_interleave(groups, 1))",
+             "upcast(key.repeat(1, groups, 1, 1))", (FUSED,)),
+    Mutation("causal mask hides the query itself", "patches", ".triu_(keys - new + 1)", ".triu_(keys - new)",
+             (DECODE,)),
+    Mutation("sign of a distance", "patches", "rotary_table(-distance,", "rotary_table(distance,", (DECODE,)),
+    Mutation("attention factor once for both sides", "patches", ".attention_factor**2", ".attention_factor", (FUSED,)),
+    Mutation("attention factor missing in a band", "patches",
+             "rotary_table(per_pair(position_map(positions())), inv_freq, factor,",
+             "rotary_table(per_pair(position_map(positions())), inv_freq, 1.0,", (FUSED,)),
+    Mutation("tables shared between recipes", "patches", "(kind, self.resolved, self.q_start,",
+             "(kind, self.q_start,", (f"{FUSED}::{LAYERS}",)),
+    Mutation("constant temperature ignored", "patches", "scaling *= temperature.multiplier", "scaling *= 1.0",
+             (PAPER,)),
+    Mutation("triangle one column off", "patches", "part(keys, slice(first - low))",
+             "part(keys, slice(first - low + 1))", (FUSED,)),
+    Mutation("band of a long segment one key short", "patches", "slice(first - low, states.q_stop - low)",
+             "slice(first - low - 1, states.q_stop - low - 1)", (FUSED,)),
+    Mutation("staircase stops a width early", "patches", "while width < query.shape[2]:",
+             "while 2 * width < query.shape[2]:", (FUSED,)),
+    Mutation("bias after the mask", "patches", "scores = scores + states.resolved.recipe.score_bias(q_idx, kv_idx)",
+             "scores = scores - states.resolved.recipe.score_bias(q_idx, kv_idx)", (FUSED,)),
+    Mutation("sinks keep their weight", "patches", "logits = torch.cat([scores, nothing], dim=-1)",
+             "logits = torch.cat([scores, nothing - 1.0], dim=-1)", (FUSED,)),
+]  # fmt: skip
+
+ENCODING = [
+    Mutation("lower edge of a band", "patches", "inside = distance >= self.low", "inside = distance > self.low",
+             (RECIPE,)),
+    Mutation("upper edge of a band", "patches", "inside & (distance < self.high)", "inside & (distance <= self.high)",
+             (RECIPE,)),
+    Mutation("reach of a band one key short", "patches", "return first, max(first, q_high - self.low + 1)",
+             "return first, max(first, q_high - self.low)", (RECIPE,)),
+    Mutation("chunk edge", "patches", "inside & (apart < self.high)", "inside & (apart <= self.high)", (RECIPE,)),
+    Mutation("one key more among the first", "patches", "(kv_idx < self.count)", "(kv_idx <= self.count)", (MAPS,)),
+    Mutation("rotation the other way", "patches", "first * cos - second * sin", "first * cos + second * sin",
+             (SCORES,)),
+    Mutation("attention factor missing on sin", "patches", "angles.sin() * attention_factor", "angles.sin()",
+             (SCORES,)),
+    Mutation("attention factor lost on resolving", "patches", "attention_factor=float(attention_factor)",
+             "attention_factor=1.0", (FREQUENCIES,)),
+    Mutation("groups without their shift", "patches", "return position // self.group_size + self.shift",
+             "return position // self.group_size", (MAPS,)),
+    Mutation("log-n one position late", "patches", "(q_idx.float() + 1.0).log()", "q_idx.float().log()",
+             (TEMPERATURE,)),
+    Mutation("square of a temperature", "patches", "(0.1 * math.log(self.factor) + 1.0) ** 2",
+             "(0.1 * math.log(self.factor) + 1.0)", (TEMPERATURE,)),
+    Mutation("bias with the wrong slopes", "patches", "finer[0::2]", "finer[1::2]", (BIASES,)),
+    Mutation("a slot is not released", "patches", "self._users[slot] -= 1", "self._users[slot] -= 0", (SLOTS,)),
+]  # fmt: skip
+
+SERVED = [
+    Mutation("block table off by one", "service/engine", "position - self.dropped.get(request_id, 0) *",
+             "position - max(0, self.dropped.get(request_id, 0) - 1) *", (EVICTION,)),
+    Mutation("window dropped a page early", "service/engine", "(position - self.last + 1) // self.page",
+             "(position - self.last + 1 + self.page) // self.page", (EVICTION,)),
+    Mutation("prefixes shared between encodings", "service/engine", "token | (number << self.token_bits)", "token",
+             (ENGINE,)),
+    Mutation("slots of the wrong requests", "service/engine", "encode(self.position_ids[:tokens], slots)",
+             "encode(self.position_ids[:tokens], slots.flip(0))", (VERIFICATION,)),
+    Mutation("a repeated step goes on", "service/engine", "future.state.position_offset -= future.query_length",
+             "future.state.position_offset -= 0", (OUT_OF_MEMORY,)),
+    Mutation("top-p one token short", "service/engine", "probs.cumsum(dim=-1) - probs >=", "probs.cumsum(dim=-1) >=",
+             (ENGINE,)),
+    Mutation("cancelled generations run on", "service/engine", "manager.cancel_request(request.request_id)", "pass",
+             (f"{EVICTION}::test_cancelling_gives_everything_back",)),
+    Mutation("a request keeps its slot", "service/engine", "self._slots.release(slot)", "pass",
+             (f"{ENGINE}::test_a_dead_thread_fails_what_ran_and_comes_back",)),
+    Mutation("a tenant keeps its share of slots", "service/engine", "ticket.leave()", "pass",
+             (f"{FAIRNESS}::test_one_tenant_cannot_take_every_slot",)),
+    Mutation("prompts of a tenant last in first out", "service/engine", "[*decoding[:rows], *mine]",
+             "[*decoding[:rows], *mine[::-1]]",
+             (f"{FAIRNESS}::test_a_tenants_requests_come_in_their_order",)),
+]  # fmt: skip
+
+JOBS = [
+    Mutation("a lease never ends", "service/jobs", "Job.lease_until < datetime.now(UTC)", "Job.lease_until.is_(None)",
+             (QUEUE,)),
+    Mutation("a lease is not checked", "service/jobs", "Job.number == number, Job.owner == self._owner,",
+             "Job.number == number,", (QUEUE,)),
+    Mutation("a finished unit is not stored", "service/jobs", "session.add(row)", "pass", (QUEUE,)),
+    Mutation("claims are not counted from a unit on", "service/jobs", "job.claims = 0\n", "job.claims += 0\n",
+             (QUEUE,)),
+    Mutation("released jobs stay running", "service/jobs", 'values(state="queued", owner=None,',
+             'values(state="running", owner=None,', (QUEUE,)),
+    Mutation("units recorded twice", "service/jobs", "if unit.position not in recorded:", "if True:", (QUEUE,)),
+    Mutation("outcomes shared between tenants", "service/jobs", '"tenant": tenant,\n', '"tenant": "",\n', (ADDRESS,)),
+    Mutation("the encoding is not in the address", "service/jobs", '"encoding": encoding(unit.subject, unit.length),',
+             '"encoding": "",', (ADDRESS,)),
+    Mutation("jobs of other tenants", "service/jobs", "select(Job).where(Job.id == job_id, Job.tenant == tenant)",
+             "select(Job).where(Job.id == job_id)", (STORE,)),
+    Mutation("one retry less", "service/jobs", "job.failures[position] > MOST_RETRIES",
+             "job.failures[position] >= MOST_RETRIES", (RUNNER,)),
+]  # fmt: skip
+
+MUTATIONS = [*ATTENTION, *ENCODING, *SERVED, *JOBS]
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the sources below ``folder``, beside a link to the shared data."""
+    root = folder / "repository"
+    root.mkdir()
+    for name in COPIED:
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    shared = ROOT.parent / "shared"
+    if shared.is_dir():
+        (folder / shared.name).symlink_to(shared)
+    return root
+
+
+def tested(root: Path, tests: Sequence[str]) -> int:
+    """Exit code of a fork of this process that runs ``tests`` in the sources of ``root``."""
+    process = multiprocessing.get_context("fork").Process(target=run_pytest, args=(root, tests))
+    process.start()
+    process.join(LONGEST_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def run_pytest(root: Path, tests: Sequence[str]) -> None:
+    """Silently, with the sources of ``root`` in place of these."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in COPIED]:
+        del sys.modules[name]
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = str(root)
+    sys.path.insert(0, str(root))
+    sys.dont_write_bytecode = True
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(silence, stream)
+    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    os._exit(ENDED + pytest.main([*options, *tests], plugins=[WithoutShrinking()]))
+
+
+class WithoutShrinking:
+    """One example that fails is enough; hypothesis would look for the smallest."""
+
+    @staticmethod
+    def pytest_collection() -> None:
+        from hypothesis import Phase, settings
+
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("unshrunk", settings.get_profile("ropeway"), phases=phases)
+        settings.load_profile("unshrunk")
+
+
+def verdict(mutation: Mutation, root: Path) -> str:
+    """ "caught", "survived" or why it was not tested; the sources of ``root`` are restored."""
+    try:
+        path = mutation.file(root)
+    except LookupError as error:
+        return f"not applied: {error}"
+    source = path.read_text(encoding="utf-8")
+    path.write_text(source.replace(mutation.text, mutation.wrong), encoding="utf-8")
+    try:
+        code = tested(root, mutation.tests)
+    finally:
+        path.write_text(source, encoding="utf-8")
+    return {PASSED: "survived", FAILED: "caught"}.get(code, f"not tested: the process ended with {code}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=[mutation.name for mutation in MUTATIONS], metavar="NAME")
+    parser.add_argument("--tests-pass", action="store_true", help="do not run the tests without a mutation first")
+    arguments = parser.parse_args()
+    chosen = [mutation for mutation in MUTATIONS if arguments.only is None or mutation.name in arguments.only]
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
+    for module in HEAVY:
+        importlib.import_module(module)
+    with tempfile.TemporaryDirectory() as folder:
+        root = copied(Path(folder))
+        tests = sorted({test for mutation in chosen for test in mutation.tests})
+        if not arguments.tests_pass and tested(root, tests) != PASSED:
+            print("the tests fail without any mutation")
+            return 1
+        verdicts = {}
+        for mutation in chosen:
+            verdicts[mutation.name] = verdict(mutation, root)
+            print(f"{mutation.name}: {verdicts[mutation.name]}", flush=True)
+    print()
+    for mutation in chosen:
+        print(f"| {mutation.name} | {mutation.folder} | {verdicts[mutation.name]} |")
+    caught = sum(found == "caught" for found in verdicts.values())
+    print(f"{caught} of {len(chosen)} caught")
+    return 0 if caught == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
