@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from patches import ENCODING_TAGS, Problem, problems_of
-from service.evaluation.answers import RESULTS
+from service.evaluation.catalogue import EVALUATIONS
 from service.inputs import TAGS
 
-NO_FIELDS = frozenset({"body", "query", "path", "header", *TAGS, *ENCODING_TAGS, *RESULTS})
+NO_FIELDS = frozenset({"body", "query", "path", "header", *TAGS, *ENCODING_TAGS, *EVALUATIONS})
 """What FastAPI and unions put into the location of a problem."""
 
 

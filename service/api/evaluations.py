@@ -142,7 +142,7 @@ async def _run(
 def _routes_of(evaluation: Evaluation) -> APIRouter:
     """POST to measure; GET the recent result again, as JSON, table and picture."""
     router = APIRouter(prefix=f"/{evaluation.name}", tags=[evaluation.name], route_class=DocumentsRoute)
-    example = {"demo": {"value": evaluation.example()}}
+    example = {"demo": {"value": evaluation.request.example()}}
     in_other_forms: dict[int | str, dict[str, Any]] = {
         200: {"content": {"text/csv": {}, "text/event-stream": {}}},
         202: {"model": JobInfo, "description": "With `background`: the job that it has become."},

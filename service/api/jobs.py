@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Body, FastAPI, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -21,9 +21,7 @@ from service.api.files import Standalone, json_response, result_file, unpacked_r
 from service.api.routing import DocumentsRoute
 from service.api.streaming import Emit, event_stream
 from service.errors import ApiError, bad_request, shutting_down
-from service.evaluation.answers import AnyResult
-from service.evaluation.bodies import AnyRequest
-from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.catalogue import EVALUATIONS, any_request, any_result, plan_of
 from service.evaluation.request import EvaluationRequest
 from service.jobs import early
 from service.jobs.calls import StoreCalls
@@ -35,6 +33,15 @@ from service.jobs.store import JobStore
 from service.reports.render import PAGE, PageOptions
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=DocumentsRoute)
+
+if TYPE_CHECKING:
+    AnyRequest = EvaluationRequest
+else:
+    AnyRequest = any_request()
+
+EXAMPLES: Any = {
+    name: {"value": {"evaluation": name} | evaluation.request.example()} for name, evaluation in EVALUATIONS.items()
+}
 
 LOOK_AGAIN_S = 2.0
 """Events of a job that another process runs are looked for this often."""
@@ -114,10 +121,7 @@ def _accepted(job: JobInfo, request: Request) -> JSONResponse:
 
 @router.post("", status_code=202, response_model=JobInfo)
 async def create(
-    body: Annotated[
-        AnyRequest,
-        Body(openapi_examples={name: {"value": {"evaluation": name} | e.example()} for name, e in EVALUATIONS.items()}),
-    ],
+    body: Annotated[AnyRequest, Body(openapi_examples=EXAMPLES)],
     request: Request,
     idempotency_key: IdempotencyKey = None,
 ) -> Any:
@@ -249,7 +253,7 @@ async def _units(job_id: str, request: Request) -> list[UnitDone]:
     return await _stored(request, _store(request).done_units, job_id)
 
 
-@router.get("/{job_id}/results.json", response_model=AnyResult)
+@router.get("/{job_id}/results.json", response_model=any_result())
 async def results_json(job_id: str, request: Request) -> Response:
     """The result, which depends on its inputs alone: times are with the job. Of a job that was cancelled or failed,
     the result of the methods that are complete; ``partial`` says what it lacks."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -60,7 +62,7 @@ Methods = Annotated[
 """Encodings to compare; one alone needs no list."""
 
 
-class EvaluationRequest(KnownFields):
+class EvaluationRequest(KnownFields, ABC):
     """What to measure, and how the answer is to come. ``Evaluation`` in the catalogue turns it into a plan."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -94,6 +96,16 @@ class EvaluationRequest(KnownFields):
             return None
         values = self.lengths.values() if isinstance(self.lengths, LengthRange) else self.lengths
         return sorted(set(values))
+
+    @classmethod
+    @abstractmethod
+    def example(cls) -> dict[str, Any]:
+        """A body that works on the embedded demo models, without its ``evaluation``."""
+
+    @classmethod
+    def placed(cls, documents: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """A body of ``fields`` that has ``documents``: their ``input`` and ``max_tokens``."""
+        return {**fields, **documents}
 
     def texts(self) -> list[str | list[int]]:
         """The documents as they were sent."""

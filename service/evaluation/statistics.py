@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from service.evaluation.perplexity.results import Group, LengthResult, PositionBucket
-from service.evaluation.results import Interval
+from service.evaluation.perplexity.results import LengthResult, PositionBucket
+from service.evaluation.results import Group, Interval
 from service.sharing.stopping import check_wanted
 
 BLOCK = 64

@@ -16,13 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from service.evaluation.formatting import short_number, spaced
 from service.evaluation.perplexity.results import LengthResult, MethodResult, PerplexityResult
-from service.evaluation.perplexity.tables import (
-    interval_note,
-    protocol_note,
-    short_number,
-    spaced,
-)
 from service.evaluation.results import documents_text, name_of
 from service.figures.axes import leave_room, log_axis, value_range
 from service.figures.charts import counted, mark_trained, new_figure, note
@@ -65,7 +60,7 @@ def perplexity_figure(result: PerplexityResult) -> Figure:
     ends = [[_interval(at) for at in method.lengths] for method in result.methods]
     shaded = len(ends) == 1 or leave_room(ends, low, high, logarithmic=True)
     notes = [f"one length was measured: {ALONE}"] if len(result.lengths) == 1 else []
-    notes += [interval_note(result) if shaded else NOT_SHADED, _subtitle(result, "▲ beyond the axis")]
+    notes += [result.interval_note() if shaded else NOT_SHADED, _subtitle(result, "▲ beyond the axis")]
     write_titles(figure, f"Perplexity by context length: {result.model}", " · ".join(notes))
     box = (LEFT / width, BOTTOM / height, AXES_WIDTH / width, 1 - (TOP + BOTTOM) / height)
     axes = plain_axes(figure, box)
@@ -183,7 +178,7 @@ def perplexity_chart(result: PerplexityResult) -> go.Figure:
     figure.update_layout(xaxis=x, yaxis=log_axis("perplexity", *_value_range(result)))
     mark_trained(figure, result.trained_length, x)
     if add_curves(figure, [_curve(method, result) for method in result.methods]):
-        note(figure, interval_note(result))
+        note(figure, result.interval_note())
     return figure
 
 
@@ -216,7 +211,7 @@ def _subtitle(result: PerplexityResult, cut_note: str) -> str:
     """Protocol, documents, and ``cut_note`` if something is cut off."""
     highest = max(at.perplexity for method in result.methods for at in method.lengths)
     cut = f"{cut_note} · " if highest > _value_range(result)[1] else ""
-    return f"{cut}{protocol_note(result)} protocol · {documents_text(result.documents)}"
+    return f"{cut}{result.protocol_note()} protocol · {documents_text(result.documents)}"
 
 
 def _length_range(result: PerplexityResult) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from patches import Recipe
-from service.evaluation.answers import RESULTS
+from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.records import JobInfo
 
 
@@ -39,7 +39,7 @@ def file_of(form: str, evaluation: str, packed: bytes, job: str | None = None, o
     ``job`` is its job's description as JSON."""
     from service.reports.forms import FORMS
 
-    result = RESULTS[evaluation].model_validate_json(gzip.decompress(packed))
+    result = EVALUATIONS[evaluation].result.model_validate_json(gzip.decompress(packed))
     return FORMS[form](result, None if job is None else JobInfo.model_validate_json(job), options)
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation of long perplexity returns."""
+"""The result of a long perplexity evaluation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.evaluation.perplexity.results import Group, Protocol
-from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+from service.evaluation.perplexity.results import Protocol
+from service.evaluation.results import (
+    DocumentInfo,
+    EvaluationResult,
+    Group,
+    Interval,
+    MethodInResult,
+    Row,
+    Score,
+    Scores,
+)
+from service.evaluation.words import best_method, near_reference
 
 
 class EvaluatorInfo(MethodInResult):
@@ -64,6 +74,24 @@ class LongPerplexityResult(EvaluationResult):
     def rows(self) -> list[Row]:
         """One row per method and length."""
         return [self._row(method, at) for method in self.methods for at in method.lengths]
+
+    def scores(self) -> Scores:
+        """Perplexity of key tokens, at the lengths that score any."""
+        by_method = [
+            {
+                at.length: Score(at.long_perplexity, at.interval, at.groups)
+                for at in method.lengths
+                if at.long_perplexity is not None
+            }
+            for method in self.methods
+        ]
+        return Scores("perplexity of key tokens", True, by_method)
+
+    def words(self) -> list[str]:
+        """The best method, and the lengths at which each stays near the reference."""
+        if not any(self.scores().by_method):
+            return ["Nothing could be measured: no scored token needs long context."]
+        return [*best_method(self), *near_reference(self)]
 
     def _row(self, method: LongMethodResult, at: LongLengthResult) -> Row:
         interval, evaluator = at.interval, self.evaluator

@@ -42,11 +42,10 @@ class PerplexityRequest(DocumentsRequest):
             raise ValueError(f"tail has no meaning for protocol {self.protocol}")
         return self
 
-
-def example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "input": DEFAULT_DOCUMENT,
-        "methods": examples(),
-        "lengths": [256, 512, 1024, 2048],
-    }
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {
+            "input": DEFAULT_DOCUMENT,
+            "methods": examples(),
+            "lengths": [256, 512, 1024, 2048],
+        }

@@ -1,4 +1,4 @@
-"""What a perplexity evaluation returns. The same models serve the API, the shell and the plots."""
+"""The result of a perplexity evaluation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+from service.evaluation.results import (
+    DocumentInfo,
+    EvaluationResult,
+    Group,
+    Interval,
+    MethodInResult,
+    Row,
+    Score,
+    Scores,
+    documents_text,
+)
+from service.evaluation.words import best_method, near_reference
 
 Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]
-
-Group = tuple[float, int]
-"""NLL summed over the scored tokens of a document or of a block, and their number."""
 
 
 class PositionBucket(BaseModel):
@@ -78,6 +86,34 @@ class PerplexityResult(EvaluationResult):
     def rows(self) -> list[Row]:
         """One row per method and length."""
         return [self._row(method, at) for method in self.methods for at in method.lengths]
+
+    def scores(self) -> Scores:
+        """Perplexity by context length."""
+        by_method = [
+            {at.length: Score(at.perplexity, at.interval, at.groups) for at in m.lengths} for m in self.methods
+        ]
+        return Scores("perplexity", True, by_method, note=self.interval_note())
+
+    def words(self) -> list[str]:
+        """The best method, and the lengths at which each stays near the reference."""
+        return [*best_method(self), *near_reference(self)]
+
+    def heading(self) -> str:
+        """Model, protocol and documents in one line."""
+        return f"{super().heading()}: {self.protocol_note()}, {documents_text(self.documents)}"
+
+    def protocol_note(self) -> str:
+        """The protocol with the parameters that had an effect, such as ``sliding (stride 256)``."""
+        parameters = ", ".join(f"{name} {value}" for name, value in self.parameters.items())
+        return f"{self.protocol} ({parameters})" if parameters else self.protocol
+
+    def interval_note(self) -> str:
+        """The units that the intervals resample."""
+        kinds = {at.interval.kind for method in self.methods for at in method.lengths if at.interval}
+        if not kinds:
+            return "too few tokens for an interval"
+        over = {"documents": "documents (bootstrap)", "blocks": "blocks of 64 tokens"}
+        return f"95 % interval over {' and '.join(over[kind] for kind in sorted(kinds))}"
 
     def _row(self, method: MethodResult, at: LengthResult) -> Row:
         interval = at.interval

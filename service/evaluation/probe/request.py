@@ -43,15 +43,13 @@ class ProbeRequest(DocumentsRequest):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="Of the drawn segments.")
     bos: Bos = Field("auto", description="BOS at the start of every pass; `auto` does what the tokenizer does.")
 
-
-def example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "evaluation": "probe",
-        "input": DEFAULT_DOCUMENT,
-        "methods": examples(),
-        "lengths": [256, 1024],
-        "distances": [16, 64, 128, 256, 512],
-        "samples": 4,
-        "segment_of": "document",
-    }
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {
+            "input": DEFAULT_DOCUMENT,
+            "methods": examples(),
+            "lengths": [256, 1024],
+            "distances": [16, 64, 128, 256, 512],
+            "samples": 4,
+            "segment_of": "document",
+        }

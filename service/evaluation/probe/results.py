@@ -1,4 +1,4 @@
-"""What a probe returns."""
+"""The result of a probe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from service.evaluation.formatting import listed, percent
 from service.evaluation.perplexity.results import PositionBucket
-from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row, Score, Scores
+from service.evaluation.words import best_method
 
 Measure = Literal[
     "attention", "first_keys", "entropy", "copying", "copying_first", "copying_nll", "copying_nll_first", "nll"
@@ -96,6 +98,33 @@ class ProbeResult(EvaluationResult):
         are absent from means over both.
         """
         return [row for method in self.methods for row in self._rows(method)]
+
+    def scores(self) -> Scores:
+        """Copying accuracy by distance."""
+        by_method = [{at.distance: Score(at.accuracy, at.interval) for at in m.copying} for m in self.methods]
+        return Scores("copying accuracy", False, by_method, by="distance")
+
+    def words(self) -> list[str]:
+        """The best method at copying, and the attention beyond the trained length."""
+        return [*best_method(self), *self._far_attention()]
+
+    def _far_attention(self) -> list[str]:
+        """The share of attention beyond the trained length, in passes of the longest length."""
+        longest, shares = self.lengths[-1], []
+        starts = {bucket.start for method in self.methods for at in method.attention_mean for bucket in at.buckets}
+        far = min((start for start in starts if start >= self.trained_length), default=longest)
+        if longest <= far:
+            return []
+        for name, method in zip(self.names(), self.methods, strict=True):
+            for at in method.attention_mean:
+                if at.length == longest:
+                    mass = sum(bucket.mass for bucket in at.buckets if bucket.start >= far)
+                    shares.append(f"{name} {percent(mass)} (on the first 4 keys {percent(at.first_keys)})")
+        beyond = f"the trained {far:,}" if far == self.trained_length else f"{far:,}"
+        return [
+            f"In passes of {longest:,} tokens, this share of the attention goes to keys at distances of {beyond} "
+            f"tokens or more: {listed(shares)}."
+        ]
 
     def _rows(self, method: ProbeMethod) -> Iterator[Row]:
         for attention in (*method.attention, *method.attention_mean):

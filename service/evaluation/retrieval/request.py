@@ -55,6 +55,15 @@ class PasskeyRequest(DepthRequest):
     def texts(self) -> list[str | list[int]]:
         return [] if self.input is None else super().texts()
 
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {
+            "methods": examples(),
+            "lengths": [256, 512, 1024],
+            "depths": [0.0, 0.5, 1.0],
+            "samples": 1,
+        }
+
 
 class NeedleRequest(DepthRequest):
     """A sentence in documents that have nothing to do with it, by length and depth; several encodings in one call.
@@ -88,26 +97,13 @@ class NeedleRequest(DepthRequest):
     )
     max_new_tokens: NewTokens = Field(32, description="Tokens to generate.")
 
-
-def passkey_example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "evaluation": "passkey",
-        "methods": examples(),
-        "lengths": [256, 512, 1024],
-        "depths": [0.0, 0.5, 1.0],
-        "samples": 1,
-    }
-
-
-def needle_example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "evaluation": "needle",
-        "input": DEFAULT_DOCUMENT,
-        "methods": examples(),
-        "lengths": [256, 512, 1024],
-        "depths": [0.0, 0.5, 1.0],
-        "samples": 1,
-        "max_new_tokens": 16,
-    }
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {
+            "input": DEFAULT_DOCUMENT,
+            "methods": examples(),
+            "lengths": [256, 512, 1024],
+            "depths": [0.0, 0.5, 1.0],
+            "samples": 1,
+            "max_new_tokens": 16,
+        }

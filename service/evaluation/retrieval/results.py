@@ -1,12 +1,14 @@
-"""What the retrieval evaluations return."""
+"""The results of the retrieval evaluations."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row, Score, Scores
+from service.evaluation.words import best_method, found_up_to
 
 
 class SampleResult(BaseModel):
@@ -51,6 +53,11 @@ class LengthScore(Averages):
     length: int
 
 
+def scores_by_length(lengths: Sequence[LengthScore]) -> dict[int, Score]:
+    """The scores of one method."""
+    return {at.length: Score(at.score, at.interval) for at in lengths}
+
+
 class DepthScore(LengthScore):
     """One method at one length and depth: the share of the haystack that stands before what is to be found."""
 
@@ -80,6 +87,14 @@ class DepthResult(EvaluationResult):
     def rows(self) -> list[Row]:
         """One row per method, length and depth."""
         return [self._row(method, cell) for method in self.methods for cell in method.cells]
+
+    def scores(self) -> Scores:
+        """The share found, over all depths."""
+        return Scores("share found", False, [scores_by_length(method.lengths) for method in self.methods])
+
+    def words(self) -> list[str]:
+        """The best method, and the length up to which each finds half."""
+        return [*best_method(self), *found_up_to(self)]
 
     def _row(self, method: DepthMethod, cell: DepthScore) -> Row:
         return {

@@ -64,15 +64,13 @@ class RulerRequest(DocumentsRequest):
         """Those of single tasks that were asked for."""
         return {name: value for name, value in self if name.partition("_")[0] in self.tasks}
 
-
-def example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "evaluation": "ruler",
-        "tasks": ["niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "fwe"],
-        "input": DEFAULT_DOCUMENT,
-        "methods": examples(),
-        "lengths": [512, 1024],
-        "samples": 1,
-        "max_new_tokens": 16,
-    }
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {
+            "tasks": ["niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "fwe"],
+            "input": DEFAULT_DOCUMENT,
+            "methods": examples(),
+            "lengths": [512, 1024],
+            "samples": 1,
+            "max_new_tokens": 16,
+        }
