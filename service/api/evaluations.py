@@ -15,7 +15,7 @@ from service.api.jobs import STORE_S, IdempotencyKey, submit
 from service.api.routing import DocumentsRoute
 from service.api.streaming import Emit, event_stream
 from service.errors import ApiError, bad_request
-from service.evaluation.catalogue import EVALUATIONS, Evaluation
+from service.evaluation.catalogue import EVALUATIONS, Evaluation, plan_of
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult, Progress
@@ -32,7 +32,7 @@ from service.sharing.workers import Workers
 log = structlog.get_logger()
 
 
-async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Request, key: str | None) -> Any:
+async def answer(body: EvaluationRequest, request: Request, key: str | None) -> Any:
     """Run one evaluation for one request, or queue it under the idempotency key ``key``."""
     if body.background:
         return await submit(body, request, key)
@@ -41,7 +41,7 @@ async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Reque
     state = request.app.state
     models: ModelRegistry = state.models
     tickets = await _admit(body, models, request)
-    plan = await state.workers.run(evaluation.plan, body, models, state.settings.at_once())
+    plan = await state.workers.run(plan_of, body, models, state.settings.at_once())
     await charge(request, plan.tokens)
 
     if body.stream:
@@ -166,7 +166,7 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
         request: Request,
         idempotency_key: IdempotencyKey = None,
     ) -> Any:
-        return await answer(evaluation, body, request, idempotency_key)
+        return await answer(body, request, idempotency_key)
 
     @router.get("/{result_id}", response_model=evaluation.result, summary="A recent result again.")
     async def again(result_id: str, request: Request) -> Response:

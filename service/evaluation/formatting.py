@@ -27,8 +27,10 @@ def listed(names: Sequence[str], most: int = 6) -> str:
 
 
 def spaced(lengths: Sequence[int], trained_length: int, most: int) -> list[int]:
-    """At most ``most`` of the ascending ``lengths``, apart on a log scale: both ends, then the trained
-    length and its doublings where they are among them, then others."""
+    """At most ``most`` of the ascending ``lengths``, apart on a log scale.
+
+    Both ends come first, then the trained length and its doublings, then others.
+    """
     first, last = lengths[0], lengths[-1]
     gap = math.log2(last / first) / (most - 1) * (1 - 1e-9)
     doublings = [length for length in lengths if math.log2(length / trained_length).is_integer()]

@@ -1,4 +1,4 @@
-"""Fields that every evaluation's body has."""
+"""Fields of every evaluation's body."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ Tokens = Annotated[int, Field(ge=2, le=(1 << 24) - 1)]
 
 Bos = Literal["auto", "always", "never"]
 
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+
 MOST_IN_RANGE = 65_536
-"""Lengths of a range: few words must not become a list that fills the memory."""
+"""Most lengths of a range: a short body must not fill the memory."""
 
 
 class LengthRange(KnownFields):
@@ -63,7 +65,7 @@ Methods = Annotated[
 
 
 class EvaluationRequest(KnownFields, ABC):
-    """What to measure, and how the answer is to come. ``Evaluation`` in the catalogue turns it into a plan."""
+    """The measurement, and the form of its answer. The ``Evaluation`` in the catalogue turns it into a plan."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -78,8 +80,8 @@ class EvaluationRequest(KnownFields, ABC):
         None, description="Context lengths in tokens; doubling from the trained length when absent."
     )
     stream: bool = Field(False, description="Server-sent events: progress, then the result.")
-    background: bool = Field(False, description="Answer 202 with a job at once; the job's routes have the rest.")
-    reuse: bool = Field(True, description="A job takes outcomes that the store has of the same inputs, model and code.")
+    background: bool = Field(False, description="Answer 202 with a job at once; its routes have the result.")
+    reuse: bool = Field(True, description="A job reuses stored outcomes of the same inputs, model and code.")
     timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
         None, description="Seconds until it is given up with 504; the server's maximum when absent. Not for jobs."
     )
@@ -108,7 +110,7 @@ class EvaluationRequest(KnownFields, ABC):
         return {**fields, **documents}
 
     def texts(self) -> list[str | list[int]]:
-        """The documents as they were sent."""
+        """The documents of the request."""
         given = getattr(self, "input", None)
         return [] if given is None else as_list(given)
 
@@ -117,5 +119,5 @@ class DocumentsRequest(EvaluationRequest):
     """An evaluation of documents, its ``input``."""
 
     max_tokens: Tokens | None = Field(
-        None, description="Tokens of each document that are used: longer ones are cut, and the result says so."
+        None, description="Most tokens of each document; longer documents are cut, and the result has their length."
     )

@@ -21,7 +21,7 @@ from service.evaluation.words import best_method, near_reference
 
 
 class EvaluatorInfo(MethodInResult):
-    """Who chose the key tokens, by what, and how many there are among the tokens that any length reads."""
+    """The model that chose the key tokens, its parameters, and their number among all tokens that are read."""
 
     long_context: int
     short_context: int
@@ -33,8 +33,8 @@ class EvaluatorInfo(MethodInResult):
 
 
 class LongLengthResult(BaseModel):
-    """One method at one length. Sums and means are natural-log NLL over the key tokens among the scored ones; with no
-    key token among them ``key_tokens`` is 0 and there is no long perplexity.
+    """One method at one length. Sums and means are natural-log NLL over the key tokens among the scored ones. Without a
+    key token, ``key_tokens`` is 0 and the long perplexity null.
 
     ``perplexity`` is over all scored tokens, for contrast.
     """
@@ -66,7 +66,7 @@ class LongPerplexityResult(EvaluationResult):
     evaluator: EvaluatorInfo
     protocol: Protocol
     parameters: dict[str, Any] = Field(description="Stride and tail of the protocol as they took effect.")
-    bos: bool = Field(description="Whether every window starts with the model's BOS token.")
+    bos: bool = Field(description="True when every window starts with the model's BOS token.")
     lengths: list[int]
     documents: list[DocumentInfo]
     methods: list[LongMethodResult]

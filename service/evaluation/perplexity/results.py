@@ -34,10 +34,10 @@ class PositionBucket(BaseModel):
 class LengthResult(BaseModel):
     """One method at one length. Sums and means are natural-log NLL over the scored tokens.
 
-    ``perplexity`` is exp(nll_mean); ``perplexity_window_mean`` averages window means first, as the
-    YaRN script does. ``bits_per_byte`` and ``byte_perplexity`` divide by the UTF-8 bytes that the scored tokens
-    stand for, ``word_perplexity`` by the words that end in them: pieces between runs of white space, empty ones
-    included, as lm-evaluation-harness counts them. All three mean the same for any tokenizer.
+    ``perplexity`` is exp(nll_mean); ``perplexity_window_mean`` averages window means first, as the YaRN script does.
+    ``bits_per_byte`` and ``byte_perplexity`` divide by the UTF-8 bytes of the scored tokens, ``word_perplexity`` by the
+    words that end in them. Words are pieces between runs of white space, empty ones included, as in
+    lm-evaluation-harness. All three are comparable between tokenizers.
     """
 
     length: int
@@ -55,8 +55,8 @@ class LengthResult(BaseModel):
     documents: int
     interval: Interval | None
     groups: list[Group] = Field(
-        description="(NLL sum, tokens) of each document in order; of one document in at most 256 equal blocks of a "
-        "multiple of 64 scored tokens, the last one shorter. Methods are compared by resampling pairs of them."
+        description="(NLL sum, tokens) of each document in order. A single document has at most 256 equal blocks of a "
+        "multiple of 64 scored tokens, the last one shorter. Paired bootstraps resample these groups."
     )
 
 
@@ -76,7 +76,7 @@ class PerplexityResult(EvaluationResult):
     protocol: Protocol
     parameters: dict[str, Any] = Field(description="Window, stride and tail as they took effect.")
     bos: bool = Field(
-        description="Whether every window starts with the model's BOS token; for `rolling`, whether every document "
+        description="True when every window starts with the model's BOS token; with `rolling`, when every document "
         "starts with it, or with end-of-text where there is none."
     )
     lengths: list[int]

@@ -30,7 +30,7 @@ class DistanceBucket(BaseModel):
 
 
 class Attention(BaseModel):
-    """Where the last queries of a pass of ``length`` tokens attend, averaged over queries and documents.
+    """Attention of the last queries of a pass of ``length`` tokens, averaged over queries and documents.
 
     Masses sum to 1, or to less in models whose heads can attend to nothing. ``first_keys`` is the mass on the first 4
     keys, which is also in the bucket of their distance. ``entropy`` is in nats.
@@ -50,11 +50,11 @@ class HeadAttention(Attention):
 
 
 class Copying(BaseModel):
-    """How the tokens of a repeated segment, from its second on, are predicted the second time.
+    """Prediction of a repeated segment's tokens, from its second token on.
 
     ``distance`` is from a token to its copy. ``accuracy`` is the share of tokens to which no other is preferred,
     ``interval`` Wilson's over ``tokens``, as if they were independent; ``nll_mean`` is in nats. ``accuracy_first`` and
-    ``nll_first`` are those of the first time: what the model does without anything to copy.
+    ``nll_first`` are those of the first occurrence, which has nothing to copy.
     """
 
     distance: int
@@ -79,7 +79,7 @@ class ProbeResult(EvaluationResult):
     """A whole probe."""
 
     evaluation: Literal["probe"] = "probe"
-    bos: bool = Field(description="Whether every pass starts with the model's BOS token.")
+    bos: bool = Field(description="True when every pass starts with the model's BOS token.")
     lengths: list[int]
     queries: int = Field(description="Last positions of each length over which attention is averaged.")
     distances: list[int]
@@ -93,9 +93,9 @@ class ProbeResult(EvaluationResult):
     def rows(self) -> list[Row]:
         """One row per number.
 
-        ``measure`` says which: "attention" is the mass of a bucket, "copying" an accuracy, "..._first" is of a
-        segment's first time. ``start`` and ``stop`` bound the distance, or the context of "nll"; ``layer`` and ``head``
-        are absent from means over both.
+        ``measure`` names it: "attention" is the mass of a bucket, "copying" an accuracy; "..._first" belongs to a
+        segment's first occurrence. ``start`` and ``stop`` bound the distance, or the context of "nll". Means over both
+        ``layer`` and ``head`` have neither.
         """
         return [row for method in self.methods for row in self._rows(method)]
 

@@ -1,4 +1,4 @@
-"""Prompts by length, for several methods: what passkey, needle and RULER plans have in common."""
+"""Prompts by length, for several methods: the common part of passkey, needle and RULER plans."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def grid_lengths(wanted: Sequence[int] | None, served: ServedModel, settings: Se
 
 
 def check_grid(lengths: Sequence[int], prompts: int, subjects: Sequence[Subject], settings: Settings) -> None:
-    """Refuse before any prompt is written what is far beyond the server.
+    """Refuse a grid far beyond the server's limits, before any prompt is written.
 
     Raises:
         InvalidEvaluation: when ``prompts`` at every length have more tokens than the server allows.
@@ -118,7 +118,7 @@ def check_grid(lengths: Sequence[int], prompts: int, subjects: Sequence[Subject]
 
 
 def check_fits(drafts: dict[str, list[Draft]], length: int, tokenizer: PromptTokenizer) -> None:
-    """Every draft must fit into the shortest ``length``; ``drafts`` are by the name of what they ask.
+    """Every draft must fit into the shortest ``length``; ``drafts`` are by the name of their task.
 
     Raises:
         InvalidEvaluation: naming the smallest lengths that would do.
@@ -135,11 +135,10 @@ def samples_of(drafts: Sequence[Draft], lengths: Sequence[int], tokenizer: Promp
 
 
 def haystack_of(texts: Sequence[str | list[int]], documents: Sequence[Document]) -> Haystack:
-    """The documents of a request's ``input`` one after another, as far as they were not cut; ``texts`` are what they
-    were given as.
+    """The documents of a request one after another, each up to its cut; ``texts`` are its ``input``.
 
     Raises:
-        InvalidEvaluation: when there is not a word in them.
+        InvalidEvaluation: when they have no word.
     """
     parts = [_text_of(given, document) for given, document in zip(texts, documents, strict=True)]
     haystack = Haystack("\n\n".join(parts))
@@ -149,7 +148,7 @@ def haystack_of(texts: Sequence[str | list[int]], documents: Sequence[Document])
 
 
 def _text_of(given: str | list[int], document: Document) -> str:
-    """What a document says, up to where it was cut."""
+    """The text of a document, up to the cut."""
     if not isinstance(given, str):
         text: str = document.tokenizer.decode(document.token_ids, skip_special_tokens=True)
         return text

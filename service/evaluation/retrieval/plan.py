@@ -1,7 +1,7 @@
 """Passkey and needle: grids of lengths and depths.
 
 Passkey: Mohtashami and Jaggi, arXiv:2305.16300, with the prompt and the score of jquesnelle/yarn's eval/passkey.py;
-the filler is cut between words, where the scripts cut it anywhere. Needle: Kamradt's LLMTest_NeedleInAHaystack, with
+the filler is cut between words; the scripts cut it anywhere. Needle: Kamradt's LLMTest_NeedleInAHaystack, with
 RULER's recall in place of a language model's opinion.
 """
 

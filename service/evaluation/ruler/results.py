@@ -52,8 +52,8 @@ class RulerResult(EvaluationResult):
     samples: int = Field(description="Prompts per task and length.")
     seed: int
     threshold: float
-    parameters: dict[str, Any] = Field(description="Of single tasks, as they took effect.")
-    bos: bool = Field(description="Whether every prompt starts with the model's BOS token.")
+    parameters: dict[str, Any] = Field(description="Parameters of single tasks, as they took effect.")
+    bos: bool = Field(description="True when every prompt starts with the model's BOS token.")
     documents: list[DocumentInfo] = Field(description="The haystack; empty where no task has documents for it.")
     methods: list[RulerMethod]
 

@@ -1,4 +1,4 @@
-"""From the results of a sweep's parts to an answer: which method is best, which is good enough, and how sure."""
+"""From the results of a sweep's parts to an answer: the best method, the adequate ones, and the confidence."""
 
 from __future__ import annotations
 
@@ -172,6 +172,6 @@ def _within_limit(value: float, limit: float, scores: Scores) -> bool:
 
 
 def _sure(score: Score, limit: float) -> bool:
-    """Whether the whole interval is on one side of the limit."""
+    """True when the whole interval is on one side of the limit."""
     interval = score.interval
     return interval is not None and (interval.high <= limit or interval.low >= limit)

@@ -27,8 +27,8 @@ THE_SWEEPS_OWN = ("model", "methods", "lengths", "stream", "background", "reuse"
 
 
 class Target(KnownFields):
-    """What a method must do to be adequate, measured against the checkpoint's own encoding within its trained
-    length: a perplexity at most ``tolerance`` above it, a score at most ``tolerance`` below."""
+    """The condition for an adequate method: a perplexity at most ``tolerance`` above, or a score at most ``tolerance``
+    below, that of the checkpoint's own encoding within its trained length."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -51,7 +51,7 @@ class SweepRequest(EvaluationRequest):
     )
     evaluations: Annotated[list[Part], Field(min_length=1, max_length=16)] = Field(
         default_factory=_default,
-        description="What is measured: names of other evaluations, or their bodies without model, methods and lengths.",
+        description="Names of other evaluations, or their bodies without model, methods and lengths.",
     )
     target: Target = Field(default_factory=Target)
 
@@ -60,7 +60,7 @@ class SweepRequest(EvaluationRequest):
         for index, part in enumerate(self.evaluations):
             own = [name for name in THE_SWEEPS_OWN if name in part.model_fields_set]
             if own:
-                raise ValueError(f"evaluations.{index}: {', '.join(own)} stand in the sweep itself")
+                raise ValueError(f"evaluations.{index}: {', '.join(own)} belong to the sweep itself")
         if self.factors is not None and not any(_takes_factor(method) for method in self.methods):
             raise ValueError("factors: none of the methods takes a factor")
         if self.count() > MOST_ENCODINGS:

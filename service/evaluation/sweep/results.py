@@ -26,8 +26,8 @@ else:
 
 
 class Cost(BaseModel):
-    """What the encoding adds to ordinary attention, in the order in which it weighs: attentions per layer (bands),
-    whether all keys are rotated again when they are read, whether a bias is added to every score."""
+    """The encoding's additions to ordinary attention, by weight: attentions per layer (bands), rotation of all keys at
+    each read, a bias on every score."""
 
     attentions: int
     rotated_when_read: bool
@@ -53,9 +53,9 @@ class Judgement(BaseModel):
 
 
 class SweepMethod(MethodInResult):
-    """``rank`` is by the mean rank over evaluations, equal ones share it. ``adequate`` where every evaluation finds it
-    so that can tell; ``sure`` where all of them are, or one is that it is not. ``windowed`` where what lies further
-    back cannot be read at all. ``pe`` is resolved at the target length."""
+    """``rank`` is by the mean rank over evaluations; equal methods share it. An ``adequate`` method is so by every
+    evaluation with a limit. ``sure``: each of these is sure, or one is sure of the opposite. A ``windowed`` method
+    cannot read beyond its window. ``pe`` is resolved at the target length."""
 
     cost: Cost
     windowed: bool
@@ -69,8 +69,8 @@ class Answer(BaseModel):
     """Labels of the best method, and of the cheapest adequate one: least cost, then the better rank. Of equally good
     ones the first asked for is named, and ``words`` name all; without a number at the target length there is no best.
 
-    ``confidence`` is the probability, by paired bootstrap over documents or blocks, that the best is better than
-    ``runner_up`` by the first evaluation; null where that has no pairs to resample.
+    ``confidence`` is the probability, by paired bootstrap over documents or blocks, that the best beats ``runner_up``
+    by the first evaluation; null without pairs to resample.
     """
 
     best: str | None
