@@ -60,8 +60,10 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
 
 
 async def _kept(result: EvaluationResult, request: Request) -> tuple[str, Packed]:
-    """The result as JSON, plain and packed, with links to the same in the store. Where the database is out of reach
-    it goes to the client all the same, without links."""
+    """The result as JSON, plain and packed, with links to its files.
+
+    A database out of reach leaves the result without links.
+    """
     state = request.app.state
     settings: Settings = state.settings
     result.id = context.new_id()

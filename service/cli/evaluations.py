@@ -15,7 +15,7 @@ from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.files import check_outputs, save
-from service.cli.measuring import AsCsv, AsJson, Files, Lengths, MaxTokens, Plots, body_of, deliver
+from service.cli.measuring import AsCsv, AsJson, Files, LengthList, MaxTokens, Plots, body_of, deliver
 from service.cli.options import Encodings, ModelName, Server
 from service.cli.progress import progress
 from service.cli.terminal import fail, new_table, stderr, stdout
@@ -29,12 +29,13 @@ IncludeText = Annotated[
 ]
 
 SHARED = {"evaluation", "model", "methods", "lengths", "input", "max_tokens", "stream", "background", "timeout_s"}
-"""Fields that have options of their own, or none."""
+"""Fields with a shared option, or with none."""
 
 
 def separated(items: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Files, and values of the body's own fields, from what the command's own options left over: ``--name value``,
-    ``--name=value``, or ``--name`` and ``--no-name`` for a field that is true or false.
+    """(files, values of the evaluation's fields) from the arguments that the shared options left over.
+
+    A field is ``--name value`` or ``--name=value``; a boolean one is ``--name`` or ``--no-name``.
 
     Raises:
         typer.BadParameter: for a name that is no field, or one without a value.
@@ -109,7 +110,7 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
     def run(  # noqa: PLR0913 - one argument per option
         files: Files = None,
         pe: Encodings = None,
-        lengths_: Lengths = None,
+        lengths_: LengthList = None,
         max_tokens: MaxTokens = None,
         model: ModelName = None,
         plots: Plots = None,
@@ -131,7 +132,7 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         if background and server is None:
             raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
         if include_text and report is None:
-            raise typer.BadParameter("--include-text is of a report: add --report")
+            raise typer.BadParameter("--include-text needs a report: add --report")
         paths, own = separated(files or [], own_fields(name))
         names, body = body_of(name, own, paths, pe, lengths_, max_tokens, model, server)
         with connected(server, model) as client:
@@ -176,15 +177,15 @@ def finish(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -
 def _leave(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> NoReturn:
     if server is None or cancel:
         client.cancel(job.id)
-        told = f"cancelled{_how_to_go_on(client.job(job.id), server)}"
+        message = f"cancelled{_how_to_go_on(client.job(job.id), server)}"
     else:
-        told = f"the job goes on; come back to it: ropeway jobs follow {job.id[:12]} --server {server}"
-    stderr.print(told, markup=False, soft_wrap=True)
+        message = f"the job goes on; come back to it: ropeway jobs follow {job.id[:12]} --server {server}"
+    stderr.print(message, markup=False, soft_wrap=True)
     raise typer.Exit(128 + signal.SIGINT)
 
 
 def _how_to_go_on(job: JobInfo, server: str | None) -> str:
-    """What can be done with a job that ended early; a server of this command alone keeps its units for the next."""
+    """The next command for a job that ended early; the store keeps its finished units."""
     if not job.units_done:
         return ""
     finished = f"; {job.units_done} of {job.units_total} units are finished"

@@ -20,7 +20,7 @@ Files = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILE]...", help="Text files, each a document; '-' is stdin. None: a built-in document."),
 ]
-Lengths = Annotated[
+LengthList = Annotated[
     str | None,
     typer.Option(
         "--lengths",

@@ -11,7 +11,7 @@ import typer
 
 from service.cli.client import connected
 from service.cli.files import check_outputs
-from service.cli.measuring import AsCsv, AsJson, Files, Lengths, MaxTokens, Plots, body_of, deliver
+from service.cli.measuring import AsCsv, AsJson, Files, LengthList, MaxTokens, Plots, body_of, deliver
 from service.cli.options import Encodings, ModelName, Server
 from service.cli.progress import progress
 
@@ -19,18 +19,16 @@ if TYPE_CHECKING:
     from service.client import PerplexityResult, Ropeway
     from service.client import Progress as Scored
 
-Protocol = Annotated[
-    Literal["curve", "sliding", "disjoint", "tail", "rolling"] | None,
-    typer.Option(help="Which tokens get which context.", show_default="curve"),
-]
-
 
 def perplexity(  # noqa: PLR0913 - one argument per option
     files: Files = None,
     pe: Encodings = None,
-    lengths_: Lengths = None,
+    lengths_: LengthList = None,
     max_tokens: MaxTokens = None,
-    protocol: Protocol = None,
+    protocol: Annotated[
+        Literal["curve", "sliding", "disjoint", "tail", "rolling"] | None,
+        typer.Option(help="The scored tokens and their context.", show_default="curve"),
+    ] = None,
     stride: Annotated[
         int | None,
         typer.Option(

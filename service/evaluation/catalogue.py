@@ -113,7 +113,7 @@ _ALL = (
 EVALUATIONS = {evaluation.name: evaluation for evaluation in _ALL}
 
 IN_SWEEPS = tuple(evaluation for evaluation in _ALL if evaluation.in_sweeps)
-"""The evaluations that a sweep can combine."""
+"""The evaluations that a sweep can combine; the first one is its default."""
 
 
 def union_of(kinds: Iterable[type[Any]]) -> Any:

@@ -8,7 +8,7 @@ from service.evaluation.formatting import listed, percent
 from service.evaluation.results import EvaluationResult, Interval, Score, Scores
 
 TOLERANCE = 0.1
-"""How far a perplexity may exceed the reference and still count as near it."""
+"""Share by which a perplexity near the reference may exceed it."""
 FOUND = 0.5
 """Least share of retrieved samples that counts as found."""
 
@@ -34,7 +34,7 @@ def best_method(result: EvaluationResult) -> list[str]:
     near = [name for name in at if name != best and _overlap(at[name].interval, at[best].interval)]
     if near:
         those = f"interval of {near[0]} overlaps" if len(near) == 1 else f"intervals of {listed(near)} overlap"
-        sentences.append(f"The {those} with that: by these intervals they cannot be told apart.")
+        sentences.append(f"The {those} with that: these intervals do not separate them.")
     return sentences
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from service.jobs.records import JobInfo
 
 NOT_ASKED = {"methods", "evaluations", "answer", "documents", "evaluation", "model", "trained_length"}
-"""Fields of a result that are told in other places than the list of what was asked."""
+"""Fields of a result that the page shows outside of its list of parameters."""
 MOST_ROWS = 1000
 """Of the table of every number."""
 MOST_PICTURE_ROWS = 5000
@@ -96,13 +96,13 @@ def _told(shown: int, rows: int) -> str:
 
 
 def facts_of(result: EvaluationResult, job: JobInfo | None = None) -> list[tuple[str, str]]:
-    """What was asked, as names and values."""
+    """The parameters of the evaluation, as names and values."""
     asked = result.model_dump(mode="json", exclude={*NOT_ASKED, "id", "seconds", "links"})
     facts = [("model", result.model), ("trained length", f"{result.trained_length:,} tokens")]
     documents: list[DocumentInfo] = getattr(result, "documents", [])
     if documents:
-        told = [f"{d.name} ({d.tokens:,} tokens, {d.bytes:,} bytes)" for d in documents]
-        facts.append(("documents", "; ".join(told)))
+        texts = [f"{d.name} ({d.tokens:,} tokens, {d.bytes:,} bytes)" for d in documents]
+        facts.append(("documents", "; ".join(texts)))
     facts += [(name.replace("_", " "), _fact(value)) for name, value in asked.items()]
     if result.seconds is not None:
         facts.append(("measured in", f"{result.seconds:,.1f} s"))

@@ -1,6 +1,6 @@
-"""Files made of results, in a process of its own: parsing and drawing would hold the server's interpreter for seconds.
+"""Files made of results, in a separate process: parsing and drawing would block the server's interpreter for seconds.
 
-A server imports this and nothing that draws: its processes do, in ``service.reports.forms``.
+The server imports this module and no drawing code; its processes do, in ``service.reports.forms``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Rendered(NamedTuple):
 
 
 class PageOptions(NamedTuple):
-    """Whether a page has Plotly's script inside, and whether a report has the texts that were sent."""
+    """``standalone`` pages contain Plotly's script; reports contain the sent texts with ``include_text``."""
 
     standalone: bool = False
     include_text: bool = False

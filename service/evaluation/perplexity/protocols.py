@@ -89,8 +89,8 @@ def tail(tokens: int, length: int, scored: int, longest: int, stride: int) -> Wi
 def rolling(tokens: int, length: int) -> Windows:
     """Windows that read ``length`` tokens, the harness' ``max_length``, and so predict up to one more.
 
-    ``tokens`` counts the prefix token, which only the first window has: a later one starts with the last token of the
-    window before, and the last one reaches back as far as a whole window does.
+    ``tokens`` counts the prefix token, which only the first window has. Later windows start with the last token of the
+    window before. The last one reaches back to the size of a whole window.
     """
     count = max(0, -(-(tokens - 1) // length))
     return Windows(count, tokens, length + 1, length + 1, length, begins=1, aligned=False)

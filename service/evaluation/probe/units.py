@@ -1,4 +1,4 @@
-"""The passes of a probe that are its own: one that is looked at while it attends, one over a repeated segment."""
+"""Two passes of a probe: one with its attention recorded, one over a repeated segment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Passkey and needle: grids of lengths and depths.
 
-Passkey: Mohtashami and Jaggi, arXiv:2305.16300, with the prompt and the score of jquesnelle/yarn's eval/passkey.py;
-the filler is cut between words; the scripts cut it anywhere. Needle: Kamradt's LLMTest_NeedleInAHaystack, with
+Passkey: Mohtashami and Jaggi, arXiv:2305.16300, with the prompt and the score of jquesnelle/yarn's eval/passkey.py.
+The filler is cut between words; the scripts cut it anywhere. Needle: Kamradt's LLMTest_NeedleInAHaystack, with
 RULER's recall in place of a language model's opinion.
 """
 
@@ -130,7 +130,7 @@ def needle_drafts(request: NeedleRequest, haystack: Haystack) -> list[Draft]:
 
 
 def _grid(request: DepthRequest) -> Iterator[tuple[float, int, np.random.Generator]]:
-    """Every depth and sample with its own random numbers, so that more of either change nothing of the rest."""
+    """Every depth and sample with its own random numbers: more of either leave the others as they are."""
     for depth in sorted(set(request.depths)):
         for sample in range(request.samples):
             check_wanted()

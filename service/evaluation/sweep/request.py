@@ -27,8 +27,10 @@ THE_SWEEPS_OWN = ("model", "methods", "lengths", "stream", "background", "reuse"
 
 
 class Target(KnownFields):
-    """The condition for an adequate method: a perplexity at most ``tolerance`` above, or a score at most ``tolerance``
-    below, that of the checkpoint's own encoding within its trained length."""
+    """The condition for an adequate method, relative to the checkpoint's own encoding within its trained length.
+
+    A perplexity may be at most ``tolerance`` above it, a score at most ``tolerance`` below.
+    """
 
     model_config = ConfigDict(allow_inf_nan=False)
 

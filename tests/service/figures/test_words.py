@@ -29,9 +29,7 @@ class TestPerplexity:
 
     def test_overlapping_intervals_are_said(self) -> None:
         result = result_of({"default": [6.0, 90.0], "a": [6.0, 7.0], "b": [6.0, 7.1]}, LENGTHS[:2])
-        assert result.words()[1] == (
-            "The interval of b overlaps with that: by these intervals they cannot be told apart."
-        )
+        assert result.words()[1] == ("The interval of b overlaps with that: these intervals do not separate them.")
 
     def test_near_at_longer_lengths_only(self) -> None:
         result = result_of({"default": [6.0, 90.0, 90.0], "a": [9.0, 6.0, 6.0], "b": [9.0, 9.0, 9.0]}, LENGTHS)
