@@ -104,7 +104,7 @@ def test_the_api_has_its_routes_and_pictures(server: str) -> None:
     rows = list(csv.DictReader(io.StringIO(httpx.get(f"{server}{result['links']['csv']}", timeout=180).text)))
     assert [float(row["nll"]) for row in rows] == [x for m in result["methods"] for x in m["nll"].values()]
     document = httpx.get(f"{server}/openapi.json", timeout=180).json()
-    assert document["paths"]["/last_token"]["post"]["summary"] == "NLL of the last token by length."
+    assert document["paths"]["/last_token"]["post"]["summary"] == "NLL of the last token by length"
     assert "last_token" in json.dumps(document["paths"]["/jobs"]["post"])
     refused = httpx.post(f"{server}/last_token", json={"lengths": [0]}, timeout=180)
     assert refused.json()["error"]["param"] == "lengths.0"

@@ -3,15 +3,14 @@
 # ruff: noqa: TID252 - the test copies this folder into the service
 from __future__ import annotations
 
-import plotly.graph_objects as go
-
+from service.figures.charts import new_figure
 from service.figures.picture import Picture
 
 from .results import LastTokenResult
 
 
 def pictures(result: LastTokenResult) -> list[Picture]:
-    figure = go.Figure(layout={"title": {"text": "NLL of the last token"}})
+    figure = new_figure("NLL of the last token", result.model)
     for method in result.methods:
         figure.add_scatter(x=list(method.nll), y=list(method.nll.values()), name=method.label)
     return [Picture("last-token", "NLL of the last token", figure, result.rows())]
