@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.client import client_of
-from service.cli.perplexity import print_table, sweep
+from service.cli.measuring import show
+from service.cli.perplexity import measured
 from service.cli.server import local_server
 from service.client import Ropeway
 from service.evaluation.perplexity.results import PerplexityResult
@@ -64,7 +65,7 @@ def measure(
         RopewayError: when a method does not apply to the model at one of the lengths.
     """
     body = {"input": list(documents.values()), "methods": methods, "lengths": lengths, "protocol": "disjoint"}
-    result = sweep(client, body)
+    result = measured(client, body)
     for document, name in zip(result.documents, documents, strict=True):
         document.name = name
     return result
@@ -78,7 +79,7 @@ def main(
     documents = documents_in(texts, characters)
     with local_server(Settings(_env_file=None)) as url, client_of(url) as client:
         result = measure(client, documents, METHODS, LENGTHS)
-    print_table(result)
+    show(result)
     for folder in sorted(DEMO.iterdir()):
         insert_table(folder / "README.md", perplexity_markdown(result))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dynamic_consistency import LABELS
-from service.evaluation.perplexity.tables import short_number
+from service.evaluation.formatting import short_number
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "docs" / "evidence.md", ROOT / "docs" / "method-table.md")

@@ -18,10 +18,10 @@ from benchmarks.scoring_equality import finish
 from benchmarks.timing import Report
 from benchmarks.typical import REACH, Fields, typical
 from patches import Patched, parse
+from service.evaluation.formatting import short_number
 from service.evaluation.perplexity.plan import plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
-from service.evaluation.perplexity.tables import short_number
 from service.evaluation.unit import evaluate
 from service.figures.evaluations.perplexity import perplexity_picture
 from service.models.loading import DEMO

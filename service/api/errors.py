@@ -28,7 +28,7 @@ from service.errors import (
     context_length_exceeded,
     shutting_down,
 )
-from service.evaluation.answers import RESULTS
+from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring import NotANumber
 from service.inputs import TAGS
@@ -43,7 +43,7 @@ MAX_CHARS = 200
 MAX_CHARS_OF_THE_FIRST = 800
 """The first problem may list all that a field takes, such as the names of the methods."""
 
-NO_FIELDS = frozenset({"body", "query", "path", "header", *TAGS, *ENCODING_TAGS, *RESULTS})
+NO_FIELDS = frozenset({"body", "query", "path", "header", *TAGS, *ENCODING_TAGS, *EVALUATIONS})
 """Parts of a problem's location that FastAPI and unions add."""
 
 log = structlog.get_logger()

@@ -17,7 +17,7 @@ from service.api.jobs.lookup import STORE_S
 from service.api.jobs.submission import IdempotencyKey, submit
 from service.api.quotas import admit, charge, log_prompts, set_deadline, upper_bound
 from service.errors import ApiError, bad_request
-from service.evaluation.catalogue import EVALUATIONS, Evaluation
+from service.evaluation.catalogue import EVALUATIONS, Evaluation, plan_of
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult, Progress
@@ -34,7 +34,7 @@ from service.sharing.workers import Workers
 log = structlog.get_logger()
 
 
-async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Request, key: str | None) -> Any:
+async def answer(body: EvaluationRequest, request: Request, key: str | None) -> Any:
     """Run one evaluation for one request, or queue it under the idempotency key ``key``."""
     if body.background:
         return await submit(body, request, key)
@@ -43,7 +43,7 @@ async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Reque
     state = request.app.state
     models: ModelRegistry = state.models
     tickets = await _admit(body, models, request)
-    plan = await state.workers.run(evaluation.plan, body, models, state.settings.at_once())
+    plan = await state.workers.run(plan_of, body, models, state.settings.at_once())
     await charge(request, plan.tokens)
 
     if body.stream:
@@ -62,8 +62,10 @@ async def answer(evaluation: Evaluation, body: EvaluationRequest, request: Reque
 
 
 async def _kept(result: EvaluationResult, request: Request) -> tuple[str, Packed]:
-    """The result as JSON, plain and packed, with links to the same in the store. Where the database is out of reach
-    it goes to the client all the same, without links."""
+    """The result as JSON, plain and packed, with links to its files.
+
+    A database out of reach leaves the result without links.
+    """
     state = request.app.state
     settings: Settings = state.settings
     result.id = context.new_id()
@@ -146,7 +148,7 @@ async def _run(
 def _routes_of(evaluation: Evaluation) -> APIRouter:
     """POST to measure; GET the recent result again, as JSON, table and picture."""
     router = APIRouter(prefix=f"/{evaluation.name}", tags=[evaluation.name], route_class=DocumentsRoute)
-    example = {"demo": {"value": evaluation.example()}}
+    example = {"demo": {"value": evaluation.request.example()}}
     in_other_forms: dict[int | str, dict[str, Any]] = {
         200: {"content": {"text/csv": {}, "text/event-stream": {}}},
         202: {"model": JobInfo, "description": "With `background`: the job that it has become."},
@@ -170,7 +172,7 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
         request: Request,
         idempotency_key: IdempotencyKey = None,
     ) -> Any:
-        return await answer(evaluation, body, request, idempotency_key)
+        return await answer(body, request, idempotency_key)
 
     @router.get("/{result_id}", response_model=evaluation.result, summary="A recent result again.")
     async def again(result_id: str, request: Request) -> Response:

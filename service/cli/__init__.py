@@ -40,9 +40,9 @@ def _options(
     """One loaded language model, a positional encoding per request."""
 
 
-for command in (serve, generate, perplexity):
+for command in (serve, generate):
     app.command()(command)
-evaluations.add_to(app)
+evaluations.add_to(app, {"perplexity": perplexity})
 app.add_typer(jobs, name="jobs")
 app.add_typer(keys, name="keys")
 for listing in (report, methods, models, demo):

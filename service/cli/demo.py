@@ -20,8 +20,9 @@ from rich.text import Text
 from service.cli.client import client_of
 from service.cli.files import picture
 from service.cli.generate import panels, resolved_line
+from service.cli.measuring import show
 from service.cli.options import encodings
-from service.cli.perplexity import print_table, sweep
+from service.cli.perplexity import measured
 from service.cli.terminal import fail, loading, printable, status, stdout
 
 if TYPE_CHECKING:
@@ -173,8 +174,8 @@ def _curve(client: Ropeway, output: Path) -> None:
         "stride": WINDOWS_EVERY,
     }
     stdout.rule(Text(f"POST /perplexity: {len(names)} encodings, {trained} to {trained << 3} tokens"))
-    result = sweep(client, body)
-    print_table(result)
+    result = measured(client, body)
+    show(result)
     for path in (output / "curve.png", output / "curve.html"):
         path.write_bytes(picture(result, path))
     (output / "table.csv").write_text(csv_of(result), encoding="utf-8", newline="")

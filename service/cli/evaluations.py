@@ -1,12 +1,11 @@
-"""``ropeway passkey | needle | ruler | long_perplexity | probe | sweep``: one command per evaluation, with an option
-for every field of its body."""
+"""One command per evaluation of the catalogue, with an option for every field of its body."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -15,36 +14,28 @@ import typer
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.files import check_outputs, documents, picture, save
-from service.cli.options import Encodings, ModelName, Server, check_body, encodings, lengths
-from service.cli.perplexity import Files, Lengths, MaxTokens
+from service.cli.files import check_outputs, save
+from service.cli.measuring import AsCsv, AsJson, Files, LengthList, MaxTokens, Plots, body_of, deliver
+from service.cli.options import Encodings, ModelName, Server
 from service.cli.progress import progress
 from service.cli.terminal import fail, new_table, stderr, stdout
+from service.evaluation.catalogue import EVALUATIONS, Evaluation
 
 if TYPE_CHECKING:
-    from service.client import EvaluationResult, JobInfo, Ropeway
-    from service.evaluation.request import EvaluationRequest
-
-COMMANDS = {
-    "long-perplexity": "Perplexity over the tokens that need long context, by context length.",
-    "passkey": "Is a number that is hidden in filler found again, by length and depth?",
-    "needle": "Is a sentence that is hidden in documents found again, by length and depth?",
-    "ruler": "RULER's synthetic tasks: needles, variables, words; and the effective length.",
-    "probe": "Attention by distance, copying by distance, loss by position.",
-    "sweep": "Methods x factors x lengths x evaluations: the best, and the cheapest that is good enough.",
-}
+    from service.client import JobInfo, Ropeway
 
 IncludeText = Annotated[
     bool, typer.Option("--include-text", help="The report has the texts themselves, not only their lengths and hashes.")
 ]
 
 SHARED = {"evaluation", "model", "methods", "lengths", "input", "max_tokens", "stream", "background", "timeout_s"}
-"""Fields that have options of their own, or none."""
+"""Fields with a shared option, or with none."""
 
 
 def separated(items: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Files, and values of the body's own fields, from what the command's own options left over: ``--name value``,
-    ``--name=value``, or ``--name`` and ``--no-name`` for a field that is true or false.
+    """(files, values of the evaluation's fields) from the arguments that the shared options left over.
+
+    A field is ``--name value`` or ``--name=value``; a boolean one is ``--name`` or ``--no-name``.
 
     Raises:
         typer.BadParameter: for a name that is no field, or one without a value.
@@ -83,16 +74,9 @@ def own_fields(name: str) -> dict[str, Any]:
     return {field: schema for field, schema in _schema(name)["properties"].items() if field not in SHARED}
 
 
-def body_of(name: str) -> type[EvaluationRequest]:
-    """The body of the evaluation that the command ``name`` runs."""
-    from service.evaluation.bodies import BODIES
-
-    return BODIES[name.replace("-", "_")]
-
-
 @cache
 def _schema(name: str) -> dict[str, Any]:
-    return body_of(name).model_json_schema()
+    return EVALUATIONS[name].request.model_json_schema()
 
 
 def print_fields(name: str) -> None:
@@ -117,25 +101,23 @@ def value_of(text: str) -> Any:
         return [value_of(item) for item in text.split(",")] if "," in text and '"' not in text else text
 
 
-def command(name: str, summary: str, app: typer.Typer) -> None:
+def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
     """Add ``ropeway NAME`` to ``app``."""
+    name = evaluation.name
+    help_text = f"{evaluation.summary}\n\nEvery other field of the request is an option too: --fields lists them."
 
-    help_text = f"{summary}\n\nEvery other field of the request is an option too: --fields lists them."
-
-    @app.command(name, help=help_text, context_settings={"ignore_unknown_options": True})
+    @app.command(name.replace("_", "-"), help=help_text, context_settings={"ignore_unknown_options": True})
     def run(  # noqa: PLR0913 - one argument per option
         files: Files = None,
         pe: Encodings = None,
-        lengths_: Lengths = None,
+        lengths_: LengthList = None,
         max_tokens: MaxTokens = None,
         model: ModelName = None,
-        plots: Annotated[
-            list[Path] | None, typer.Option("--plot", metavar="FILE", help="Save the first picture as .png or .html.")
-        ] = None,
+        plots: Plots = None,
         report: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a report as one HTML file.")] = None,
         include_text: IncludeText = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
-        as_csv: Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")] = False,
+        as_json: AsJson = False,
+        as_csv: AsCsv = False,
         cancel: Annotated[bool, typer.Option("--cancel", help="With --server: Ctrl-C cancels the job.")] = False,
         background: Annotated[
             bool, typer.Option("--background", help="With --server: print the job's id and leave.")
@@ -150,20 +132,11 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
         if background and server is None:
             raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
         if include_text and report is None:
-            raise typer.BadParameter("--include-text is of a report: add --report")
+            raise typer.BadParameter("--include-text needs a report: add --report")
         paths, own = separated(files or [], own_fields(name))
-        names, texts = documents(paths)
-        body = {
-            **own,
-            **_placed(name, {"input": texts, "max_tokens": max_tokens}, own),
-            "methods": encodings(pe, check=server is None),
-            "lengths": lengths(lengths_),
-            "model": model if server else None,
-        }
-        if server is None:
-            check_body(body_of(name), body)
+        names, body = body_of(name, own, paths, pe, lengths_, max_tokens, model, server)
         with connected(server, model) as client:
-            job = client.submit(name.replace("-", "_"), **body)
+            job = client.submit(name, **body)
             if background:
                 stdout.print(job.id)
                 return
@@ -171,20 +144,7 @@ def command(name: str, summary: str, app: typer.Typer) -> None:
             result = client.result(job.id)
             if report is not None:
                 save(report, client.download(job.id, "report.html", include_text=include_text))
-        named(result, names)
-        show(result, as_json=as_json, as_csv=as_csv)
-        for path in plots or []:
-            save(path, picture(result, path))
-
-
-def _placed(name: str, documents: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Where the documents, and how much of them counts, stand in the body: a sweep has them in its parts."""
-    given = {field: value for field, value in documents.items() if value is not None}
-    if name != "sweep" or not given:
-        return given
-    parts = own.get("evaluations") or [{"evaluation": "perplexity"}]
-    parts = [{"evaluation": part} if isinstance(part, str) else part for part in parts]
-    return {"evaluations": [given | part for part in parts]}
+        deliver(result, names, plots, as_json=as_json, as_csv=as_csv)
 
 
 def finish(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> JobInfo:
@@ -217,15 +177,15 @@ def finish(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -
 def _leave(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> NoReturn:
     if server is None or cancel:
         client.cancel(job.id)
-        told = f"cancelled{_how_to_go_on(client.job(job.id), server)}"
+        message = f"cancelled{_how_to_go_on(client.job(job.id), server)}"
     else:
-        told = f"the job goes on; come back to it: ropeway jobs follow {job.id[:12]} --server {server}"
-    stderr.print(told, markup=False, soft_wrap=True)
+        message = f"the job goes on; come back to it: ropeway jobs follow {job.id[:12]} --server {server}"
+    stderr.print(message, markup=False, soft_wrap=True)
     raise typer.Exit(128 + signal.SIGINT)
 
 
 def _how_to_go_on(job: JobInfo, server: str | None) -> str:
-    """What can be done with a job that ended early; a server of this command alone keeps its units for the next."""
+    """The next command for a job that ended early; the store keeps its finished units."""
     if not job.units_done:
         return ""
     finished = f"; {job.units_done} of {job.units_total} units are finished"
@@ -235,29 +195,10 @@ def _how_to_go_on(job: JobInfo, server: str | None) -> str:
     return f"{finished}: ropeway jobs results {where} shows them, ropeway jobs resume {where} goes on"
 
 
-def named(result: EvaluationResult, names: Sequence[str]) -> None:
-    """Put the files' names where the server knows only numbers."""
-    for document, name in zip(getattr(result, "documents", []), names, strict=False):
-        document.name = name
-
-
-def show(result: EvaluationResult, *, as_json: bool, as_csv: bool) -> None:
-    """Print a result as JSON, CSV or a table."""
-    from service.evaluation.tables import csv_of
-    from service.reports.terminal import table_of
-
-    if result.partial is not None:
-        stderr.print(f"partial: {result.partial.words()}", markup=False, soft_wrap=True, style="yellow")
-    if as_json:
-        typer.echo(result.model_dump_json(indent=2))
-    elif as_csv:
-        typer.echo(csv_of(result), nl=False)
-    else:
-        for part in table_of(result):
-            stdout.print(part)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Every command, in the order of the table."""
-    for name, summary in COMMANDS.items():
-        command(name, summary, app)
+def add_to(app: typer.Typer, by_hand: Mapping[str, Callable[..., None]]) -> None:
+    """A command for every evaluation of the catalogue, in its order; those in ``by_hand`` exist already."""
+    for evaluation in EVALUATIONS.values():
+        if evaluation.name in by_hand:
+            app.command(evaluation.name, help=evaluation.summary)(by_hand[evaluation.name])
+        else:
+            add_command(evaluation, app)

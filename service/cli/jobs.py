@@ -13,8 +13,9 @@ import typer
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.evaluations import IncludeText, finish, show
+from service.cli.evaluations import IncludeText, finish
 from service.cli.files import save
+from service.cli.measuring import AsCsv, AsJson, show
 from service.cli.options import Server
 from service.cli.terminal import new_table, printable, stderr, stdout
 
@@ -88,7 +89,7 @@ def follow(
     """Follow a job until it ends, then print its result. Ctrl-C ends the following and leaves the job alone."""
     with _connected(server) as client:
         job = finish(client, client.job(_whole(client, job_id)), _address(server), cancel=cancel_)
-        show(client.result(job.id), as_json=False, as_csv=False)
+        show(client.result(job.id))
 
 
 @jobs.command("resume")
@@ -116,8 +117,8 @@ def forget(job_id: Id, server: Server = None) -> None:
 @jobs.command("results")
 def results(
     job_id: Id,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")] = False,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Save every number as Parquet.")] = None,
     server: Server = None,
 ) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from service.api.responses import PrefillProgress, ResultEnd, TextDelta
 from service.client.errors import RopewayError, in_stream
-from service.evaluation.answers import RESULTS
+from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import EvaluationResult
 from service.jobs.records import JobInfo, UnitDone
 
@@ -103,10 +103,10 @@ def typed_result(value: Any, response: httpx.Response) -> EvaluationResult:
     Raises:
         RopewayError: ``invalid_answer``, when the evaluation is unknown.
     """
-    kind = RESULTS.get(str(value.get("evaluation"))) if isinstance(value, dict) else None
-    if kind is None:
+    evaluation = EVALUATIONS.get(str(value.get("evaluation"))) if isinstance(value, dict) else None
+    if evaluation is None:
         raise _unexpected(response)
-    return typed(kind, value, response)
+    return typed(evaluation.result, value, response)
 
 
 def _unexpected(response: httpx.Response) -> RopewayError:

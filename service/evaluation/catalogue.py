@@ -1,97 +1,136 @@
-"""Every evaluation: its name, its body, its plan and its result. Adding one is a folder and a line here."""
+"""Every evaluation: a folder beside this file and a line in its table.
+
+The table loads no evaluation. The shell's help and the client read it without the code that plans and draws.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from operator import or_
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any
 
-from service.evaluation.answers import RESULTS
-from service.evaluation.long_perplexity import plan as long_perplexity_plan
-from service.evaluation.long_perplexity import request as long_perplexity
-from service.evaluation.perplexity import plan as perplexity_plan
-from service.evaluation.perplexity import request as perplexity
-from service.evaluation.probe import plan as probe_plan
-from service.evaluation.probe import request as probe
-from service.evaluation.request import EvaluationRequest
-from service.evaluation.results import EvaluationResult
-from service.evaluation.retrieval import depths
-from service.evaluation.retrieval import request as retrieval
-from service.evaluation.ruler import plan as ruler_plan
-from service.evaluation.ruler import request as ruler
-from service.evaluation.sweep import plan as sweep_plan
-from service.evaluation.sweep import request as sweep
-from service.evaluation.unit import Plan
-from service.models.registry import ModelRegistry
-from service.settings import Settings
+if TYPE_CHECKING:
+    from service.evaluation.request import EvaluationRequest
+    from service.evaluation.results import EvaluationResult
+    from service.evaluation.unit import Plan
+    from service.figures.picture import Picture
+    from service.models.registry import ModelRegistry
+    from service.settings import Settings
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``plan`` raises UnknownModel and InvalidEvaluation. ``summary`` is what it tells; ``example`` makes a body that
-    works on the demo models."""
+    """One evaluation by the ``name`` in routes, commands and ``evaluation`` fields.
 
-    request: type[EvaluationRequest]
-    plan: Callable[[Any, ModelRegistry, Settings], Plan]
-    example: Callable[[], dict[str, Any]]
+    Its ``folder`` (the name when empty) has three modules. For ``long_perplexity``: ``request.py`` with
+    ``LongPerplexityRequest``, ``results.py`` with ``LongPerplexityResult``, and ``plan.py`` with ``plan_of``.
+    ``drawn_by`` is the import path of a function from a result to its pictures. Each is imported on first use.
+    """
+
+    name: str
     summary: str
+    drawn_by: str
+    folder: str = ""
+    in_sweeps: bool = True
 
     @property
-    def name(self) -> str:
-        """As it stands in routes and in ``evaluation`` fields."""
-        return str(self.request.model_fields["evaluation"].default)
+    def request(self) -> type[EvaluationRequest]:
+        """The body of ``POST /NAME``."""
+        kind: type[EvaluationRequest] = self._named("request", f"{self._prefix}Request")
+        return kind
 
     @property
     def result(self) -> type[EvaluationResult]:
-        return RESULTS[self.name]
+        """The answer to that request."""
+        kind: type[EvaluationResult] = self._named("results", f"{self._prefix}Result")
+        return kind
+
+    @property
+    def plan(self) -> Callable[[Any, ModelRegistry, Settings], Plan]:
+        """A request as a plan; raises UnknownModel and InvalidEvaluation."""
+        function: Callable[[Any, ModelRegistry, Settings], Plan] = self._named("plan", "plan_of")
+        return function
+
+    @property
+    def pictures(self) -> Callable[[Any], Iterable[Picture]]:
+        """The pictures of a result, the main one first."""
+        function: Callable[[Any], Iterable[Picture]] = resolve_name(self.drawn_by)
+        return function
+
+    @property
+    def _prefix(self) -> str:
+        return self.name.title().replace("_", "")
+
+    def _named(self, module: str, name: str) -> Any:
+        return resolve_name(f"service.evaluation.{self.folder or self.name}.{module}:{name}")
 
 
 _ALL = (
     Evaluation(
-        perplexity.PerplexityRequest,
-        perplexity_plan.plan_of,
-        perplexity.example,
-        "How well documents are predicted, by context length.",
+        "perplexity",
+        "Perplexity of documents by context length.",
+        "service.figures.evaluations.perplexity:perplexity_pictures",
     ),
     Evaluation(
-        long_perplexity.LongPerplexityRequest,
-        long_perplexity_plan.plan_of,
-        long_perplexity.example,
-        "How well the tokens are predicted that need a long context.",
+        "long_perplexity",
+        "Perplexity over the tokens that need long context, by context length.",
+        "service.figures.evaluations.long_perplexity:long_perplexity_pictures",
     ),
     Evaluation(
-        retrieval.PasskeyRequest,
-        depths.passkey_plan,
-        retrieval.passkey_example,
-        "Whether a number hidden in filler is found again, by length and depth.",
+        "passkey",
+        "Retrieval of a number hidden in filler, by length and depth.",
+        "service.figures.evaluations.retrieval:retrieval_pictures",
+        folder="retrieval",
     ),
     Evaluation(
-        retrieval.NeedleRequest,
-        depths.needle_plan,
-        retrieval.needle_example,
-        "Whether a sentence hidden in documents is found again, by length and depth.",
+        "needle",
+        "Retrieval of a sentence hidden in documents, by length and depth.",
+        "service.figures.evaluations.retrieval:retrieval_pictures",
+        folder="retrieval",
     ),
     Evaluation(
-        ruler.RulerRequest,
-        ruler_plan.plan_of,
-        ruler.example,
+        "ruler",
         "RULER's synthetic tasks by length, and the effective length.",
+        "service.figures.evaluations.ruler:ruler_pictures",
     ),
     Evaluation(
-        probe.ProbeRequest,
-        probe_plan.plan_of,
-        probe.example,
-        "Where heads attend, how far the model copies, and its loss by position.",
+        "probe",
+        "Attention by distance, copying by distance, loss by position.",
+        "service.figures.evaluations.probe:probe_pictures",
+        in_sweeps=False,
     ),
     Evaluation(
-        sweep.SweepRequest,
-        sweep_plan.plan_of,
-        sweep.example,
-        "Methods, factors, lengths and evaluations at once: the best method, and the cheapest that is good enough.",
+        "sweep",
+        "Methods, factors, lengths and evaluations at once: the best method, and the cheapest adequate one.",
+        "service.figures.evaluations.sweep:sweep_pictures",
+        in_sweeps=False,
     ),
 )
 
 EVALUATIONS = {evaluation.name: evaluation for evaluation in _ALL}
+
+IN_SWEEPS = tuple(evaluation for evaluation in _ALL if evaluation.in_sweeps)
+"""The evaluations that a sweep can combine; the first one is its default."""
+
+
+def union_of(kinds: Iterable[type[Any]]) -> Any:
+    """A pydantic type for any of several requests or results, discriminated by ``evaluation``."""
+    from pydantic import Field
+
+    return Annotated[reduce(or_, kinds), Field(discriminator="evaluation")]
+
+
+def any_request() -> Any:
+    """The union of all requests."""
+    return union_of(evaluation.request for evaluation in _ALL)
+
+
+def any_result() -> Any:
+    """The union of all results."""
+    return union_of(evaluation.result for evaluation in _ALL)
 
 
 def plan_of(request: EvaluationRequest, models: ModelRegistry, settings: Settings) -> Plan:

@@ -1,11 +1,11 @@
-"""What every evaluation checks of a request before a token reaches the model."""
+"""Checks of every evaluation's request, before a token reaches the model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from patches import Method
-from service.evaluation import memory
+from service.evaluation import pass_memory
 from service.evaluation.cost import Cost
 from service.evaluation.documents import (
     BUILT_IN,
@@ -46,10 +46,10 @@ def subjects_of(
     longest: int,
     described_at: int | None = None,
 ) -> list[Subject]:
-    """Every method with the model that it is measured on.
+    """Every method with its model.
 
-    The result describes encodings for ``described_at`` reserved tokens, ``longest`` when absent: what a request
-    repeats of an answer is held to be true there.
+    The result describes encodings for ``described_at`` reserved tokens, ``longest`` when absent. A request that repeats
+    the numbers of an answer is checked there.
 
     Raises:
         InvalidEvaluation: when there are too many, or one does not fit its model at ``longest`` tokens.
@@ -99,7 +99,7 @@ def bos_of(wanted: Bos, served: ServedModel) -> int | None:
     """The token that every window starts with, or None.
 
     Raises:
-        InvalidEvaluation: when one is wanted and the model has none.
+        InvalidEvaluation: when the request wants one and the model has none.
     """
     if wanted == "always" and served.bos_token_id is None:
         raise InvalidEvaluation("bos", "this model has no BOS token: use auto or never")
@@ -152,11 +152,11 @@ def at_most(param: str, count: int, most: int) -> None:
 
 
 def affordable(plan: Plan, settings: Settings) -> Plan:
-    """``plan`` itself. Its units are made only after its cost has been found bearable.
+    """``plan`` itself. Its units are made only after the check of its cost.
 
     Raises:
-        InvalidEvaluation: when its passes read more tokens than the server allows, counting a unit as often as it is in
-            the plan, when they are too many, or when one needs more memory than its model's device has left.
+        InvalidEvaluation: for too many tokens or passes, where repeated units count repeatedly, or for a pass that
+            needs more memory than its device has free.
     """
     check_cost(plan.cost, settings)
     _fits_memory(plan, settings)
@@ -183,15 +183,15 @@ def _fits_memory(plan: Plan, settings: Settings) -> None:
     """Raises:
     InvalidEvaluation: when a model's largest pass needs more memory than is free.
     """
-    # A pass holds no more than its length, and no more than there is to read, with a BOS before it.
+    # A pass caches at most its length, and at most its tokens with a BOS.
     passes = {(unit.subject.model, unit.subject.method, min(unit.length, unit.tokens + 1)): unit for unit in plan.units}
     largest: dict[str, tuple[int, int]] = {}
     for (model, _, tokens), unit in passes.items():
-        needed = memory.pass_bytes(unit.subject.patch, tokens, settings.score_chunk, unit.resolved)
+        needed = pass_memory.pass_bytes(unit.subject.patch, tokens, settings.score_chunk, unit.resolved)
         largest[model] = max(largest.get(model, (0, 0)), (needed, tokens))
     devices = {unit.subject.model: unit.subject.patch.model.device for unit in passes.values()}
     for model, (needed, tokens) in largest.items():
-        free = memory.free_bytes(devices[model])
+        free = pass_memory.free_bytes(devices[model])
         if needed > free:
             raise InvalidEvaluation(
                 "lengths",

@@ -1,4 +1,4 @@
-"""What an evaluation costs, counted by arithmetic before any of its units exists."""
+"""The cost of an evaluation, computed before any of its units exists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """``tokens`` that all passes read, the ``passes``, and the ``units`` that they make up."""
+    """Tokens that all passes read, the passes, and the units that they belong to."""
 
     tokens: int = 0
     passes: int = 0

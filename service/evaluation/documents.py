@@ -1,4 +1,4 @@
-"""Texts to score: token ids without special tokens, and how many bytes and words each range stands for."""
+"""Texts to score: token ids without special tokens, and the bytes and words of each range."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CONTEXT = 4
 
 @dataclass
 class Document:
-    """One text. ``byte_ends`` [tokens] is the UTF-8 offset after each token and ``spaces`` the offset at which each run
-    of white space begins, where the text is known; where only token ids were given, they are decoded. ``cut_from`` is
-    how many tokens it had before it was cut.
+    """One text. ``byte_ends`` [tokens] is the UTF-8 offset after each token, ``spaces`` the offset of each run of white
+    space. Both need the text: documents of token ids alone are decoded. ``cut_from`` is the number of tokens before
+    the cut.
 
-    Special tokens stand for no text. What a tokenizer drops counts with the token after it, or with the last one.
+    Special tokens have no text. Characters that a tokenizer drops count with the token after them, or the last one.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Document:
 
     @property
     def info(self) -> DocumentInfo:
-        """What results tell of it."""
+        """The document as results describe it."""
         return DocumentInfo(name=self.name, tokens=len(self.token_ids), bytes=self.total_bytes, cut_from=self.cut_from)
 
     def bytes_between(self, first: int, last: int) -> int:
@@ -52,7 +52,7 @@ class Document:
     def words_between(self, first: int, last: int) -> int:
         """Words of the tokens first <= i < last, counted as lm-evaluation-harness does: pieces between runs of white
         space, the empty ones at both ends included. A word counts where the white space after it begins, the last one
-        with the last token, so that ranges which cover the document once sum to the harness' count."""
+        with the last token. Disjoint ranges of the whole document sum to the harness' count."""
         if first >= last:
             return 0
         ends = int(last == len(self.token_ids))
@@ -82,8 +82,8 @@ class Document:
         return self.byte_ends[token - 1] if self.byte_ends and token else 0
 
     def _decoded(self, first: int, last: int, count: Callable[[str], int]) -> int:
-        """What a range adds to the count of the text before it: decoded alone, it would lose a leading space, and
-        parts of a character would count as whole ones."""
+        """The difference that a range makes to the count of the text before it. Decoded alone, it would lose a leading
+        space, and parts of a character would count as whole ones."""
         before = max(0, first - CONTEXT)
         known, both = (
             self.tokenizer.decode(self.token_ids[before:stop], skip_special_tokens=True) for stop in (first, last)
@@ -100,10 +100,10 @@ def _runs_of_space(text: str) -> int:
 
 
 def from_text(name: str, text: str, tokenizer: Any) -> Document:
-    """Tokenize without special tokens: whether windows get a BOS is the protocol's choice."""
+    """Tokenize without special tokens: the protocol adds a BOS to its windows."""
     token_ids, char_ends = with_ends(tokenizer, text, add_special_tokens=False)
     at_char = [0, *accumulate(len(char.encode()) for char in text)] if not text.isascii() else range(len(text) + 1)
-    # Several tokens may stand for parts of one character: they all end after it, the last one counts.
+    # Several tokens may encode one character: all end after it, and the last one counts.
     ends = [at_char[end] for end in char_ends]
     if ends:
         ends[-1] = at_char[-1]
@@ -148,7 +148,7 @@ def close_name(text: str) -> str | None:
 
 
 def mistaken(text: str) -> str | None:
-    """What to say of a text that was hardly meant as one: a misspelt built-in name, or the name of a file."""
+    """The error for a text that is a misspelt built-in name or the name of a file; None for any other text."""
     if (close := close_name(text)) is not None:
         return f"{text!r} is no built-in document: did you mean {close!r}?"
     if FILE_NAME.fullmatch(text):

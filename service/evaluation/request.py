@@ -1,7 +1,9 @@
-"""Fields that every evaluation's body has."""
+"""Fields of every evaluation's body."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -13,8 +15,10 @@ Tokens = Annotated[int, Field(ge=2, le=(1 << 24) - 1)]
 
 Bos = Literal["auto", "always", "never"]
 
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+
 MOST_IN_RANGE = 65_536
-"""Lengths of a range: few words must not become a list that fills the memory."""
+"""Most lengths of a range: a short body must not fill the memory."""
 
 
 class LengthRange(KnownFields):
@@ -60,8 +64,8 @@ Methods = Annotated[
 """Encodings to compare; one alone needs no list."""
 
 
-class EvaluationRequest(KnownFields):
-    """What to measure, and how the answer is to come. ``Evaluation`` in the catalogue turns it into a plan."""
+class EvaluationRequest(KnownFields, ABC):
+    """The measurement, and the form of its answer. The ``Evaluation`` in the catalogue turns it into a plan."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -76,8 +80,8 @@ class EvaluationRequest(KnownFields):
         None, description="Context lengths in tokens; doubling from the trained length when absent."
     )
     stream: bool = Field(False, description="Server-sent events: progress, then the result.")
-    background: bool = Field(False, description="Answer 202 with a job at once; the job's routes have the rest.")
-    reuse: bool = Field(True, description="A job takes outcomes that the store has of the same inputs, model and code.")
+    background: bool = Field(False, description="Answer 202 with a job at once; its routes have the result.")
+    reuse: bool = Field(True, description="A job reuses stored outcomes of the same inputs, model and code.")
     timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
         None, description="Seconds until it is given up with 504; the server's maximum when absent. Not for jobs."
     )
@@ -95,8 +99,18 @@ class EvaluationRequest(KnownFields):
         values = self.lengths.values() if isinstance(self.lengths, LengthRange) else self.lengths
         return sorted(set(values))
 
+    @classmethod
+    @abstractmethod
+    def example(cls) -> dict[str, Any]:
+        """A body that works on the embedded demo models, without its ``evaluation``."""
+
+    @classmethod
+    def placed(cls, documents: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """A body of ``fields`` that has ``documents``: their ``input`` and ``max_tokens``."""
+        return {**fields, **documents}
+
     def texts(self) -> list[str | list[int]]:
-        """The documents as they were sent."""
+        """The documents of the request."""
         given = getattr(self, "input", None)
         return [] if given is None else as_list(given)
 
@@ -105,5 +119,5 @@ class DocumentsRequest(EvaluationRequest):
     """An evaluation of documents, its ``input``."""
 
     max_tokens: Tokens | None = Field(
-        None, description="Tokens of each document that are used: longer ones are cut, and the result says so."
+        None, description="Most tokens of each document; longer documents are cut, and the result has their length."
     )

@@ -1,12 +1,14 @@
-"""What every evaluation returns, and how far it has got."""
+"""Fields and methods of every evaluation's result, and progress events."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from service.evaluation.formatting import percent, short_number
 
 if TYPE_CHECKING:
     import pandas
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 Row = dict[str, str | int | float | bool | None]
 """One line of a table: the same keys in every row of a result."""
+
+Group = tuple[float, int]
+"""NLL summed over the scored tokens of a document or of a block, and their number."""
 
 
 class Interval(BaseModel):
@@ -25,8 +30,52 @@ class Interval(BaseModel):
     kind: Literal["documents", "blocks", "samples"]
 
 
+class Score(NamedTuple):
+    """The main number of a method at a length. A perplexity has ``groups`` by document or block, for pairs."""
+
+    value: float
+    interval: Interval | None
+    groups: list[Group] | None = None
+
+
+class Scores(NamedTuple):
+    """The main numbers of a result. ``by_method`` maps length (or distance) to score, in the order of the methods.
+
+    ``note`` describes the intervals. ``effective_lengths`` has one per method, and is empty where none are measured.
+    """
+
+    measure: str
+    lower_is_better: bool
+    by_method: Sequence[Mapping[int, Score]]
+    by: Literal["context length", "distance"] = "context length"
+    note: str = ""
+    effective_lengths: Sequence[int | None] = ()
+
+    @property
+    def title(self) -> str:
+        """The measure with a capital letter."""
+        return self.measure[:1].upper() + self.measure[1:]
+
+    def lengths(self) -> list[int]:
+        """Every length of any method, ascending."""
+        return sorted({length for by_length in self.by_method for length in by_length})
+
+    def text(self, value: float) -> str:
+        """A value in few characters: a perplexity, or a share in percent."""
+        return short_number(value) if self.lower_is_better else percent(value)
+
+
+class Overview(NamedTuple):
+    """A result without scores as a table of text. Each row begins with a method; ``best`` are indices of rows."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    best: frozenset[int]
+    caption: str
+
+
 class DocumentInfo(BaseModel):
-    """A document as it was used; ``cut_from`` are the tokens that it had before ``max_tokens`` cut it."""
+    """A document as it was used; ``cut_from`` is its number of tokens before ``max_tokens`` cut it."""
 
     name: str
     tokens: int
@@ -35,7 +84,7 @@ class DocumentInfo(BaseModel):
 
 
 class MethodInResult(BaseModel):
-    """A method as it took effect. Evaluations add what they measured of it."""
+    """A method as it took effect. Each evaluation adds its numbers."""
 
     label: str
     pe: dict[str, Any] = Field(description="The request's encoding, resolved at the longest length.")
@@ -43,7 +92,7 @@ class MethodInResult(BaseModel):
 
 
 class Partial(BaseModel):
-    """That a job ended before it was done, and what its result lacks."""
+    """Progress of a job that ended early, and the units that its result lacks."""
 
     units_done: int
     units_total: int
@@ -58,10 +107,13 @@ class Partial(BaseModel):
 class EvaluationResult(BaseModel, ABC):
     """An evaluation's numbers: equal to the bit for equal inputs, but for ``id``, ``seconds`` and ``links``.
 
-    ``trained_length`` is where plain RoPE ends.
+    ``trained_length`` is where plain RoPE ends. Every evaluation adds its ``methods``.
     """
 
     model_config = ConfigDict(protected_namespaces=())
+
+    if TYPE_CHECKING:
+        methods: Sequence[MethodInResult]
 
     evaluation: str
     id: str = ""
@@ -75,7 +127,36 @@ class EvaluationResult(BaseModel, ABC):
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """Every number as a long table: one row per method and length, document, depth or whatever there is."""
+        """Every number as a long table: one row per method and length, document, depth or other unit."""
+
+    @abstractmethod
+    def scores(self) -> Scores:
+        """One number per method and length: tables show them first and a sweep compares them.
+
+        Raises:
+            TypeError: for a result without scores, which has an ``overview``.
+        """
+
+    @abstractmethod
+    def words(self) -> list[str]:
+        """The answer in a few sentences, made from the numbers alone. The caller escapes them."""
+
+    def overview(self) -> Overview | None:
+        """The table of a result without scores; None for all others."""
+        return None
+
+    def parts(self) -> Sequence[EvaluationResult]:
+        """The results that have scores: this one, or those of a sweep."""
+        return [self]
+
+    def heading(self) -> str:
+        """A title of one line."""
+        scores = self.scores()
+        return f"{scores.title} of {self.model} by {scores.by}"
+
+    def names(self) -> list[str]:
+        """The methods as tables name them."""
+        return [name_of(method, self) for method in self.methods]
 
     def to_arrow(self) -> pyarrow.Table:
         """``rows`` as an Arrow table."""
@@ -93,7 +174,7 @@ class EvaluationResult(BaseModel, ABC):
 
 
 class Progress(BaseModel):
-    """Tokens read so far out of all, and the method at work."""
+    """Tokens read so far out of all, and the current method."""
 
     tokens_done: int
     tokens_total: int
@@ -102,12 +183,12 @@ class Progress(BaseModel):
 
 
 def name_of(method: MethodInResult, result: EvaluationResult) -> str:
-    """The label, and the model where another one than the result's answered."""
+    """The label, and the model where it differs from the result's."""
     return method.label if method.model == result.model else f"{method.label} on {method.model}"
 
 
 def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
-    """The names of the documents, the first few of many, and how long they are."""
+    """The names of the documents, at most ``most`` of them, and their tokens."""
     names = [document.name for document in documents]
     shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
     cut = [document for document in documents if document.cut_from is not None]

@@ -22,7 +22,7 @@ LOGITS_BYTES = 64 << 20
 
 
 class NotANumber(ArithmeticError):
-    """The model's logits are not numbers, as when float16 overflows under an encoding it was not trained with."""
+    """The model's logits are NaN, as when float16 overflows under an untrained encoding."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(f"the model gives no numbers any more after {tokens} tokens or a few more: try another dtype")
@@ -30,11 +30,11 @@ class NotANumber(ArithmeticError):
 
 @dataclass
 class TokenScores:
-    """What the model said of tokens 1 .. n-1 of a prompt, and of ``next_id`` after them where it was asked for.
+    """Scores of tokens 1 .. n-1 of a prompt, and of ``next_id`` after them on request.
 
     ``token_ids`` int64 and ``logprobs`` float64 [m] in nats; ``ranks`` int64 [m], 1 is the most likely token;
-    the most likely alternatives as ``top_ids`` int64 and ``top_logprobs`` float64 [m, k]. Ranks stay 0 where
-    nobody asked for alternatives.
+    the most likely alternatives as ``top_ids`` int64 and ``top_logprobs`` float64 [m, k]. Ranks stay 0 without
+    a request for alternatives.
     """
 
     token_ids: np.ndarray
@@ -74,10 +74,10 @@ FULL_CHUNK_CONTEXT = 512
 
 
 def bounded(chunk: int, context: int, device: torch.device) -> int:
-    """Tokens of a chunk after ``context`` others: the pairs that it attends to stay bounded, since a request that
-    comes meanwhile waits for all of it. Chunks depend on nothing else, and so do their rounding errors.
+    """Tokens of a chunk after ``context`` others. A new request waits for the whole chunk, so its pairs are bounded.
 
-    An accelerator takes a full chunk at any context in milliseconds, and small ones would starve it.
+    Chunks, and so their rounding errors, depend on nothing else. An accelerator takes a full chunk at any context in
+    milliseconds, and small ones would starve it.
     """
     if device.type != "cpu":
         return chunk
@@ -171,7 +171,7 @@ def token_scores(
     device = patch.model.device
     vocab_size = vocab_size_of(patch)
     chunk = chunk_length(chunk, vocab_size)
-    # Without a next token the last one is only ever a target: it needs no forward of its own.
+    # Without a next token the last one is only a target and needs no forward.
     inputs = len(token_ids) - (0 if with_next else 1)
     scores = TokenScores.empty(inputs, min(top or 0, vocab_size))
     ids = torch.tensor(token_ids, device=device)
@@ -197,7 +197,7 @@ def token_nll(patch: Patched, token_ids: Sequence[int], slot: int, chunk: int) -
 def prompt_scores(
     patch: Patched, resolved: ResolvedRecipe, token_ids: Sequence[int], chunk: int, *, top: int, with_next: bool
 ) -> Generator[int, None, TokenScores]:
-    """Scores of a prompt under one encoding, whose slot is held meanwhile.
+    """Scores of a prompt under one encoding, in a slot for that time.
 
     Raises:
         SlotsExhausted: when every slot is taken.

@@ -1,4 +1,4 @@
-"""From per-token NLL to what a result reports: sums, intervals, buckets, comparisons."""
+"""From per-token NLL to a result's sums, intervals, buckets and comparisons."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from service.evaluation.perplexity.results import Group, LengthResult, PositionBucket
-from service.evaluation.results import Interval
+from service.evaluation.perplexity.results import LengthResult, PositionBucket
+from service.evaluation.results import Group, Interval
 from service.sharing.stopping import check_wanted
 
 BLOCK = 64
@@ -20,8 +20,7 @@ RESAMPLES = 1000
 
 @dataclass
 class Scored:
-    """NLL [n] of one window's scored tokens, their document, their context lengths' start, and the bytes and words
-    that they stand for."""
+    """NLL [n] of one window's scored tokens, their document, the first one's context, their bytes and words."""
 
     document: int
     nll: np.ndarray
@@ -35,7 +34,7 @@ def length_result(length: int, windows: list[Scored], documents: int) -> LengthR
     check_wanted()
     nll = joined(windows)
     total, mean = float(nll.sum()), float(nll.mean())
-    # A range of tokens that stand for no byte at all is made of special tokens, and takes one rather than infinity.
+    # Special tokens alone have no bytes: 1 avoids an infinite result.
     size, words = sum(window.bytes for window in windows), sum(window.words for window in windows)
     window_means = [float(window.nll.mean()) for window in windows if len(window.nll)]
     return LengthResult(

@@ -1,7 +1,7 @@
-"""What evaluations are made of: units of work whose outcomes are kept, and plans that say what they amount to.
+"""Units of work with stored outcomes, and plans that turn outcomes into results.
 
-A unit's outcome depends on its inputs, its encoding, the model and the code, and on nothing else. So it may be
-computed today or taken from a store, in any order, and the result is the same to the bit.
+A unit's outcome depends on its inputs, its encoding, the model and the code, and on nothing else. It can come from a
+store, in any order, and the result is the same to the bit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from service.evaluation.cost import Cost
 from service.evaluation.results import EvaluationResult, Progress
 
 Outcome = dict[str, np.ndarray]
-"""Named arrays: what ``numpy.savez`` takes."""
+"""Named arrays, for ``numpy.savez``."""
 
 
 class Subject(NamedTuple):
-    """A method, and the model it is measured on: a method may name a variant of the requested one."""
+    """A method and its model: a method may name a variant of the requested model."""
 
     method: Method
     patch: Patched
@@ -56,7 +56,7 @@ class Unit(ABC):
 
     @abstractmethod
     def inputs(self) -> dict[str, Any]:
-        """JSON of all that the outcome depends on, beside the model, the resolved encoding and the code."""
+        """JSON of the outcome's inputs, beside the model, the resolved encoding and the code."""
 
     @abstractmethod
     def run(self) -> Generator[int, None, Outcome]:
@@ -68,7 +68,7 @@ class Unit(ABC):
 
     @abstractmethod
     def summary(self, outcome: Outcome) -> dict[str, float]:
-        """The outcome in a number or two, for whoever watches."""
+        """The outcome in a number or two, for progress events."""
 
     @cached_property
     def resolved(self) -> ResolvedRecipe:
@@ -76,7 +76,7 @@ class Unit(ABC):
 
     @contextmanager
     def slot(self) -> Iterator[int]:
-        """A slot of this unit's encoding, held inside.
+        """A slot of this unit's encoding, released at the end.
 
         Raises:
             SlotsExhausted: when every slot is taken.
@@ -95,16 +95,16 @@ class Plan(ABC):
     @property
     @abstractmethod
     def cost(self) -> Cost:
-        """What the units cost, without making them."""
+        """The cost of the units, without making them."""
 
     @property
     @abstractmethod
     def units(self) -> Sequence[Unit]:
-        """What has to be run, in any order."""
+        """The work, in any order."""
 
     @abstractmethod
     def result(self, outcomes: Sequence[Outcome]) -> EvaluationResult:
-        """What the outcomes, one per unit and in their order, amount to."""
+        """The result of the outcomes, one per unit and in their order."""
 
     @property
     def tokens(self) -> int:
@@ -112,8 +112,10 @@ class Plan(ABC):
         return self.cost.tokens
 
     def reduced(self, request: Any, finished: Collection[int]) -> Any | None:
-        """``request`` with those of its methods whose units are all among the positions ``finished``; None where there
-        is none. Whether that needs other units too, its own plan tells."""
+        """``request`` with the methods whose units are all among the positions ``finished``; None without any.
+
+        The plan of the reduced request may need other units too.
+        """
         methods = complete_methods(self.units, finished)
         kept = [method for method in request.methods if method in methods]
         return request.model_copy(update={"methods": kept}) if kept else None

@@ -6,6 +6,7 @@ import gzip
 from collections.abc import Callable
 from functools import cache
 
+from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import EvaluationResult
 from service.evaluation.tables import csv_of, parquet_of
 from service.figures.drawing import raster  # noqa: F401 - the fork server imports what draws
@@ -63,3 +64,6 @@ FORMS: dict[str, Callable[[EvaluationResult, JobInfo | None, PageOptions], Rende
     "html": _html,
     "report": _report,
 }
+
+for _evaluation in EVALUATIONS.values():  # the fork server imports these once, for all its processes
+    _evaluation.result, _evaluation.pictures  # noqa: B018

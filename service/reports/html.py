@@ -16,13 +16,12 @@ from service.figures.results import pictures_of
 from service.figures.web.page import css, drawing, embedded, plotly_script, template
 from service.reports.numbers import Table, all_numbers, columns_left_out, summaries
 from service.reports.texts import without_texts
-from service.reports.words import words_of
 
 if TYPE_CHECKING:
     from service.jobs.records import JobInfo
 
 NOT_ASKED = {"methods", "evaluations", "answer", "documents", "evaluation", "model", "trained_length"}
-"""Fields of a result that are told in other places than the list of what was asked."""
+"""Fields of a result that the page shows outside of its list of parameters."""
 MOST_ROWS = 1000
 """Of the table of every number."""
 MOST_PICTURE_ROWS = 5000
@@ -61,9 +60,6 @@ def report_of(
     texts are on the page only where ``include_text`` asks for them.
 
     With the address ``plotly`` the page loads Plotly's script from there; without it, everything is in the page.
-
-    Raises:
-        ValueError: for an evaluation without pictures.
     """
     asked = body if job is None else job.request
     shown = asked if include_text or not asked else without_texts(asked)
@@ -72,13 +68,11 @@ def report_of(
         title=f"{result.evaluation.replace('_', ' ').capitalize()}: {result.model}",
         css=css(),
         facts=facts_of(result, job),
-        answer=words_of(result),
+        answer=result.words(),
         pictures=[_shown(picture, index) for index, picture in enumerate(pictures_of(result))],
         summaries=summaries(result),
         left_out=columns_left_out(result),
-        methods=[
-            MethodShown(method.label, method.model, _json(method.pe)) for method in getattr(result, "methods", ())
-        ],
+        methods=[MethodShown(method.label, method.model, _json(method.pe)) for method in result.methods],
         numbers=_titled(numbers.table),
         numbers_told=_told(len(numbers.table.rows), numbers.rows),
         files=_files(job),
@@ -102,13 +96,13 @@ def _told(shown: int, rows: int) -> str:
 
 
 def facts_of(result: EvaluationResult, job: JobInfo | None = None) -> list[tuple[str, str]]:
-    """What was asked, as names and values."""
+    """The parameters of the evaluation, as names and values."""
     asked = result.model_dump(mode="json", exclude={*NOT_ASKED, "id", "seconds", "links"})
     facts = [("model", result.model), ("trained length", f"{result.trained_length:,} tokens")]
     documents: list[DocumentInfo] = getattr(result, "documents", [])
     if documents:
-        told = [f"{d.name} ({d.tokens:,} tokens, {d.bytes:,} bytes)" for d in documents]
-        facts.append(("documents", "; ".join(told)))
+        texts = [f"{d.name} ({d.tokens:,} tokens, {d.bytes:,} bytes)" for d in documents]
+        facts.append(("documents", "; ".join(texts)))
     facts += [(name.replace("_", " "), _fact(value)) for name, value in asked.items()]
     if result.seconds is not None:
         facts.append(("measured in", f"{result.seconds:,.1f} s"))

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from service.evaluation.perplexity.tables import short_number
-from service.evaluation.results import EvaluationResult, MethodInResult, name_of
-from service.evaluation.scores import Score, Scores, scores_of
-from service.evaluation.sweep.results import SweepResult
-from service.figures.drawing.axes import percent, spread
+from service.evaluation.results import EvaluationResult, Score, Scores
+from service.figures.drawing.axes import spread
 
 MOST_COLUMNS = 16
 """Of a table by method and length."""
@@ -40,12 +37,12 @@ class AllNumbers(NamedTuple):
 
 def summaries(result: EvaluationResult) -> list[Table]:
     """The main numbers by method and length; of a sweep, one table per part. Of many lengths some are shown."""
-    return [_summary(part) for part in _parts(result)]
+    return [_summary(part) for part in result.parts()]
 
 
 def columns_left_out(result: EvaluationResult) -> str:
     """A sentence on the columns that ``summaries`` leave out; nothing where all are there."""
-    counts = [len(_columns(scores_of(part))) for part in _parts(result)]
+    counts = [len(part.scores().lengths()) for part in result.parts()]
     if max(counts) <= MOST_COLUMNS:
         return ""
     return f"{MOST_COLUMNS} of {max(counts):,} columns are shown, at equal steps."
@@ -65,25 +62,16 @@ def exact(value: object) -> str:
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
-def _parts(result: EvaluationResult) -> list[EvaluationResult]:
-    return list(result.evaluations) if isinstance(result, SweepResult) else [result]
-
-
-def _columns(scores: Scores) -> list[int]:
-    return sorted({length for by_length in scores.by_method for length in by_length})
-
-
 def _summary(result: EvaluationResult) -> Table:
-    scores = scores_of(result)
-    methods: list[MethodInResult] = getattr(result, "methods", [])
-    lengths = spread(_columns(scores), MOST_COLUMNS)
+    scores = result.scores()
+    lengths = spread(scores.lengths(), MOST_COLUMNS)
     best = {n: _best([by[n].value for by in scores.by_method if n in by], scores) for n in lengths}
     rows = [
-        (name_of(method, result), [_cell(by_length.get(n), best[n], scores) for n in lengths])
-        for method, by_length in zip(methods, scores.by_method, strict=True)
+        (name, [_cell(by_length.get(n), best[n], scores) for n in lengths])
+        for name, by_length in zip(result.names(), scores.by_method, strict=True)
     ]
     better = "lower is better" if scores.lower_is_better else "higher is better"
-    caption = f"{scores.measure[:1].upper()}{scores.measure[1:]} by {scores.columns} ({better})"
+    caption = f"{scores.title} by {scores.by}, tokens ({better})"
     return Table(caption, ["method", *(f"{length:,}" for length in lengths)], rows)
 
 
@@ -96,6 +84,5 @@ def _best(values: Sequence[float], scores: Scores) -> float | None:
 def _cell(score: Score | None, best: float | None, scores: Scores) -> Cell:
     if score is None:
         return Cell("")
-    text = short_number if scores.lower_is_better else percent
-    interval = f"{text(score.interval.low)} to {text(score.interval.high)}" if score.interval else ""
-    return Cell(text(score.value), interval, score.value == best)
+    interval = f"{scores.text(score.interval.low)} to {scores.text(score.interval.high)}" if score.interval else ""
+    return Cell(scores.text(score.value), interval, score.value == best)

@@ -1,4 +1,4 @@
-"""What an HTML page of ours may do, as its Content-Security-Policy."""
+"""Content-Security-Policy of our HTML pages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 
 def policy(scripts: Iterable[str], *, scripts_of_server: bool = False, asks_server: bool = False) -> str:
-    """The ``scripts`` inside may run, by their hashes, and nobody may frame the page.
+    """Only the given inline ``scripts`` may run, by their hashes, and no page may frame this one.
 
-    With ``scripts_of_server`` those of this server may too; with ``asks_server`` the page may send it requests and
-    load its styles and pictures. Styles stay open because what draws writes them into the page as it draws.
+    With ``scripts_of_server`` this server's scripts may run too. With ``asks_server`` the page may send it requests and
+    load its styles and pictures. Inline styles stay open: Plotly writes them while it draws.
     """
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = sorted({f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests})

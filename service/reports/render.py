@@ -1,6 +1,6 @@
-"""Files made of results, in a process of its own: parsing and drawing would hold the server's interpreter for seconds.
+"""Files made of results, in a separate process: parsing and drawing would block the server's interpreter for seconds.
 
-A server imports this and nothing that draws: its processes do, in ``service.reports.forms``.
+The server imports this module and no drawing code; its processes do, in ``service.reports.forms``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from patches import Recipe
-from service.evaluation.answers import RESULTS
+from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.records import JobInfo
 
 
@@ -24,7 +24,7 @@ class Rendered(NamedTuple):
 
 
 class PageOptions(NamedTuple):
-    """Whether a page has Plotly's script inside, and whether a report has the texts that were sent."""
+    """``standalone`` pages contain Plotly's script; reports contain the sent texts with ``include_text``."""
 
     standalone: bool = False
     include_text: bool = False
@@ -39,7 +39,7 @@ def file_of(form: str, evaluation: str, packed: bytes, job: str | None = None, o
     ``job`` is its job's description as JSON."""
     from service.reports.forms import FORMS
 
-    result = RESULTS[evaluation].model_validate_json(gzip.decompress(packed))
+    result = EVALUATIONS[evaluation].result.model_validate_json(gzip.decompress(packed))
     return FORMS[form](result, None if job is None else JobInfo.model_validate_json(job), options)
 
 

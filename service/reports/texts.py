@@ -1,4 +1,4 @@
-"""A request's body without its documents: their names, lengths and hashes stand for them."""
+"""A request's body with names, lengths and hashes in place of its documents."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from service.evaluation.documents import BUILT_IN
 
 
 def without_texts(body: Mapping[str, Any]) -> dict[str, Any]:
-    """``body``, and those of the parts of a sweep in it, with a description of every text and of every list of token
-    ids that was sent as ``input``; names of built-in documents stay."""
+    """``body`` with a description in place of every text and every list of token ids in ``input``.
+
+    Names of built-in documents stay. The parts of a sweep are treated alike.
+    """
     found = dict(body)
     if "evaluations" in found:
         found["evaluations"] = [without_texts(part) for part in found["evaluations"]]

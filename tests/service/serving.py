@@ -123,7 +123,7 @@ def process(folder: Path, *settings: str, log: Path) -> Iterator[tuple[subproces
     with log.open("wb") as stderr:
         running = subprocess.Popen(command, stderr=stderr, stdout=stderr, env=environment, cwd=folder)
         try:
-            wait_for(lambda: "Uvicorn running" in log.read_text() or running.poll() is not None, 60)
+            wait_for(lambda: "Uvicorn running" in log.read_text() or running.poll() is not None, 180)
             found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
             assert found, log.read_text()
             yield running, found[0]

@@ -14,7 +14,7 @@ from service.api.http.routing import Route
 from service.api.jobs.lookup import job_info, store_of, stored
 from service.api.responses import UnitList
 from service.errors import ApiError
-from service.evaluation.answers import AnyResult
+from service.evaluation.catalogue import any_result
 from service.jobs import early
 from service.jobs.records import JobInfo, UnitDone, units_table
 from service.jobs.storage.results import Packed, pack
@@ -42,7 +42,7 @@ async def _units(job_id: str, request: Request) -> list[UnitDone]:
     return await stored(request, store_of(request).done_units, job_id)
 
 
-@router.get("/{job_id}/results.json", response_model=AnyResult)
+@router.get("/{job_id}/results.json", response_model=any_result())
 async def results_json(job_id: str, request: Request) -> Response:
     """The result, which depends on its inputs alone: times are with the job. A cancelled or failed job has the result
     of its complete methods; ``partial`` lists the missing units."""

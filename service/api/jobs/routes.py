@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
@@ -13,19 +13,25 @@ from service.api.jobs import events, files
 from service.api.jobs.lookup import job_info, linked, runner_of, store_of, stored
 from service.api.jobs.submission import IdempotencyKey, accepted, room_for_a_job, submit
 from service.api.responses import JobList
-from service.evaluation.bodies import AnyRequest
-from service.evaluation.catalogue import EVALUATIONS
+from service.evaluation.catalogue import EVALUATIONS, any_request
+from service.evaluation.request import EvaluationRequest
 from service.jobs.records import ENDED_EARLY, JobInfo, JobState
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=DocumentsRoute)
 
+if TYPE_CHECKING:
+    AnyRequest = EvaluationRequest
+else:
+    AnyRequest = any_request()
+
+EXAMPLES: Any = {
+    name: {"value": {"evaluation": name} | evaluation.request.example()} for name, evaluation in EVALUATIONS.items()
+}
+
 
 @router.post("", status_code=202, response_model=JobInfo)
 async def create(
-    body: Annotated[
-        AnyRequest,
-        Body(openapi_examples={name: {"value": {"evaluation": name} | e.example()} for name, e in EVALUATIONS.items()}),
-    ],
+    body: Annotated[AnyRequest, Body(openapi_examples=EXAMPLES)],
     request: Request,
     idempotency_key: IdempotencyKey = None,
 ) -> Any:

@@ -1,9 +1,7 @@
-"""Which tokens need a long context, by "What is Wrong with Perplexity for Long-context Language Modeling?"
-(arXiv:2410.23771, section 3) and its code, PKU-ML/LongPPL.
+"""Key tokens, which need a long context: arXiv:2410.23771, section 3, and its code, PKU-ML/LongPPL.
 
-An evaluator scores every token with a long and with a short context. Key are those that gain much from the long one
-and that it then predicts well; the others are as predictable from a few words, or not predictable at all. All key
-tokens weigh the same.
+An evaluator scores every token with a long and with a short context. A key token gains much from the long context and
+is then predicted well. Other tokens are as predictable from a few words, or never. All key tokens weigh the same.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ def is_key(nll_long: np.ndarray, nll_short: np.ndarray, alpha: float, beta: floa
 class Contexts(NamedTuple):
     """Tokens of the evaluator's long windows, least tokens of context in its short ones, and the stride of both.
 
-    A token is predicted from at least long - stride tokens in a long window, and from at most short + stride - 1 in a
-    short one, a BOS counted; where the document begins, from all there are. The published program has one long window,
-    the whole text.
+    A token has at least long - stride tokens of context in a long window and at most short + stride - 1 in a short one,
+    a BOS counted. Near the document's start it has all tokens before it. The published program has one long window, the
+    whole text.
     """
 
     long: int

@@ -31,8 +31,7 @@ from service.settings import Settings
 
 @dataclass(frozen=True, eq=False)
 class LongPerplexityPlan(Plan):
-    """``measured`` is the plain evaluation of the methods: its passes are those of a request for perplexity, and its
-    numbers stand beside the long ones."""
+    """``measured`` is the perplexity plan of the methods: its passes serve both kinds of numbers."""
 
     measured: PerplexityPlan
     evaluator: Subject

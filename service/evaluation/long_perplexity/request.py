@@ -15,7 +15,7 @@ Scoring = Literal["curve", "sliding", "disjoint", "tail"]
 
 
 class Evaluator(KnownFields):
-    """Who says which tokens are key: any served model with the same tokenizer, under any encoding."""
+    """The model that chooses the key tokens: any served one with the same tokenizer, under any encoding."""
 
     model: str | None = Field(None, description="A served model; the one that is measured when absent.")
     pe: PositionEncoding = Field(
@@ -35,11 +35,11 @@ class LongPerplexityRequest(DocumentsRequest):
     )
     protocol: Scoring = Field(
         "curve",
-        description="Which tokens the methods score with which context, as in `perplexity`, with its defaults. `tail` "
+        description="The scored tokens and their context, as in `perplexity`, with its defaults. `tail` "
         "has the same key tokens at every length.",
     )
     bos: Bos = Field("auto", description="BOS at the start of every window; `auto` does what the tokenizer does.")
-    evaluator: Evaluator = Field(default_factory=Evaluator, description="Who says which tokens are key.")
+    evaluator: Evaluator = Field(default_factory=Evaluator, description="The model that chooses the key tokens.")
     long_context: Tokens | None = Field(
         None, description="Tokens of the evaluator's long windows; the length that it was trained at when absent."
     )
@@ -57,16 +57,15 @@ class LongPerplexityRequest(DocumentsRequest):
         -2.0, description="A key token has more log-probability (nats) than this in the long context."
     )
 
-
-def example() -> dict[str, Any]:
-    """A body that works on the embedded demo models. They gain less from context than the models that the published
-    thresholds are for, which leave them one key token in 2048."""
-    return {
-        "input": DEFAULT_DOCUMENT,
-        "methods": examples(),
-        "lengths": [256, 512, 1024, 2048],
-        "short_context": 16,
-        "stride": 64,
-        "alpha": 0.5,
-        "beta": -4.0,
-    }
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        # The published thresholds would leave the demo models one key token in 2048: these gain less from context.
+        return {
+            "input": DEFAULT_DOCUMENT,
+            "methods": examples(),
+            "lengths": [256, 512, 1024, 2048],
+            "short_context": 16,
+            "stride": 64,
+            "alpha": 0.5,
+            "beta": -4.0,
+        }

@@ -1,4 +1,4 @@
-"""What an evaluation of long perplexity returns."""
+"""The result of a long perplexity evaluation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.evaluation.perplexity.results import Group, Protocol
-from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+from service.evaluation.perplexity.results import Protocol
+from service.evaluation.results import (
+    DocumentInfo,
+    EvaluationResult,
+    Group,
+    Interval,
+    MethodInResult,
+    Row,
+    Score,
+    Scores,
+)
+from service.evaluation.words import best_method, near_reference
 
 
 class EvaluatorInfo(MethodInResult):
-    """Who chose the key tokens, by what, and how many there are among the tokens that any length reads."""
+    """The model that chose the key tokens, its parameters, and their number among all tokens that are read."""
 
     long_context: int
     short_context: int
@@ -23,8 +33,8 @@ class EvaluatorInfo(MethodInResult):
 
 
 class LongLengthResult(BaseModel):
-    """One method at one length. Sums and means are natural-log NLL over the key tokens among the scored ones; with no
-    key token among them ``key_tokens`` is 0 and there is no long perplexity.
+    """One method at one length. Sums and means are natural-log NLL over the key tokens among the scored ones. Without a
+    key token, ``key_tokens`` is 0 and the long perplexity null.
 
     ``perplexity`` is over all scored tokens, for contrast.
     """
@@ -56,7 +66,7 @@ class LongPerplexityResult(EvaluationResult):
     evaluator: EvaluatorInfo
     protocol: Protocol
     parameters: dict[str, Any] = Field(description="Stride and tail of the protocol as they took effect.")
-    bos: bool = Field(description="Whether every window starts with the model's BOS token.")
+    bos: bool = Field(description="True when every window starts with the model's BOS token.")
     lengths: list[int]
     documents: list[DocumentInfo]
     methods: list[LongMethodResult]
@@ -64,6 +74,24 @@ class LongPerplexityResult(EvaluationResult):
     def rows(self) -> list[Row]:
         """One row per method and length."""
         return [self._row(method, at) for method in self.methods for at in method.lengths]
+
+    def scores(self) -> Scores:
+        """Perplexity of key tokens, at the lengths that score any."""
+        by_method = [
+            {
+                at.length: Score(at.long_perplexity, at.interval, at.groups)
+                for at in method.lengths
+                if at.long_perplexity is not None
+            }
+            for method in self.methods
+        ]
+        return Scores("perplexity of key tokens", True, by_method)
+
+    def words(self) -> list[str]:
+        """The best method, and the lengths at which each stays near the reference."""
+        if not any(self.scores().by_method):
+            return ["Nothing could be measured: no scored token needs long context."]
+        return [*best_method(self), *near_reference(self)]
 
     def _row(self, method: LongMethodResult, at: LongLengthResult) -> Row:
         interval, evaluator = at.interval, self.evaluator

@@ -23,7 +23,7 @@ from service.evaluation.checks import (
 from service.evaluation.cost import Cost
 from service.evaluation.documents import Document
 from service.evaluation.perplexity import protocols
-from service.evaluation.perplexity.protocols import Window, Windows
+from service.evaluation.perplexity.protocols import ScoredWindow, Windows
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult, Protocol
 from service.evaluation.request import Bos
@@ -72,15 +72,15 @@ class WindowsUnit(Unit):
     def summary(self, outcome: Outcome) -> dict[str, float]:
         return {"nll_mean": float(outcome["nll"].mean())} if len(outcome["nll"]) else {}
 
-    def first(self, window: Window) -> int:
+    def first(self, window: ScoredWindow) -> int:
         """The first token that the window scores: without a BOS a window's own first has no prediction."""
         return max(window.first_scored, self._first_predicted(window))
 
-    def _first_predicted(self, window: Window) -> int:
+    def _first_predicted(self, window: ScoredWindow) -> int:
         return window.start + (1 if self.bos is None else 0)
 
     def scored(self, outcome: Outcome, index: int, length: int) -> list[Scored]:
-        """What counts at ``length`` (shorter than the pass only for curves); ``index`` is the document's."""
+        """The scored tokens that count at ``length`` (shorter than the pass only for curves), of document ``index``."""
         special = 0 if self.bos is None else 1
         found, begin = [], 0
         for window in self.windows:

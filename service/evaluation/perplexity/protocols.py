@@ -1,4 +1,4 @@
-"""Which tokens are scored with which context: five protocols as windows, counted without being listed.
+"""Five protocols: the tokens that are scored and their context, as windows that are counted without a list.
 
 ``curve``: one window from the document's start; the score at length L is that of the first L tokens.
 ``sliding``: windows of L every S tokens, each scoring the tokens no earlier window has seen; this is
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Window(NamedTuple):
+class ScoredWindow(NamedTuple):
     """Tokens start <= i < stop of a document in one pass, scored from ``first_scored`` on."""
 
     start: int
@@ -40,12 +40,12 @@ class Windows:
     begins: int = 0
     """The first token that the first window scores."""
     aligned: bool = True
-    """Whether a window that the document's end cuts keeps its start; else it keeps its size and reaches back."""
+    """A window that the document's end cuts keeps its start; if False, it keeps its size and reaches back."""
 
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> Window:
+    def __getitem__(self, index: int) -> ScoredWindow:
         index += self.count if index < 0 else 0
         if not 0 <= index < self.count:
             raise IndexError(index)
@@ -53,10 +53,10 @@ class Windows:
         stop = min(full, self.length)
         start = max(0, (full if self.aligned else stop) - self.size)
         if self.scored is not None:
-            return Window(start, stop, stop - self.scored)
-        return Window(start, stop, self.begins if index == 0 else full - self.stride)
+            return ScoredWindow(start, stop, stop - self.scored)
+        return ScoredWindow(start, stop, self.begins if index == 0 else full - self.stride)
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Iterator[ScoredWindow]:
         return (self[index] for index in range(self.count))
 
     @property
@@ -89,8 +89,8 @@ def tail(tokens: int, length: int, scored: int, longest: int, stride: int) -> Wi
 def rolling(tokens: int, length: int) -> Windows:
     """Windows that read ``length`` tokens, the harness' ``max_length``, and so predict up to one more.
 
-    ``tokens`` counts the prefix token, which only the first window has: a later one starts with the last token of the
-    window before, and the last one reaches back as far as a whole window does.
+    ``tokens`` counts the prefix token, which only the first window has. Later windows start with the last token of the
+    window before. The last one reaches back to the size of a whole window.
     """
     count = max(0, -(-(tokens - 1) // length))
     return Windows(count, tokens, length + 1, length + 1, length, begins=1, aligned=False)

@@ -1,4 +1,4 @@
-"""The body of ``POST /perplexity``, and the same thing for the shell."""
+"""The body of ``POST /perplexity``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PerplexityRequest(DocumentsRequest):
         DEFAULT_DOCUMENT,
         description="A text, token ids, a list of either (documents), or the name of a built-in document.",
     )
-    protocol: Protocol = Field("curve", description="Which tokens are scored with which context.")
+    protocol: Protocol = Field("curve", description="The scored tokens and their context.")
     stride: Annotated[int, Field(ge=1)] | None = Field(
         None, description="`sliding`: tokens between window starts (256). `tail`: between window ends (longest length)."
     )
@@ -42,11 +42,10 @@ class PerplexityRequest(DocumentsRequest):
             raise ValueError(f"tail has no meaning for protocol {self.protocol}")
         return self
 
-
-def example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "input": DEFAULT_DOCUMENT,
-        "methods": examples(),
-        "lengths": [256, 512, 1024, 2048],
-    }
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {
+            "input": DEFAULT_DOCUMENT,
+            "methods": examples(),
+            "lengths": [256, 512, 1024, 2048],
+        }

@@ -1,4 +1,4 @@
-"""What a perplexity evaluation returns. The same models serve the API, the shell and the plots."""
+"""The result of a perplexity evaluation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+from service.evaluation.results import (
+    DocumentInfo,
+    EvaluationResult,
+    Group,
+    Interval,
+    MethodInResult,
+    Row,
+    Score,
+    Scores,
+    documents_text,
+)
+from service.evaluation.words import best_method, near_reference
 
 Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]
-
-Group = tuple[float, int]
-"""NLL summed over the scored tokens of a document or of a block, and their number."""
 
 
 class PositionBucket(BaseModel):
@@ -26,10 +34,10 @@ class PositionBucket(BaseModel):
 class LengthResult(BaseModel):
     """One method at one length. Sums and means are natural-log NLL over the scored tokens.
 
-    ``perplexity`` is exp(nll_mean); ``perplexity_window_mean`` averages window means first, as the
-    YaRN script does. ``bits_per_byte`` and ``byte_perplexity`` divide by the UTF-8 bytes that the scored tokens
-    stand for, ``word_perplexity`` by the words that end in them: pieces between runs of white space, empty ones
-    included, as lm-evaluation-harness counts them. All three mean the same for any tokenizer.
+    ``perplexity`` is exp(nll_mean); ``perplexity_window_mean`` averages window means first, as the YaRN script does.
+    ``bits_per_byte`` and ``byte_perplexity`` divide by the UTF-8 bytes of the scored tokens, ``word_perplexity`` by the
+    words that end in them. Words are pieces between runs of white space, empty ones included, as in
+    lm-evaluation-harness. All three are comparable between tokenizers.
     """
 
     length: int
@@ -47,8 +55,8 @@ class LengthResult(BaseModel):
     documents: int
     interval: Interval | None
     groups: list[Group] = Field(
-        description="(NLL sum, tokens) of each document in order; of one document in at most 256 equal blocks of a "
-        "multiple of 64 scored tokens, the last one shorter. Methods are compared by resampling pairs of them."
+        description="(NLL sum, tokens) of each document in order. A single document has at most 256 equal blocks of a "
+        "multiple of 64 scored tokens, the last one shorter. Paired bootstraps resample these groups."
     )
 
 
@@ -68,7 +76,7 @@ class PerplexityResult(EvaluationResult):
     protocol: Protocol
     parameters: dict[str, Any] = Field(description="Window, stride and tail as they took effect.")
     bos: bool = Field(
-        description="Whether every window starts with the model's BOS token; for `rolling`, whether every document "
+        description="True when every window starts with the model's BOS token; with `rolling`, when every document "
         "starts with it, or with end-of-text where there is none."
     )
     lengths: list[int]
@@ -78,6 +86,34 @@ class PerplexityResult(EvaluationResult):
     def rows(self) -> list[Row]:
         """One row per method and length."""
         return [self._row(method, at) for method in self.methods for at in method.lengths]
+
+    def scores(self) -> Scores:
+        """Perplexity by context length."""
+        by_method = [
+            {at.length: Score(at.perplexity, at.interval, at.groups) for at in m.lengths} for m in self.methods
+        ]
+        return Scores("perplexity", True, by_method, note=self.interval_note())
+
+    def words(self) -> list[str]:
+        """The best method, and the lengths at which each stays near the reference."""
+        return [*best_method(self), *near_reference(self)]
+
+    def heading(self) -> str:
+        """Model, protocol and documents in one line."""
+        return f"{super().heading()}: {self.protocol_note()}, {documents_text(self.documents)}"
+
+    def protocol_note(self) -> str:
+        """The protocol with the parameters that had an effect, such as ``sliding (stride 256)``."""
+        parameters = ", ".join(f"{name} {value}" for name, value in self.parameters.items())
+        return f"{self.protocol} ({parameters})" if parameters else self.protocol
+
+    def interval_note(self) -> str:
+        """The units that the intervals resample."""
+        kinds = {at.interval.kind for method in self.methods for at in method.lengths if at.interval}
+        if not kinds:
+            return "too few tokens for an interval"
+        over = {"documents": "documents (bootstrap)", "blocks": "blocks of 64 tokens"}
+        return f"95 % interval over {' and '.join(over[kind] for kind in sorted(kinds))}"
 
     def _row(self, method: MethodResult, at: LengthResult) -> Row:
         interval = at.interval

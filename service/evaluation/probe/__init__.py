@@ -1,1 +1,1 @@
-"""How attention, copying and loss behave by distance."""
+"""Attention, copying and loss by distance."""

@@ -1,7 +1,7 @@
-"""How attention, copying and loss behave by distance: which passes it takes, and the arithmetic on their outcomes.
+"""Attention, copying and loss by distance: the passes, and the arithmetic on their outcomes.
 
-Copying a repeated segment is what induction heads do (Olsson et al., arXiv:2209.11895, "random repeated tokens"): it
-needs no knowledge of the text, so that small models show whether an encoding still finds what lies far back.
+Induction heads copy a repeated segment (Olsson et al., arXiv:2209.11895, "random repeated tokens"). Copying needs no
+knowledge of the text, so small models show how far back an encoding still finds tokens.
 """
 
 from __future__ import annotations

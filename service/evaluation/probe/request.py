@@ -9,15 +9,15 @@ from pydantic import Field
 from patches import examples
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.probe.results import SegmentOf
-from service.evaluation.request import MOST_IN_RANGE, Bos, DocumentsRequest, Tokens
+from service.evaluation.request import MOST_IN_RANGE, Bos, DocumentsRequest, Seed, Tokens
 from service.inputs import TextOrTokens
 
 
 class ProbeRequest(DocumentsRequest):
     """Attention mass, copying and loss by distance, several encodings in one call.
 
-    ``lengths`` are those at which attention is looked at (the trained length and 4 times it when absent); loss by
-    position is at the longest.
+    Attention is measured at each of ``lengths`` (the trained length and 4 times it when absent), loss by position at
+    the longest.
     """
 
     evaluation: Literal["probe"] = "probe"
@@ -37,21 +37,19 @@ class ProbeRequest(DocumentsRequest):
     segment: Annotated[int, Field(ge=2, le=1024)] = Field(16, description="Tokens of a segment.")
     segment_of: SegmentOf = Field(
         "random",
-        description="`random`: tokens in random order, which nothing but a copy predicts. `document`: a stretch of "
-        "text, which models that cannot copy at random still follow.",
+        description="`random`: tokens in random order, which only copying predicts. `document`: a stretch of text, "
+        "for models that cannot copy random tokens.",
     )
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="Of the drawn segments.")
+    seed: Seed = Field(0, description="Of the drawn segments.")
     bos: Bos = Field("auto", description="BOS at the start of every pass; `auto` does what the tokenizer does.")
 
-
-def example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "evaluation": "probe",
-        "input": DEFAULT_DOCUMENT,
-        "methods": examples(),
-        "lengths": [256, 1024],
-        "distances": [16, 64, 128, 256, 512],
-        "samples": 4,
-        "segment_of": "document",
-    }
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {
+            "input": DEFAULT_DOCUMENT,
+            "methods": examples(),
+            "lengths": [256, 1024],
+            "distances": [16, 64, 128, 256, 512],
+            "samples": 4,
+            "segment_of": "document",
+        }

@@ -1,4 +1,4 @@
-"""What a probe returns."""
+"""The result of a probe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from service.evaluation.formatting import listed, percent
 from service.evaluation.perplexity.results import PositionBucket
-from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row, Score, Scores
+from service.evaluation.words import best_method
 
 Measure = Literal[
     "attention", "first_keys", "entropy", "copying", "copying_first", "copying_nll", "copying_nll_first", "nll"
@@ -28,7 +30,7 @@ class DistanceBucket(BaseModel):
 
 
 class Attention(BaseModel):
-    """Where the last queries of a pass of ``length`` tokens attend, averaged over queries and documents.
+    """Attention of the last queries of a pass of ``length`` tokens, averaged over queries and documents.
 
     Masses sum to 1, or to less in models whose heads can attend to nothing. ``first_keys`` is the mass on the first 4
     keys, which is also in the bucket of their distance. ``entropy`` is in nats.
@@ -48,11 +50,11 @@ class HeadAttention(Attention):
 
 
 class Copying(BaseModel):
-    """How the tokens of a repeated segment, from its second on, are predicted the second time.
+    """Prediction of a repeated segment's tokens, from its second token on.
 
     ``distance`` is from a token to its copy. ``accuracy`` is the share of tokens to which no other is preferred,
     ``interval`` Wilson's over ``tokens``, as if they were independent; ``nll_mean`` is in nats. ``accuracy_first`` and
-    ``nll_first`` are those of the first time: what the model does without anything to copy.
+    ``nll_first`` are those of the first occurrence, which has nothing to copy.
     """
 
     distance: int
@@ -77,7 +79,7 @@ class ProbeResult(EvaluationResult):
     """A whole probe."""
 
     evaluation: Literal["probe"] = "probe"
-    bos: bool = Field(description="Whether every pass starts with the model's BOS token.")
+    bos: bool = Field(description="True when every pass starts with the model's BOS token.")
     lengths: list[int]
     queries: int = Field(description="Last positions of each length over which attention is averaged.")
     distances: list[int]
@@ -91,11 +93,38 @@ class ProbeResult(EvaluationResult):
     def rows(self) -> list[Row]:
         """One row per number.
 
-        ``measure`` says which: "attention" is the mass of a bucket, "copying" an accuracy, "..._first" is of a
-        segment's first time. ``start`` and ``stop`` bound the distance, or the context of "nll"; ``layer`` and ``head``
-        are absent from means over both.
+        ``measure`` names it: "attention" is the mass of a bucket, "copying" an accuracy; "..._first" belongs to a
+        segment's first occurrence. ``start`` and ``stop`` bound the distance, or the context of "nll". Means over both
+        ``layer`` and ``head`` have neither.
         """
         return [row for method in self.methods for row in self._rows(method)]
+
+    def scores(self) -> Scores:
+        """Copying accuracy by distance."""
+        by_method = [{at.distance: Score(at.accuracy, at.interval) for at in m.copying} for m in self.methods]
+        return Scores("copying accuracy", False, by_method, by="distance")
+
+    def words(self) -> list[str]:
+        """The best method at copying, and the attention beyond the trained length."""
+        return [*best_method(self), *self._far_attention()]
+
+    def _far_attention(self) -> list[str]:
+        """The share of attention beyond the trained length, in passes of the longest length."""
+        longest, shares = self.lengths[-1], []
+        starts = {bucket.start for method in self.methods for at in method.attention_mean for bucket in at.buckets}
+        far = min((start for start in starts if start >= self.trained_length), default=longest)
+        if longest <= far:
+            return []
+        for name, method in zip(self.names(), self.methods, strict=True):
+            for at in method.attention_mean:
+                if at.length == longest:
+                    mass = sum(bucket.mass for bucket in at.buckets if bucket.start >= far)
+                    shares.append(f"{name} {percent(mass)} (on the first 4 keys {percent(at.first_keys)})")
+        beyond = f"the trained {far:,}" if far == self.trained_length else f"{far:,}"
+        return [
+            f"In passes of {longest:,} tokens, this share of the attention goes to keys at distances of {beyond} "
+            f"tokens or more: {listed(shares)}."
+        ]
 
     def _rows(self, method: ProbeMethod) -> Iterator[Row]:
         for attention in (*method.attention, *method.attention_mean):

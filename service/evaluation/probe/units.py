@@ -1,4 +1,4 @@
-"""The passes of a probe that are its own: one that is looked at while it attends, one over a repeated segment."""
+"""Two passes of a probe: one with its attention recorded, one over a repeated segment."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class RepeatedSegment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CopyUnit(Unit):
-    """How a repeated segment's tokens from the second on are predicted.
+    """Prediction of a repeated segment's tokens, from the second on.
 
     The outcome: float64 ``nll`` in nats and int64 ``ranks`` [segment - 1] of the second occurrence, 1 where no other
     token is preferred; ``nll_first`` and ``ranks_first`` of the first one.

@@ -1,1 +1,1 @@
-"""Whether what stands somewhere in a long context is found: passkey and needle in a haystack."""
+"""Retrieval from a long context: passkey and needle in a haystack."""

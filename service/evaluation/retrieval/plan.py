@@ -1,162 +1,201 @@
-"""Prompts by length, for several methods: what passkey, needle and RULER plans have in common."""
+"""Passkey and needle: grids of lengths and depths.
+
+Passkey: Mohtashami and Jaggi, arXiv:2305.16300, with the prompt and the score of jquesnelle/yarn's eval/passkey.py.
+The filler is cut between words; the scripts cut it anywhere. Needle: Kamradt's LLMTest_NeedleInAHaystack, with
+RULER's recall in place of a language model's opinion.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from service.evaluation.checks import InvalidEvaluation, at_most, check_cost, server_takes
-from service.evaluation.cost import Cost
-from service.evaluation.documents import BUILT_IN, Document, doubling_lengths
-from service.evaluation.retrieval.haystack import Haystack
-from service.evaluation.retrieval.prompts import Draft, PromptTokenizer, Sample
-from service.evaluation.retrieval.results import SampleResult
-from service.evaluation.retrieval.scores import sample_result
-from service.evaluation.retrieval.unit import RetrievalUnit
-from service.evaluation.unit import Outcome, Plan, Subject, Unit
-from service.models.registry import ModelRegistry, ServedModel
-from service.settings import Settings
+import numpy as np
 
-DEFAULT_REACH = 4
-"""Default lengths stop at this many times the trained length: a grid has many prompts at each."""
+from service.evaluation.checks import InvalidEvaluation, affordable, bos_of, documents_of, subjects_of
+from service.evaluation.retrieval.grid import (
+    PromptsPlan,
+    check_fits,
+    check_grid,
+    eos_of,
+    grid_lengths,
+    haystack_of,
+    samples_of,
+)
+from service.evaluation.retrieval.haystack import FILLER, Haystack, Hidden, with_hidden
+from service.evaluation.retrieval.prompts import Draft, PromptTokenizer
+from service.evaluation.retrieval.request import DepthRequest, NeedleRequest, PasskeyRequest
+from service.evaluation.retrieval.results import (
+    DepthMethod,
+    DepthScore,
+    LengthScore,
+    NeedleResult,
+    PasskeyResult,
+    SampleResult,
+)
+from service.evaluation.retrieval.scores import averages, first_integer, recall
+from service.evaluation.unit import Outcome, Subject
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+from service.sharing.stopping import check_wanted
+
+TASK = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+QUESTION = "What is the pass key? The pass key is"
 
 
 @dataclass(frozen=True, eq=False)
-class PromptsPlan(Plan):
-    """``samples`` are the prompts by length, the same for every method. ``eos_token_ids`` end a continuation, by
-    model. ``chunk`` is the most tokens between two generation steps."""
+class DepthPlan(PromptsPlan):
+    """Prompts in the order of depths, ``request.samples`` at each."""
 
-    model: str
-    trained_length: int
-    subjects: list[Subject]
-    lengths: list[int]
-    documents: list[Document]
-    samples: dict[int, list[Sample]]
-    tokenizer: PromptTokenizer = field(repr=False)
-    eos_token_ids: dict[str, tuple[int, ...]]
-    chunk: int
+    request: PasskeyRequest | NeedleRequest
+    depths: list[float]
+    max_new_tokens: int
 
-    @property
-    def cost(self) -> Cost:
-        samples = [sample for length in self.lengths for sample in self.samples[length]]
-        one = Cost(sum(sample.tokens for sample in samples), len(samples), len(samples))
-        return one.times(len(self.subjects))
+    def result(self, outcomes: Sequence[Outcome]) -> PasskeyResult | NeedleResult:
+        request = self.request
+        score = first_integer if isinstance(request, PasskeyRequest) else recall
+        measured = self.measured(outcomes, score)
+        fields: dict[str, Any] = self.in_every_result() | {
+            "depths": self.depths,
+            "samples": request.samples,
+            "seed": request.seed,
+            "max_new_tokens": self.max_new_tokens,
+            "methods": [self._method(*pair) for pair in zip(self.subjects, measured, strict=True)],
+        }
+        if isinstance(request, PasskeyRequest):
+            return PasskeyResult(**fields, digits=request.digits)
+        return NeedleResult(**fields, expected=request.expected)
 
-    @cached_property
-    def units(self) -> Sequence[Unit]:
-        return [
-            RetrievalUnit(
-                subject=subject,
+    def _method(self, subject: Subject, by_length: dict[int, list[SampleResult]]) -> DepthMethod:
+        each = self.request.samples
+        cells = [
+            DepthScore(
+                **dict(averages(group)),
                 length=length,
-                name=sample.name,
-                sample=sample,
-                eos_token_ids=self.eos_token_ids[subject.model],
-                chunk=self.chunk,
+                depth=depth,
+                outputs=group,
             )
-            for subject in self.subjects
-            for length in self.lengths
-            for sample in self.samples[length]
+            for length, results in by_length.items()
+            for index, depth in enumerate(self.depths)
+            for group in [results[index * each : (index + 1) * each]]
         ]
-
-    def measured(
-        self, outcomes: Sequence[Outcome], score: Callable[[str, Sequence[str]], float]
-    ) -> list[dict[int, list[SampleResult]]]:
-        """Per method: the results of every length's prompts, in their order."""
-        remaining, tokenizer = iter(outcomes), self.tokenizer.tokenizer
-        return [
-            {
-                length: [sample_result(sample, next(remaining), tokenizer, score) for sample in self.samples[length]]
-                for length in self.lengths
-            }
-            for _ in self.subjects
-        ]
-
-    def in_every_result(self) -> dict[str, Any]:
-        """Fields that all these results have."""
-        return {
-            "model": self.model,
-            "trained_length": self.trained_length,
-            "lengths": self.lengths,
-            "bos": self.tokenizer.bos is not None,
-            "documents": [document.info for document in self.documents],
-        }
-
-    def method(self, subject: Subject) -> dict[str, Any]:
-        """Fields that every method in a result has."""
-        return {
-            "label": subject.label,
-            "pe": subject.patch.describe(subject.method, self.lengths[-1]),
-            "model": subject.model,
-        }
+        lengths = [LengthScore(**dict(averages(results)), length=length) for length, results in by_length.items()]
+        return DepthMethod(**self.method(subject), cells=cells, lengths=lengths)
 
 
-def grid_lengths(wanted: Sequence[int] | None, served: ServedModel, settings: Settings) -> list[int]:
-    """Sorted lengths; doublings of the trained length where none are given.
+def passkey_drafts(request: PasskeyRequest, haystack: Haystack, *, published: bool) -> list[Draft]:
+    """Prompts by depth and sample. The ``published`` filler begins at its start, documents at any sentence."""
+    new_tokens = request.max_new_tokens or request.digits + 5
+    drafts = []
+    for depth, sample, rng in _grid(request):
+        start = 0 if published else _start(haystack, rng)
+        key = _key(request.digits, rng, haystack)
+        hidden = f"The pass key is {key}. Remember it. {key} is the pass key."
+
+        def text(words: int, depth: float = depth, start: int = start, hidden: str = hidden) -> str:
+            before = round(depth * words)
+            after = haystack.cut(start + before, words - before)
+            return "\n".join((TASK, haystack.cut(start, before), hidden, after, QUESTION))
+
+        drafts.append(Draft(_name(depth, sample), text, f" {key}", (key,), new_tokens))
+    return drafts
+
+
+def needle_drafts(request: NeedleRequest, haystack: Haystack) -> list[Draft]:
+    """Prompts by depth and sample: other samples begin elsewhere in the documents.
 
     Raises:
-        InvalidEvaluation: for too many, or one that the server does not take.
+        InvalidEvaluation: when the haystack has an expected string already.
     """
-    if wanted is None:
-        longest = min(DEFAULT_REACH * served.trained_length, served.engine.scores.most)
-        return doubling_lengths(served.trained_length, longest)
-    lengths = sorted(set(wanted))
-    server_takes(lengths[-1], served)
-    at_most("lengths", len(lengths), settings.max_lengths)
-    return lengths
+    lower = haystack.text.lower()
+    for index, string in enumerate(request.expected):
+        if string.lower() in lower:
+            raise InvalidEvaluation(f"expected.{index}", f"{string!r} is in the input without the needle")
+    answer = request.answer or _answer(request.needle, request.expected)
+    drafts = []
+    for depth, sample, rng in _grid(request):
+        start = _start(haystack, rng)
+
+        def text(words: int, depth: float = depth, start: int = start) -> str:
+            return f"{with_hidden(haystack, start, words, [Hidden(depth, request.needle)])}\n\n{request.question}"
+
+        expected = tuple(request.expected)
+        drafts.append(Draft(_name(depth, sample), text, f" {answer}", expected, request.max_new_tokens))
+    return drafts
 
 
-def check_grid(lengths: Sequence[int], prompts: int, subjects: Sequence[Subject], settings: Settings) -> None:
-    """Refuse before any prompt is written what is far beyond the server.
+def _grid(request: DepthRequest) -> Iterator[tuple[float, int, np.random.Generator]]:
+    """Every depth and sample with its own random numbers: more of either leave the others as they are."""
+    for depth in sorted(set(request.depths)):
+        for sample in range(request.samples):
+            check_wanted()
+            yield depth, sample, np.random.default_rng([request.seed, round(depth * 10**6), sample])
+
+
+def _name(depth: float, sample: int) -> str:
+    return f"depth {depth:g}, sample {sample}"
+
+
+def _start(haystack: Haystack, rng: np.random.Generator) -> int:
+    return haystack.sentence_start(int(rng.integers(len(haystack.words))), 0)
+
+
+def _key(digits: int, rng: np.random.Generator, haystack: Haystack) -> str:
+    """Digits of which the first is not 0, and which are not in the haystack."""
+    for _ in range(1000):
+        key = "".join(map(str, [rng.integers(1, 10), *rng.integers(0, 10, digits - 1)]))
+        if key not in haystack.text:
+            return key
+    raise InvalidEvaluation("digits", f"the input is full of numbers: {digits} digits are too few for a new one")
+
+
+def _answer(needle: str, expected: Sequence[str]) -> str:
+    found = [re.search(re.escape(string), needle, re.IGNORECASE) for string in expected]
+    spans = [match.span() for match in found if match is not None]
+    if len(spans) < len(expected):
+        return ", ".join(expected)
+    return needle[min(start for start, _ in spans) : max(stop for _, stop in spans)]
+
+
+def plan_of(request: PasskeyRequest | NeedleRequest, models: ModelRegistry, settings: Settings) -> DepthPlan:
+    """Everything is checked here, before a token reaches the model.
 
     Raises:
-        InvalidEvaluation: when ``prompts`` at every length have more tokens than the server allows.
+        UnknownModel: for a model that is not served.
+        InvalidEvaluation: for anything else that cannot be run as asked.
     """
-    passes = len(lengths) * prompts
-    check_cost(Cost(sum(lengths) * prompts, passes, passes).times(len(subjects)), settings)
-
-
-def check_fits(drafts: dict[str, list[Draft]], length: int, tokenizer: PromptTokenizer) -> None:
-    """Every draft must fit into the shortest ``length``; ``drafts`` are by the name of what they ask.
-
-    Raises:
-        InvalidEvaluation: naming the smallest lengths that would do.
-    """
-    smallest = {name: max(tokenizer.smallest(draft) for draft in group) for name, group in drafts.items()}
-    too_long = [f"{name} needs at least {least}" for name, least in smallest.items() if least > length]
-    if too_long:
-        raise InvalidEvaluation("lengths", f"{length} tokens are too few: {', '.join(too_long)}")
-
-
-def samples_of(drafts: Sequence[Draft], lengths: Sequence[int], tokenizer: PromptTokenizer) -> dict[int, list[Sample]]:
-    """Every draft at every length, which it must fit."""
-    return {length: [tokenizer.sample(draft, length) for draft in drafts] for length in lengths}
-
-
-def haystack_of(texts: Sequence[str | list[int]], documents: Sequence[Document]) -> Haystack:
-    """The documents of a request's ``input`` one after another, as far as they were not cut; ``texts`` are what they
-    were given as.
-
-    Raises:
-        InvalidEvaluation: when there is not a word in them.
-    """
-    parts = [_text_of(given, document) for given, document in zip(texts, documents, strict=True)]
-    haystack = Haystack("\n\n".join(parts))
-    if not haystack.words:
-        raise InvalidEvaluation("input", "has no words to hide anything in")
-    return haystack
-
-
-def _text_of(given: str | list[int], document: Document) -> str:
-    """What a document says, up to where it was cut."""
-    if not isinstance(given, str):
-        text: str = document.tokenizer.decode(document.token_ids, skip_special_tokens=True)
-        return text
-    text = BUILT_IN[given]() if given in BUILT_IN else given
-    return text if document.cut_from is None else text.encode()[: document.total_bytes].decode(errors="ignore")
-
-
-def eos_of(subjects: Sequence[Subject], models: ModelRegistry) -> dict[str, tuple[int, ...]]:
-    """Tokens that end a continuation, by the model of each subject."""
-    return {subject.model: models.get(subject.model).engine.eos_token_ids for subject in subjects}
+    served = models.get(request.model)
+    lengths = grid_lengths(request.length_values(), served, settings)
+    subjects = subjects_of(request.methods, served, models, settings, longest=lengths[-1])
+    depths = sorted(set(request.depths))
+    check_grid(lengths, len(depths) * request.samples, subjects, settings)
+    published = request.input is None
+    documents = [] if request.input is None else documents_of(request.input, served, settings, request.max_tokens)
+    haystack = Haystack(FILLER, between=" ") if published else haystack_of(request.texts(), documents)
+    if isinstance(request, PasskeyRequest):
+        drafts = passkey_drafts(request, haystack, published=published)
+    else:
+        drafts = needle_drafts(request, haystack)
+    tokenizer = PromptTokenizer(served.tokenizer, bos_of("auto", served))
+    check_fits({request.evaluation: drafts}, lengths[0], tokenizer)
+    plan = DepthPlan(
+        model=served.name,
+        trained_length=served.trained_length,
+        subjects=subjects,
+        lengths=lengths,
+        documents=documents,
+        samples=samples_of(drafts, lengths, tokenizer),
+        tokenizer=tokenizer,
+        eos_token_ids=eos_of(subjects, models),
+        chunk=settings.score_chunk,
+        request=request,
+        depths=depths,
+        max_new_tokens=drafts[0].new_tokens,
+    )
+    affordable(plan, settings)
+    return plan

@@ -1,4 +1,4 @@
-"""Prompts as long as asked for, never longer, with the answer that should follow."""
+"""Prompts of at most a given length, with the expected answer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from service.models.tokenizing import tokenized
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A prompt with filler to choose: ``text(n)`` has n pieces of it, and everything else is the same for every n.
+    """A prompt with variable filler: ``text(n)`` has n pieces of it, and the rest is the same for every n.
 
-    ``answer`` is what should follow, as one text; ``expected`` are the strings that count when they are found in at
-    most ``new_tokens`` tokens.
+    ``answer`` is the expected text; ``expected`` are the strings to find in at most ``new_tokens`` tokens.
     """
 
     name: str
@@ -38,7 +37,7 @@ class Sample:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are read; the last one of the answer and of the continuation never is."""
+        """Tokens that are read: all but the last one of the answer and of the continuation."""
         return len(self.prompt_ids) + len(self.answer_ids) - 1 + self.new_tokens - 1
 
 
@@ -81,8 +80,10 @@ class PromptTokenizer:
 
 
 def _longest(ids: Callable[[int], list[int]], room: int) -> list[int]:
-    """``ids(n)`` of at most ``room`` tokens where those of n + 1 pieces are more: found by the tokens per piece so
-    far, or by halving where that gets nowhere. A piece has at least one token."""
+    """The longest ``ids(n)`` of at most ``room`` tokens, where a piece has at least one token.
+
+    The search follows the tokens per piece so far, and bisects after eight tries.
+    """
     fits, beyond, best = 0, room + 1, ids(0)
     empty, guess, tries = len(best), room // 32, 0
     while beyond - fits > 1:

@@ -8,28 +8,27 @@ from pydantic import Field, StringConstraints, model_validator
 
 from patches import examples
 from service.evaluation.documents import DEFAULT_DOCUMENT
-from service.evaluation.request import DocumentsRequest
+from service.evaluation.request import DocumentsRequest, Seed
 from service.inputs import TextOrTokens
 
-Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 NewTokens = Annotated[int, Field(ge=1, le=4096)]
 Samples = Annotated[int, Field(ge=1, le=1000)]
 Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=4000)]
 
 
 class DepthRequest(DocumentsRequest):
-    """What both evaluations have: a grid of lengths and depths."""
+    """Fields of both evaluations: a grid of lengths and depths."""
 
     depths: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=101)] = Field(
         default=[0.0, 0.25, 0.5, 0.75, 1.0],
-        description="Share of the haystack that stands before what is to be found.",
+        description="Share of the haystack before the hidden text.",
     )
     samples: Samples = Field(3, description="Prompts per length and depth, the same at every length.")
-    seed: Seed = Field(0, description="Of the keys and of where in a document the haystack begins.")
+    seed: Seed = Field(0, description="Seed of the keys and of the haystack's start in the documents.")
 
 
 class PasskeyRequest(DepthRequest):
-    """A random number in a text that says nothing, by length and depth; several encodings in one call.
+    """A random number hidden in filler, by length and depth; several encodings in one call.
 
     A length counts the prompt, its BOS and the new tokens. Lengths double from the trained one up to 4 times it when
     absent.
@@ -37,7 +36,7 @@ class PasskeyRequest(DepthRequest):
 
     evaluation: Literal["passkey"] = "passkey"
     digits: Annotated[int, Field(ge=1, le=64)] = Field(
-        5, description="Of the key. Short ones are easily copied: 36 digits separate methods that 5 do not."
+        5, description="Digits of the key. Short keys are easily copied: 36 digits separate methods that 5 do not."
     )
     max_new_tokens: NewTokens | None = Field(None, description="Tokens to generate; the digits and 5 when absent.")
     input: TextOrTokens | None = Field(
@@ -55,9 +54,18 @@ class PasskeyRequest(DepthRequest):
     def texts(self) -> list[str | list[int]]:
         return [] if self.input is None else super().texts()
 
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {
+            "methods": examples(),
+            "lengths": [256, 512, 1024],
+            "depths": [0.0, 0.5, 1.0],
+            "samples": 1,
+        }
+
 
 class NeedleRequest(DepthRequest):
-    """A sentence in documents that have nothing to do with it, by length and depth; several encodings in one call.
+    """A sentence hidden in unrelated documents, by length and depth; several encodings in one call.
 
     A length counts the prompt, its BOS and the new tokens. Lengths double from the trained one up to 4 times it when
     absent.
@@ -66,12 +74,12 @@ class NeedleRequest(DepthRequest):
     evaluation: Literal["needle"] = "needle"
     input: TextOrTokens = Field(
         DEFAULT_DOCUMENT,
-        description="Haystack: a text, token ids, a list of either, or the name of a built-in document; "
-        "one after another, and from the start again where a prompt is longer.",
+        description="Haystack: a text, token ids, a list of either, or the name of a built-in document. "
+        "Several are joined; a longer prompt repeats them from the start.",
     )
     needle: Sentence = Field(
         "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day.",
-        description="What is hidden, as sentences of their own.",
+        description="The hidden text, as whole sentences.",
     )
     question: Sentence = Field(
         "What is the best thing to do in San Francisco? The best thing to do in San Francisco is",
@@ -83,31 +91,18 @@ class NeedleRequest(DepthRequest):
     )
     answer: Sentence | None = Field(
         None,
-        description="The text whose likelihood after the question is measured; the part of the needle from the first "
+        description="The text whose likelihood after the question is measured. When absent: the needle from the first "
         "to the last expected string, or these with commas where the needle lacks one.",
     )
     max_new_tokens: NewTokens = Field(32, description="Tokens to generate.")
 
-
-def passkey_example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "evaluation": "passkey",
-        "methods": examples(),
-        "lengths": [256, 512, 1024],
-        "depths": [0.0, 0.5, 1.0],
-        "samples": 1,
-    }
-
-
-def needle_example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "evaluation": "needle",
-        "input": DEFAULT_DOCUMENT,
-        "methods": examples(),
-        "lengths": [256, 512, 1024],
-        "depths": [0.0, 0.5, 1.0],
-        "samples": 1,
-        "max_new_tokens": 16,
-    }
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {
+            "input": DEFAULT_DOCUMENT,
+            "methods": examples(),
+            "lengths": [256, 512, 1024],
+            "depths": [0.0, 0.5, 1.0],
+            "samples": 1,
+            "max_new_tokens": 16,
+        }

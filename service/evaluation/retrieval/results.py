@@ -1,18 +1,22 @@
-"""What the retrieval evaluations return."""
+"""The results of the retrieval evaluations."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row
+from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row, Score, Scores
+from service.evaluation.words import best_method, found_up_to
 
 
 class SampleResult(BaseModel):
-    """One prompt. ``answer_*`` are of the expected answer's tokens, each predicted after the right ones before it:
-    mean NLL in nats, and the share that was the most likely token. They tell of retrieval where a model is too small
-    to answer."""
+    """One prompt. ``answer_*`` score the expected answer's tokens, each predicted after the right ones before it.
+
+    They are the mean NLL in nats, and the share of tokens that were the most likely ones. They show retrieval by models
+    too small to answer.
+    """
 
     name: str
     prompt_tokens: int
@@ -21,7 +25,7 @@ class SampleResult(BaseModel):
     answer_accuracy: float
     answer_tokens: int
     expected: list[str]
-    output: str = Field(description="What the model said, up to 200 characters.")
+    output: str = Field(description="The continuation, up to 200 characters.")
 
 
 class Averages(BaseModel):
@@ -46,13 +50,18 @@ class Averages(BaseModel):
 
 
 class LengthScore(Averages):
-    """One method at one length, over everything that was asked at it."""
+    """One method at one length, over all its prompts."""
 
     length: int
 
 
+def scores_by_length(lengths: Sequence[LengthScore]) -> dict[int, Score]:
+    """The scores of one method."""
+    return {at.length: Score(at.score, at.interval) for at in lengths}
+
+
 class DepthScore(LengthScore):
-    """One method at one length and depth: the share of the haystack that stands before what is to be found."""
+    """One method at one length and depth, the share of the haystack before the hidden text."""
 
     depth: float
     outputs: list[SampleResult]
@@ -73,13 +82,21 @@ class DepthResult(EvaluationResult):
     samples: int = Field(description="Prompts per length and depth.")
     seed: int
     max_new_tokens: int
-    bos: bool = Field(description="Whether every prompt starts with the model's BOS token.")
+    bos: bool = Field(description="True when every prompt starts with the model's BOS token.")
     documents: list[DocumentInfo] = Field(description="The haystack; empty where it is the published filler.")
     methods: list[DepthMethod]
 
     def rows(self) -> list[Row]:
         """One row per method, length and depth."""
         return [self._row(method, cell) for method in self.methods for cell in method.cells]
+
+    def scores(self) -> Scores:
+        """The share found, over all depths."""
+        return Scores("share found", False, [scores_by_length(method.lengths) for method in self.methods])
+
+    def words(self) -> list[str]:
+        """The best method, and the length up to which each finds half."""
+        return [*best_method(self), *found_up_to(self)]
 
     def _row(self, method: DepthMethod, cell: DepthScore) -> Row:
         return {

@@ -1,4 +1,4 @@
-"""What a continuation is worth, and averages over samples."""
+"""Scores of continuations, and averages over samples."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def averages(samples: Sequence[SampleResult]) -> Averages:
 def interval(scores: Sequence[float]) -> Interval:
     """95 % interval of the mean of scores in [0, 1]: Wilson's where all are 0 or 1.
 
-    Partial scores vary less than a proportion with the same mean does, so its interval is wide enough for them; their
-    sum is rounded down for the lower end and up for the upper one.
+    Partial scores vary less than a proportion with the same mean, so its interval is wide enough for them. Their sum is
+    rounded down for the lower end and up for the upper one.
     """
     total = math.fsum(scores)
     low, high = wilson(math.floor(total), len(scores)), wilson(math.ceil(total), len(scores))

@@ -14,13 +14,13 @@ FREQUENT_NEW_TOKENS = 50
 COMMON = 10
 FREQUENT = 3
 UNCOMMON = 10
-"""Fewest words that are not common: without any there would be nothing to tell apart."""
+"""Fewest uncommon words: without any, all words would be common."""
 
 
 def common_words_draft(
     name: str, rng: np.random.Generator, frequency: int, uncommon_frequency: int, new_tokens: int
 ) -> Draft:
-    """Ten words stand ``frequency`` times each in a numbered list, all the others ``uncommon_frequency`` times."""
+    """Ten words occur ``frequency`` times each in a numbered list, all the others ``uncommon_frequency`` times."""
     order = int(rng.integers(1 << 62))
     first = growing(syllables(rng))
     expected = tuple(first(COMMON))
@@ -42,7 +42,7 @@ def common_words_draft(
 
 
 def frequent_words_draft(name: str, rng: np.random.Generator, alpha: float, new_tokens: int) -> Draft:
-    """The word of rank k stands n / k^alpha times (Zipf's law); rank 1 is dots, ranks 2 to 4 are asked for."""
+    """The word of rank k occurs n / k^alpha times (Zipf's law); rank 1 is dots, ranks 2 to 4 are asked for."""
     order = int(rng.integers(1 << 62))
     first = growing(coded_words(rng))
     expected = tuple(first(FREQUENT))

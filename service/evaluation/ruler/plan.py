@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.evaluation.checks import InvalidEvaluation, affordable, bos_of, documents_of, subjects_of
-from service.evaluation.retrieval.plan import (
+from service.evaluation.retrieval.grid import (
     PromptsPlan,
     check_fits,
     check_grid,

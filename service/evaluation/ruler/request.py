@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from patches import examples
 from service.evaluation.documents import DEFAULT_DOCUMENT
-from service.evaluation.request import DocumentsRequest
-from service.evaluation.retrieval.request import NewTokens, Samples, Seed
+from service.evaluation.request import DocumentsRequest, Seed
+from service.evaluation.retrieval.request import NewTokens, Samples
 from service.evaluation.ruler.results import TaskName
 from service.inputs import TextOrTokens
 
@@ -20,7 +20,7 @@ class RulerRequest(DocumentsRequest):
     """RULER's synthetic tasks by length; several encodings in one call.
 
     A length counts the prompt, its BOS and the task's new tokens. Lengths double from the trained one up to 4 times it
-    when absent; a task that does not fit the shortest one is refused with the length that it needs.
+    when absent. A task that exceeds the shortest length is refused with the length that it needs.
     """
 
     evaluation: Literal["ruler"] = "ruler"
@@ -33,7 +33,7 @@ class RulerRequest(DocumentsRequest):
         description="Haystack of niah_single_2 and 3, niah_multikey_1, niah_multivalue and niah_multiquery.",
     )
     samples: Samples = Field(5, description="Prompts per task and length, the same at every length.")
-    seed: Seed = Field(0, description="Of everything that is drawn.")
+    seed: Seed = Field(0, description="Seed of all random choices.")
     max_new_tokens: NewTokens | None = Field(
         None, description="Most tokens to generate; RULER's 128 (niah), 30 (vt), 120 (cwe) and 50 (fwe) when absent."
     )
@@ -42,8 +42,8 @@ class RulerRequest(DocumentsRequest):
     )
     vt_chains: Annotated[int, Field(ge=1, le=32)] = Field(1, description="vt: chains, one of which is asked for.")
     vt_hops: Annotated[int, Field(ge=0, le=64)] = Field(4, description="vt: assignments after a chain's first.")
-    cwe_frequency: Frequency = Field(30, description="cwe: times that each of the ten common words stands in the list.")
-    cwe_uncommon_frequency: Frequency = Field(3, description="cwe: times that every other word does.")
+    cwe_frequency: Frequency = Field(30, description="cwe: occurrences of each of the ten common words in the list.")
+    cwe_uncommon_frequency: Frequency = Field(3, description="cwe: occurrences of every other word.")
     fwe_alpha: Annotated[float, Field(gt=1, le=4)] = Field(2.0, description="fwe: exponent of Zipf's law.")
 
     @model_validator(mode="after")
@@ -64,15 +64,13 @@ class RulerRequest(DocumentsRequest):
         """Those of single tasks that were asked for."""
         return {name: value for name, value in self if name.partition("_")[0] in self.tasks}
 
-
-def example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    return {
-        "evaluation": "ruler",
-        "tasks": ["niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "fwe"],
-        "input": DEFAULT_DOCUMENT,
-        "methods": examples(),
-        "lengths": [512, 1024],
-        "samples": 1,
-        "max_new_tokens": 16,
-    }
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {
+            "tasks": ["niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "fwe"],
+            "input": DEFAULT_DOCUMENT,
+            "methods": examples(),
+            "lengths": [512, 1024],
+            "samples": 1,
+            "max_new_tokens": 16,
+        }

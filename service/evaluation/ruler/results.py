@@ -1,4 +1,4 @@
-"""What a RULER evaluation returns."""
+"""The result of a RULER evaluation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.evaluation.results import DocumentInfo, EvaluationResult, MethodInResult, Row
-from service.evaluation.retrieval.results import LengthScore, SampleResult
+from service.evaluation.formatting import percent
+from service.evaluation.results import DocumentInfo, EvaluationResult, MethodInResult, Row, Scores
+from service.evaluation.retrieval.results import LengthScore, SampleResult, scores_by_length
+from service.evaluation.words import best_method, reaches
 
 TaskName = Literal[
     "niah_single_1",
@@ -50,14 +52,27 @@ class RulerResult(EvaluationResult):
     samples: int = Field(description="Prompts per task and length.")
     seed: int
     threshold: float
-    parameters: dict[str, Any] = Field(description="Of single tasks, as they took effect.")
-    bos: bool = Field(description="Whether every prompt starts with the model's BOS token.")
+    parameters: dict[str, Any] = Field(description="Parameters of single tasks, as they took effect.")
+    bos: bool = Field(description="True when every prompt starts with the model's BOS token.")
     documents: list[DocumentInfo] = Field(description="The haystack; empty where no task has documents for it.")
     methods: list[RulerMethod]
 
     def rows(self) -> list[Row]:
         """One row per method, length and task."""
         return [self._row(method, at) for method in self.methods for at in method.tasks]
+
+    def scores(self) -> Scores:
+        """The average over all tasks."""
+        by_method = [scores_by_length(method.lengths) for method in self.methods]
+        return Scores("RULER score", False, by_method, effective_lengths=self._effective_lengths())
+
+    def words(self) -> list[str]:
+        """The best method, and the effective length of each."""
+        reached = reaches(self, self._effective_lengths())
+        return [*best_method(self), f"Effective length, above {percent(self.threshold)}: {reached}."]
+
+    def _effective_lengths(self) -> list[int | None]:
+        return [method.effective_length for method in self.methods]
 
     def _row(self, method: RulerMethod, at: TaskScore) -> Row:
         return {

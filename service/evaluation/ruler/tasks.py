@@ -30,7 +30,7 @@ NEEDLES: dict[str, Niah] = {
 
 
 def needs_documents(task: TaskName) -> bool:
-    """Whether the request's documents are its haystack."""
+    """True for tasks whose haystack is the request's documents."""
     return task in NEEDLES and NEEDLES[task].haystack == "documents"
 
 

@@ -15,7 +15,7 @@ NEW_TOKENS = 30
 
 
 def tracking_draft(name: str, rng: np.random.Generator, chains: int, hops: int, new_tokens: int) -> Draft:
-    """All variables of the first of ``chains`` chains are asked for: hops + 1 of them. Those of a chain stand in its
+    """All variables of the first of ``chains`` chains are asked for: hops + 1 of them. Each chain keeps its
     order; the chains are mixed."""
     names, values = variables(rng), numbers(rng, 5)
     tracked = [(list(islice(names, hops + 1)), next(values)) for _ in range(chains)]

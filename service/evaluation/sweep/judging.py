@@ -1,12 +1,11 @@
-"""From the results of a sweep's parts to an answer: which method is best, which is good enough, and how sure."""
+"""From the results of a sweep's parts to an answer: the best method, the adequate ones, and the confidence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
 
-from service.evaluation.results import EvaluationResult
-from service.evaluation.scores import Score, Scores, scores_of
+from service.evaluation.results import EvaluationResult, Score, Scores
 from service.evaluation.statistics import paired_probability
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
 from service.evaluation.unit import Subject
@@ -25,7 +24,7 @@ class Judge:
         tolerance: float,
     ) -> None:
         self._subjects, self._target, self._within, self._tolerance = subjects, target, within, tolerance
-        self._scores = [scores_of(result) for result in results]
+        self._scores = [result.scores() for result in results]
         self._reference = reference
         judged = [self._judgements(index) for index in range(len(results))]
         self._judgements_of = [list(of_method) for of_method in zip(*judged, strict=True)]
@@ -173,6 +172,6 @@ def _within_limit(value: float, limit: float, scores: Scores) -> bool:
 
 
 def _sure(score: Score, limit: float) -> bool:
-    """Whether the whole interval is on one side of the limit."""
+    """True when the whole interval is on one side of the limit."""
     interval = score.interval
     return interval is not None and (interval.high <= limit or interval.low >= limit)

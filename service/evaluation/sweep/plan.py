@@ -5,30 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from patches import Method, label_of, parse
+from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.checks import InvalidEvaluation, affordable, at_most, subjects_of
 from service.evaluation.cost import Cost
-from service.evaluation.long_perplexity.plan import plan_of as long_perplexity_plan
-from service.evaluation.perplexity.plan import plan_of as perplexity_plan
-from service.evaluation.retrieval.depths import needle_plan, passkey_plan
-from service.evaluation.retrieval.plan import grid_lengths
-from service.evaluation.ruler.plan import plan_of as ruler_plan
+from service.evaluation.retrieval.grid import grid_lengths
 from service.evaluation.sweep.judging import Judge
 from service.evaluation.sweep.request import SweepRequest
 from service.evaluation.sweep.results import SweepResult
 from service.evaluation.unit import Outcome, Plan, Subject, Unit, complete_methods
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
-
-PLANS: dict[str, Any] = {
-    "perplexity": perplexity_plan,
-    "long_perplexity": long_perplexity_plan,
-    "passkey": passkey_plan,
-    "needle": needle_plan,
-    "ruler": ruler_plan,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +144,7 @@ def _part(
     part = request.evaluations[index]
     whole = part.model_copy(update={"model": request.model, "methods": methods, "lengths": lengths})
     try:
-        plan: Plan = PLANS[part.evaluation](whole, models, settings)
+        plan = EVALUATIONS[part.evaluation].plan(whole, models, settings)
     except InvalidEvaluation as error:
         own = error.param.partition(".")[0] not in ("lengths", "methods")
         param = f"evaluations.{index}.{error.param}" if own else error.param

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from patches import KnownFields, problems_of
-from service.evaluation.long_perplexity.request import LongPerplexityRequest
-from service.evaluation.perplexity.request import PerplexityRequest
+from patches import KnownFields, examples, problems_of
+from service.evaluation.catalogue import IN_SWEEPS, union_of
 from service.evaluation.request import EvaluationRequest, Tokens
-from service.evaluation.retrieval.request import NeedleRequest, PasskeyRequest
-from service.evaluation.ruler.request import RulerRequest
 from service.inputs import MOST_ENCODINGS
 
 
-def _named(part: object) -> object:
+def _body(part: Any) -> Any:
+    """A part by its name alone is its default body."""
     return {"evaluation": part} if isinstance(part, str) else part
 
 
-Part = Annotated[
-    Annotated[
-        PerplexityRequest | LongPerplexityRequest | PasskeyRequest | NeedleRequest | RulerRequest,
-        Field(discriminator="evaluation"),
-    ],
-    BeforeValidator(_named),
-]
+if TYPE_CHECKING:
+    Part = EvaluationRequest
+else:
+    Part = Annotated[union_of(evaluation.request for evaluation in IN_SWEEPS), BeforeValidator(_body)]
 
 THE_SWEEPS_OWN = ("model", "methods", "lengths", "stream", "background", "reuse", "timeout_s")
 
 
 class Target(KnownFields):
-    """What a method must do to be adequate, measured against the checkpoint's own encoding within its trained
-    length: a perplexity at most ``tolerance`` above it, a score at most ``tolerance`` below."""
+    """The condition for an adequate method, relative to the checkpoint's own encoding within its trained length.
+
+    A perplexity may be at most ``tolerance`` above it, a score at most ``tolerance`` below.
+    """
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -42,8 +40,8 @@ class Target(KnownFields):
     )
 
 
-def _perplexity() -> list[Part]:
-    return [PerplexityRequest()]
+def _default() -> list[Part]:
+    return [IN_SWEEPS[0].request.model_validate({})]
 
 
 class SweepRequest(EvaluationRequest):
@@ -54,8 +52,8 @@ class SweepRequest(EvaluationRequest):
         None, description="Every method that takes a `factor` is measured under each of these; others once."
     )
     evaluations: Annotated[list[Part], Field(min_length=1, max_length=16)] = Field(
-        default_factory=_perplexity,
-        description="What is measured: names of other evaluations, or their bodies without model, methods and lengths.",
+        default_factory=_default,
+        description="Names of other evaluations, or their bodies without model, methods and lengths.",
     )
     target: Target = Field(default_factory=Target)
 
@@ -64,7 +62,7 @@ class SweepRequest(EvaluationRequest):
         for index, part in enumerate(self.evaluations):
             own = [name for name in THE_SWEEPS_OWN if name in part.model_fields_set]
             if own:
-                raise ValueError(f"evaluations.{index}: {', '.join(own)} stand in the sweep itself")
+                raise ValueError(f"evaluations.{index}: {', '.join(own)} belong to the sweep itself")
         if self.factors is not None and not any(_takes_factor(method) for method in self.methods):
             raise ValueError("factors: none of the methods takes a factor")
         if self.count() > MOST_ENCODINGS:
@@ -81,6 +79,19 @@ class SweepRequest(EvaluationRequest):
 
     def texts(self) -> list[str | list[int]]:
         return [text for part in self.evaluations for text in part.texts()]
+
+    @classmethod
+    def placed(cls, documents: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Documents belong to the parts of a sweep."""
+        if not documents:
+            return dict(fields)
+        parts = fields.get("evaluations") or [IN_SWEEPS[0].name]
+        return {**fields, "evaluations": [{**documents, **_body(part)} for part in parts]}
+
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        lengths = {"lengths": [256, 512, 1024], "target": {"length": 1024}}
+        return {"methods": examples()[:4], "factors": [4, 8], **lengths}
 
     def count(self) -> int:
         """Methods times factors, those that are equal counted too."""
@@ -101,10 +112,3 @@ class SweepRequest(EvaluationRequest):
 
 def _takes_factor(method: Any) -> bool:
     return "factor" in type(method).model_fields
-
-
-def example() -> dict[str, Any]:
-    """A body that works on the embedded demo models."""
-    from patches import examples
-
-    return {"methods": examples()[:4], "factors": [4, 8], "lengths": [256, 512, 1024], "target": {"length": 1024}}

@@ -1,26 +1,33 @@
-"""What a sweep returns."""
+"""The result of a sweep."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, Field
 
-from service.evaluation.long_perplexity.results import LongPerplexityResult
-from service.evaluation.perplexity.results import PerplexityResult
-from service.evaluation.results import EvaluationResult, Interval, MethodInResult, Row
-from service.evaluation.retrieval.results import NeedleResult, PasskeyResult
-from service.evaluation.ruler.results import RulerResult
+from service.evaluation.catalogue import IN_SWEEPS, union_of
+from service.evaluation.formatting import listed, short_number
+from service.evaluation.results import (
+    EvaluationResult,
+    Interval,
+    MethodInResult,
+    Overview,
+    Row,
+    Scores,
+    name_of,
+)
 
-PartResult = Annotated[
-    PerplexityResult | LongPerplexityResult | PasskeyResult | NeedleResult | RulerResult,
-    Field(discriminator="evaluation"),
-]
+if TYPE_CHECKING:
+    PartResult = EvaluationResult
+else:
+    PartResult = union_of(evaluation.result for evaluation in IN_SWEEPS)
 
 
 class Cost(BaseModel):
-    """What the encoding adds to ordinary attention, in the order in which it weighs: attentions per layer (bands),
-    whether all keys are rotated again when they are read, whether a bias is added to every score."""
+    """The encoding's additions to ordinary attention, by weight: attentions per layer (bands), rotation of all keys at
+    each read, a bias on every score."""
 
     attentions: int
     rotated_when_read: bool
@@ -46,9 +53,9 @@ class Judgement(BaseModel):
 
 
 class SweepMethod(MethodInResult):
-    """``rank`` is by the mean rank over evaluations, equal ones share it. ``adequate`` where every evaluation finds it
-    so that can tell; ``sure`` where all of them are, or one is that it is not. ``windowed`` where what lies further
-    back cannot be read at all. ``pe`` is resolved at the target length."""
+    """``rank`` is by the mean rank over evaluations; equal methods share it. An ``adequate`` method is so by every
+    evaluation with a limit. ``sure``: each of these is sure, or one is sure of the opposite. A ``windowed`` method
+    cannot read beyond its window. ``pe`` is resolved at the target length."""
 
     cost: Cost
     windowed: bool
@@ -62,8 +69,8 @@ class Answer(BaseModel):
     """Labels of the best method, and of the cheapest adequate one: least cost, then the better rank. Of equally good
     ones the first asked for is named, and ``words`` name all; without a number at the target length there is no best.
 
-    ``confidence`` is the probability, by paired bootstrap over documents or blocks, that the best is better than
-    ``runner_up`` by the first evaluation; null where that has no pairs to resample.
+    ``confidence`` is the probability, by paired bootstrap over documents or blocks, that the best beats ``runner_up``
+    by the first evaluation; null without pairs to resample.
     """
 
     best: str | None
@@ -83,6 +90,34 @@ class SweepResult(EvaluationResult):
     answer: Answer
     methods: list[SweepMethod]
     evaluations: list[PartResult]
+
+    def scores(self) -> Scores:
+        """Raises:
+        TypeError: always; the parts have scores.
+        """
+        raise TypeError("a sweep has no scores: its parts have")
+
+    def words(self) -> list[str]:
+        """The answer, and the methods that are adequate by every evaluation."""
+        adequate = [name for name, method in zip(self.names(), self.methods, strict=True) if method.adequate]
+        several = len(self.evaluations) > 1 and adequate
+        return [self.answer.words, *([f"Good enough by every evaluation: {listed(adequate)}."] if several else [])]
+
+    def parts(self) -> Sequence[EvaluationResult]:
+        return self.evaluations
+
+    def heading(self) -> str:
+        return self.answer.words
+
+    def overview(self) -> Overview:
+        """One row per method by rank: its number by every evaluation, and whether it is good enough."""
+        ranked = sorted(self.methods, key=lambda method: method.rank)
+        return Overview(
+            columns=["method", *(part.evaluation.replace("_", " ") for part in self.evaluations), "good enough"],
+            rows=[[name_of(method, self), *map(_text, method.judgements), _verdict(method)] for method in ranked],
+            best=frozenset(row for row, method in enumerate(ranked) if self.answer.best and method.rank == 1),
+            caption=f"at {self.target_length:,} tokens; trained length {self.trained_length:,}",
+        )
 
     def rows(self) -> list[Row]:
         """One row per method and evaluation, at the target length."""
@@ -109,3 +144,14 @@ class SweepResult(EvaluationResult):
             for method in self.methods
             for at in method.judgements
         ]
+
+
+def _text(at: Judgement) -> str:
+    if at.value is None:
+        return "-"
+    interval = f" [{at.interval.low:.3g}, {at.interval.high:.3g}]" if at.interval else ""
+    return f"{short_number(at.value) if at.value >= 1 else f'{at.value:.2f}'}{interval}"
+
+
+def _verdict(method: SweepMethod) -> str:
+    return ("yes" if method.adequate else "no") + ("" if method.sure else "?")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Any, TypeVar
 
+from service.evaluation.formatting import percent
 from service.figures.drawing.style import GRID, tick_text, value_ticks
 
 OFF_SCALE, MOST_RANGE = 20, 1e9
@@ -25,11 +26,6 @@ def share_axis(title: str) -> dict[str, Any]:
     """From 0 to 100 %."""
     shares = [0, 0.25, 0.5, 0.75, 1]
     return {**linear_axis(title, -0.03, 1.03, ticks=shares), "ticktext": [percent(share) for share in shares]}
-
-
-def percent(share: float) -> str:
-    """0.125 as 12.5 %, 0.5 as 50 %."""
-    return f"{100 * share:.3g} %"
 
 
 def percent_bar(title: str) -> dict[str, Any]:

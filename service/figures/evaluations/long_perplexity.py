@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from service.evaluation.formatting import short_number
 from service.evaluation.long_perplexity.results import LongLengthResult, LongMethodResult, LongPerplexityResult
-from service.evaluation.perplexity.tables import short_number
 from service.evaluation.results import documents_text, name_of
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import mark_trained, new_figure

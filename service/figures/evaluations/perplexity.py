@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+from service.evaluation.formatting import short_number, spaced
 from service.evaluation.perplexity.results import LengthResult, MethodResult, PerplexityResult
-from service.evaluation.perplexity.tables import interval_note, protocol_note, short_number, spaced
 from service.evaluation.results import documents_text, name_of
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import counted, mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
 from service.figures.drawing.style import TIMES
+from service.figures.evaluations.nll import nll_by_position
 from service.figures.picture import Picture
+
+
+def perplexity_pictures(result: PerplexityResult) -> Iterator[Picture]:
+    """The curve by context length, then NLL by position."""
+    yield perplexity_picture(result)
+    by_position = nll_by_position(result, result.methods, result.lengths[-1], result.documents)
+    if by_position is not None:
+        yield by_position
 
 
 def perplexity_picture(result: PerplexityResult) -> Picture:
@@ -20,7 +30,7 @@ def perplexity_picture(result: PerplexityResult) -> Picture:
     curves = [_curve(method, result) for method in result.methods]
     known = [curve.known for curve in curves]
     y = value_axis("perplexity", known, [[_interval(at) for at in method.lengths] for method in result.methods])
-    subtitle = f"{protocol_note(result)} protocol · {documents_text(result.documents)}{beyond(known, y)}"
+    subtitle = f"{result.protocol_note()} protocol · {documents_text(result.documents)}{beyond(known, y)}"
     figure = new_figure(title, subtitle)
     x = token_axis("context length, tokens", result.lengths, result.trained_length)
     ticks = _length_ticks(result)
@@ -28,7 +38,7 @@ def perplexity_picture(result: PerplexityResult) -> Picture:
     figure.update_layout(xaxis=x, yaxis=y, showlegend=True, legend_title_text=f"at {result.lengths[-1]:,} tokens")
     mark_trained(figure, result.trained_length, x)
     if add_curves(figure, curves, end=short_number):
-        note(figure, interval_note(result))
+        note(figure, result.interval_note())
     caption = (
         f"Lower is better. {INTERVALS} Right of the trained length the model reads positions that it never saw in "
         "training."

@@ -1,17 +1,27 @@
-"""What every method of a sweep scores at the target length."""
+"""Pictures of a sweep: every method at the target length, then the pictures of each part."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from service.evaluation.perplexity.tables import short_number
-from service.evaluation.results import Row, name_of
+from service.evaluation.catalogue import EVALUATIONS
+from service.evaluation.results import Row, Scores, name_of
 from service.evaluation.sweep.results import Judgement, SweepResult
-from service.figures.drawing.axes import linear_axis, log_axis, percent
+from service.figures.drawing.axes import linear_axis, log_axis
 from service.figures.drawing.bars import Bar, add_bars
 from service.figures.drawing.charts import new_figure, note
 from service.figures.drawing.style import FAINT
 from service.figures.picture import Picture
+
+
+def sweep_pictures(result: SweepResult) -> Iterator[Picture]:
+    """Bars of every part at the target length, then the pictures of each part."""
+    for index in range(len(result.evaluations)):
+        yield target_picture(result, index)
+    for index, part in enumerate(result.evaluations):
+        for picture in EVALUATIONS[part.evaluation].pictures(part):
+            yield replace(picture, name=f"{index + 1}-{picture.name}")
 
 
 def target_picture(result: SweepResult, index: int) -> Picture:
@@ -22,19 +32,19 @@ def target_picture(result: SweepResult, index: int) -> Picture:
         for at in method.judgements
         if at.evaluation == index
     ]
-    first, part = judged[0][2], result.evaluations[index]
-    title = f"{first.measure[:1].upper()}{first.measure[1:]} at {result.target_length:,} tokens: {result.model}"
-    share = part.evaluation not in ("perplexity", "long_perplexity")
+    first, scores = judged[0][2], result.evaluations[index].scores()
+    title = f"{scores.title} at {result.target_length:,} tokens: {result.model}"
+    share = not scores.lower_is_better
     judged.sort(key=lambda found: _order(found[2], share))
     values = [at.value for _, _, at in judged]
     best = values[0] if len(set(values)) > 1 else None
     names = [name_of(method, result) for _, method, _ in judged]
     intervals = [(at.interval.low, at.interval.high) if at.interval else None for _, _, at in judged]
     bars = [
-        Bar(name, at.value, _verdict(at, share), look, interval, best=at.value is not None and at.value == best)
+        Bar(name, at.value, _verdict(at, scores), look, interval, best=at.value is not None and at.value == best)
         for name, interval, (look, _, at) in zip(names, intervals, judged, strict=True)
     ]
-    limit = [] if first.limit is None else [f"dotted: limit of good enough, {_text(first.limit, share)}"]
+    limit = [] if first.limit is None else [f"dotted: limit of good enough, {scores.text(first.limit)}"]
     star = [] if best is None else ["★ best"]
     figure = new_figure(title, " · ".join([*star, *limit, f"trained length {result.trained_length:,} tokens"]))
     shown = [value for value in (*values, first.limit) if value is not None]
@@ -77,14 +87,10 @@ def _axis(title: str, shown: Sequence[float], ends: Sequence[float], share: bool
     return log_axis(f"{title}, logarithmic", 1.0, 1.3 * max(known, default=1.0))
 
 
-def _verdict(at: Judgement, share: bool) -> str:
+def _verdict(at: Judgement, scores: Scores) -> str:
     if at.value is None:
         return "nothing to measure"
-    text = _text(at.value, share)
+    text = scores.text(at.value)
     if at.adequate is None:
         return text
     return f"{text}, {'good enough' if at.adequate else 'not enough'}{'' if at.sure else '?'}"
-
-
-def _text(value: float, share: bool) -> str:
-    return percent(value) if share else short_number(value)

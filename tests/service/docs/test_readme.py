@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from patches import METHODS
-from service.evaluation.bodies import BODIES
+from service.evaluation.catalogue import EVALUATIONS
 from tests.conftest import ROOT
 from tests.service.docs.terminal import blocks, installed, missing, pages, repository, terminal
 from tests.service.serving import wait_for
@@ -140,7 +140,7 @@ def test_bodies_that_pages_show_are_valid() -> None:
     assert found
     for text in found:
         body = json.loads(text)
-        assert BODIES[body["evaluation"]].model_validate(body)
+        assert EVALUATIONS[body["evaluation"]].request.model_validate(body)
 
 
 def free_port() -> int:

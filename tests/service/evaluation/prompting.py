@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from service.evaluation.retrieval.plan import PromptsPlan
+from service.evaluation.retrieval.grid import PromptsPlan
 from service.evaluation.retrieval.prompts import PromptTokenizer
 from service.evaluation.retrieval.unit import RetrievalUnit
 from service.evaluation.unit import Outcome

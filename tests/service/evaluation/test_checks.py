@@ -14,11 +14,11 @@ import torch
 from pydantic import ValidationError
 
 from patches import parse, patched
-from service.evaluation import memory
+from service.evaluation import pass_memory
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.documents import BUILT_IN
-from service.evaluation.memory import WORKING, free_bytes, pass_bytes
+from service.evaluation.pass_memory import WORKING, free_bytes, pass_bytes
 from service.evaluation.probe.units import CopyUnit
 from service.evaluation.request import LengthRange
 from service.evaluation.ruler.request import RulerRequest
@@ -74,9 +74,9 @@ def test_a_pass_beyond_the_free_memory_is_refused(
     models: ModelRegistry, evaluation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = pass_bytes(models.default.patch, 512, 64)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: needed)
+    monkeypatch.setattr(pass_memory, "free_bytes", lambda device: needed)
     assert planned(models, evaluation).tokens
-    monkeypatch.setattr(memory, "free_bytes", lambda device: needed - 1)
+    monkeypatch.setattr(pass_memory, "free_bytes", lambda device: needed - 1)
     with pytest.raises(InvalidEvaluation, match=r"a pass of 512 tokens needs about 3\d MB beyond") as refused:
         planned(models, evaluation)
     assert refused.value.param == "lengths"
@@ -88,14 +88,14 @@ def test_what_leaves_the_cache_needs_no_memory(models: ModelRegistry, monkeypatc
     resolved = patch.resolve(parse(STREAMING), 2048)
     windowed = pass_bytes(patch, 2048, 64, resolved)
     assert windowed == pass_bytes(patch, 2048 * 64, 64, resolved) < pass_bytes(patch, 2048, 64)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: windowed)
+    monkeypatch.setattr(pass_memory, "free_bytes", lambda device: windowed)
     assert planned(models, "perplexity", methods=[STREAMING], lengths=[2048])
     with pytest.raises(InvalidEvaluation, match="2048 tokens"):
         planned(models, "perplexity", methods=[STREAMING, {"method": "none"}], lengths=[2048])
 
 
 def test_a_length_beyond_the_text_holds_the_text(models: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda device: pass_bytes(models.default.patch, 64, 64))
+    monkeypatch.setattr(pass_memory, "free_bytes", lambda device: pass_bytes(models.default.patch, 64, 64))
     assert planned(models, "perplexity", protocol="rolling", input=list(range(2, 60)), lengths=[4096])
 
 
@@ -105,7 +105,7 @@ def test_a_length_beyond_the_text_holds_the_text(models: ModelRegistry, monkeypa
 )
 def test_only_layers_that_keep_everything_grow(family: str, full_layers: int) -> None:
     with patched(tiny_model(family)[1]) as patch:
-        per_layer = memory.cache_bytes_per_token(patch) / patch.model.config.get_text_config().num_hidden_layers
+        per_layer = pass_memory.cache_bytes_per_token(patch) / patch.model.config.get_text_config().num_hidden_layers
         grown = pass_bytes(patch, 20_000, 64) - pass_bytes(patch, 10_000, 64)
         spread = 1 + 2 * patch.geometry.num_attention_heads / patch.cached.heads if full_layers else 0
         assert pass_bytes(patch, 10_000, 64) > WORKING

@@ -29,7 +29,7 @@ def test_the_default_document_is_the_same_bytes_everywhere() -> None:
 @pytest.mark.parametrize("name", [name for name in EVALUATIONS if name not in ("passkey", "sweep")])
 def test_every_evaluation_with_documents_reads_it_by_default(name: str) -> None:
     assert EVALUATIONS[name].request().texts() == [DEFAULT_DOCUMENT]
-    assert EVALUATIONS[name].example()["input"] == DEFAULT_DOCUMENT
+    assert EVALUATIONS[name].request.example()["input"] == DEFAULT_DOCUMENT
 
 
 @pytest.mark.slow

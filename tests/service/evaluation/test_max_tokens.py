@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from service.evaluation.bodies import BODIES
-from service.evaluation.catalogue import plan_of
+from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.documents import BUILT_IN, from_text
 from service.evaluation.request import DocumentsRequest
 from service.evaluation.results import documents_text
-from service.evaluation.retrieval.plan import haystack_of
+from service.evaluation.retrieval.grid import haystack_of
 from service.evaluation.unit import Plan, evaluate
 from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT
@@ -44,12 +43,12 @@ def measured(plan: Plan) -> Any:
 
 
 def planned(models: ModelRegistry, evaluation: str, **fields: Any) -> Any:
-    request = BODIES[evaluation].model_validate(REQUESTS.get(evaluation, {}) | fields)
+    request = EVALUATIONS[evaluation].request.model_validate(REQUESTS.get(evaluation, {}) | fields)
     return plan_of(request, models, settings_of(Path("tiny")))
 
 
 def test_every_evaluation_of_documents_cuts_them() -> None:
-    assert {name for name, body in BODIES.items() if issubclass(body, DocumentsRequest)} == set(REQUESTS)
+    assert {name for name, found in EVALUATIONS.items() if issubclass(found.request, DocumentsRequest)} == set(REQUESTS)
 
 
 @pytest.mark.parametrize("evaluation", REQUESTS)

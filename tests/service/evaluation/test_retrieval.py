@@ -17,17 +17,16 @@ from transformers import AutoModelForCausalLM
 from patches import Patched, encode, parse, patched
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.documents import from_text, from_token_ids
-from service.evaluation.retrieval.depths import (
+from service.evaluation.retrieval.grid import haystack_of
+from service.evaluation.retrieval.haystack import FILLER, Haystack, Hidden, with_hidden
+from service.evaluation.retrieval.plan import (
     QUESTION,
     TASK,
     DepthPlan,
     needle_drafts,
-    needle_plan,
     passkey_drafts,
-    passkey_plan,
+    plan_of,
 )
-from service.evaluation.retrieval.haystack import FILLER, Haystack, Hidden, with_hidden
-from service.evaluation.retrieval.plan import haystack_of
 from service.evaluation.retrieval.request import NeedleRequest, PasskeyRequest
 from service.evaluation.retrieval.results import PasskeyResult
 from service.evaluation.retrieval.scores import first_integer, interval, recall
@@ -266,7 +265,7 @@ def test_intervals() -> None:
 
 def small(models: ModelRegistry, **fields: Any) -> DepthPlan:
     request = {"lengths": [256, 240], "depths": [0.0, 0.5], "samples": 2, "methods": [{"method": "default"}]}
-    return passkey_plan(PasskeyRequest(**{**request, **fields}), models, settings_of(Path()))
+    return plan_of(PasskeyRequest(**{**request, **fields}), models, settings_of(Path()))
 
 
 def test_handmade_outcomes(models: ModelRegistry) -> None:
@@ -337,7 +336,7 @@ def test_a_needle_evaluation_as_a_whole(models: ModelRegistry) -> None:
         samples=2,
         max_new_tokens=4,
     )
-    plan = needle_plan(request, models, settings_of(Path()))
+    plan = plan_of(request, models, settings_of(Path()))
     assert all("parrot is called Moses." in decoded(sample.prompt_ids) for sample in plan.samples[128])
     assert plan.result(perfect(plan)).methods[0].lengths[0].score == 1
     result = finish(evaluate(plan))
@@ -377,6 +376,6 @@ def test_refusals(models: ModelRegistry) -> None:
 
 def test_default_lengths(models: ModelRegistry) -> None:
     with pytest.raises(InvalidEvaluation, match="64 tokens are too few"):
-        passkey_plan(PasskeyRequest(), models, settings_of(Path()))
+        plan_of(PasskeyRequest(), models, settings_of(Path()))
     assert PasskeyRequest().texts() == []
     assert PasskeyRequest(input="Some text.").texts() == ["Some text."]

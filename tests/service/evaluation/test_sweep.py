@@ -110,7 +110,7 @@ def test_what_is_wrong_is_named(models: ModelRegistry, body: dict[str, Any], par
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"evaluations": [PART | {"lengths": [64]}]}, "lengths stand in the sweep itself"),
+        ({"evaluations": [PART | {"lengths": [64]}]}, "lengths belong to the sweep itself"),
         ({"evaluations": [{"evaluation": "sweep"}]}, "evaluation"),
         ({"methods": [{"method": "none"}], "factors": [2]}, "none of the methods takes a factor"),
         ({"factors": [0.5], "methods": [YARN]}, "greater than or equal to 1"),

@@ -17,7 +17,7 @@ from matplotlib.image import imread
 from plotly.io.json import to_json_plotly
 from pydantic import TypeAdapter
 
-from service.evaluation.answers import AnyResult
+from service.evaluation.catalogue import any_result
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult
 from service.figures import pictures_of
@@ -25,12 +25,11 @@ from service.figures.web.page import PLOTLY_FROM_A_PAGE
 from service.jobs.records import JobInfo
 from service.reports.forms import policy_of
 from service.reports.html import report_of
-from service.reports.words import words_of
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, figures_of, pictures
 from tests.service.results import result_of
 
-READ: TypeAdapter[EvaluationResult] = TypeAdapter(AnyResult)
+READ: TypeAdapter[EvaluationResult] = TypeAdapter(any_result())
 ATTACK = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>"
 
 
@@ -90,7 +89,7 @@ class TestEveryEvaluation:
     @pytest.mark.parametrize("evaluation", EVERY)
     def test_begins_with_the_answer(self, evaluation: str) -> None:
         paragraphs = re.findall(r"<p>(.*?)</p>", report(evaluation).partition("</header>")[0])
-        assert [html.unescape(text) for text in paragraphs] == words_of(EVERY[evaluation]())
+        assert [html.unescape(text) for text in paragraphs] == EVERY[evaluation]().words()
 
     @pytest.mark.parametrize("evaluation", EVERY)
     def test_loads_nothing(self, evaluation: str) -> None:
@@ -222,4 +221,4 @@ def test_every_result_is_the_same_after_json(evaluation: str) -> None:
     again = READ.validate_json(result.model_dump_json())
     assert again == result
     assert (again.rows(), again.numbers()) == (result.rows(), result.numbers())
-    assert words_of(again) == words_of(result)
+    assert again.words() == result.words()

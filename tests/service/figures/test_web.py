@@ -143,11 +143,11 @@ def test_results_are_drawn_without_torch() -> None:
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None  # importing either fails
 from pydantic import TypeAdapter
-from service.evaluation.answers import AnyResult
+from service.evaluation.catalogue import any_result
 from service.figures.results import html_of, png_of
 from service.reports.html import report_of
 for line in sys.stdin:
-    result = TypeAdapter(AnyResult).validate_json(line)
+    result = TypeAdapter(any_result()).validate_json(line)
     print(result.evaluation, len(png_of(result)) > 1000, len(html_of(result)) > 1000,
           len(report_of(result, body={"input": "text"})) > 1000)
 """

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from rich.table import Table
 from rich.text import Text
 
 from service.evaluation.results import Interval
 from service.reports.terminal import table_of
-from service.reports.words import words_of
 from tests.service.figures import examples
 from tests.service.results import result_of
 
@@ -18,7 +16,7 @@ LENGTHS = [256, 512, 1024]
 class TestPerplexity:
     def test_the_best_and_how_far_the_others_reach(self) -> None:
         result = result_of({"default": [6.0, 60.0, 90.0], "a": [6.1, 6.2, 6.3], "b": [6.5, 6.59, 9.0]}, LENGTHS)
-        assert words_of(result) == [
+        assert result.words() == [
             "At 1,024 tokens, a is best: perplexity 6.300 (95 % interval 5.985 to 6.678).",
             "The model's own encoding has 6.000 (95 % interval 5.700 to 6.360) at 256 tokens. Within 10 % of that "
             "(6.600): a (its interval there crosses the limit) up to 1,024 tokens; b (its interval there crosses the "
@@ -27,22 +25,20 @@ class TestPerplexity:
 
     def test_an_interval_below_the_limit_is_not_doubted(self) -> None:
         result = result_of({"default": [6.0, 60.0], "a": [6.0, 6.0]}, LENGTHS[:2])
-        assert words_of(result)[-1].endswith(": a up to 512 tokens; default up to 256 tokens.")
+        assert result.words()[-1].endswith(": a up to 512 tokens; default up to 256 tokens.")
 
     def test_overlapping_intervals_are_said(self) -> None:
         result = result_of({"default": [6.0, 90.0], "a": [6.0, 7.0], "b": [6.0, 7.1]}, LENGTHS[:2])
-        assert words_of(result)[1] == (
-            "The interval of b overlaps with that: by these intervals they cannot be told apart."
-        )
+        assert result.words()[1] == ("The interval of b overlaps with that: these intervals do not separate them.")
 
     def test_near_at_longer_lengths_only(self) -> None:
         result = result_of({"default": [6.0, 90.0, 90.0], "a": [9.0, 6.0, 6.0], "b": [9.0, 9.0, 9.0]}, LENGTHS)
-        told = words_of(result)[-1].partition(": ")[2]
+        told = result.words()[-1].partition(": ")[2]
         assert told == "a at 512 and 1,024 tokens; default up to 256 tokens; b at no length from there on."
 
     def test_without_the_models_own_encoding_there_is_no_reference(self) -> None:
         result = result_of({"a": [6.0, 7.0]}, LENGTHS[:2], kind=None)
-        assert words_of(result) == [
+        assert result.words() == [
             "At 512 tokens, the perplexity of a is 7.000.",
             "The model's own encoding was not measured within its trained 256 tokens: there is nothing to compare "
             "with.",
@@ -50,31 +46,31 @@ class TestPerplexity:
 
     def test_another_model_is_no_reference(self) -> None:
         result = result_of({"default": [6.0, 7.0]}, LENGTHS[:2], models={"default": "other"})
-        assert "not measured" in words_of(result)[-1]
+        assert "not measured" in result.words()[-1]
 
     def test_the_own_encoding_with_a_temperature_is_another_one(self) -> None:
         result = result_of({"default(attention_temperature=1.1)": [6.0, 7.0]}, LENGTHS[:2])
         result.methods[0].pe["requested"] = "default"
-        assert "not measured" in words_of(result)[-1]
+        assert "not measured" in result.words()[-1]
 
     def test_the_reference_is_at_the_longest_length_within_training(self) -> None:
         result = result_of({"default": [9.0, 8.0, 7.0]}, LENGTHS, trained_length=600)
-        assert "at 512 tokens. Within 10 % of that (8.800)" in words_of(result)[-1]
+        assert "at 512 tokens. Within 10 % of that (8.800)" in result.words()[-1]
 
     def test_ties(self) -> None:
         result = result_of({"default": [6.0], "a": [6.0]}, [256], kind=None)
-        assert words_of(result)[0] == "At 256 tokens, default and a are equally good: perplexity 6.000."
+        assert result.words()[0] == "At 256 tokens, default and a are equally good: perplexity 6.000."
 
     def test_of_many_only_the_first_are_listed(self) -> None:
         result = result_of({"default": [6.0], **{f"m{n}": [6.0] for n in range(9)}}, [256], kind=None)
-        assert "default, m0, m1, m2, m3 and 5 more are equally good" in words_of(result)[0]
+        assert "default, m0, m1, m2, m3 and 5 more are equally good" in result.words()[0]
 
 
 class TestOthers:
     def test_passkey_reaches_as_far_as_half_is_found_everywhere(self) -> None:
         result = examples.passkey()
         result.methods[3].lengths[1].score = 0.4  # a dip ends the reach
-        assert words_of(result)[-1] == (
+        assert result.words()[-1] == (
             "Found at least 50 % of the time, there and at every shorter length: alibi up to 1,024 tokens; "
             "yarn(factor=8) up to 512 tokens; default and linear(factor=4) up to 256 tokens."
         )
@@ -84,19 +80,19 @@ class TestOthers:
         for method in result.methods:
             method.lengths[-1].score = 0.0
             method.lengths[-1].interval = Interval(low=0.0, high=0.161, kind="samples")
-        assert words_of(result)[0] == (
+        assert result.words()[0] == (
             "At 2,048 tokens, every method fails: share found 0 % (95 % interval 0 % to 16.1 %)."
         )
 
     def test_ruler_says_the_effective_lengths(self) -> None:
-        assert words_of(examples.ruler())[-1] == (
+        assert examples.ruler().words()[-1] == (
             "Effective length, above 85.6 %: linear(factor=4) up to 1,024 tokens; alibi up to 512 tokens; "
             "yarn(factor=8) up to 256 tokens; default at no length."
         )
 
     def test_probe_sums_the_attention_past_the_trained_length(self) -> None:
         result = examples.probe(["default"])
-        copying, attention = words_of(result)
+        copying, attention = result.words()
         assert copying.startswith("At a distance of 512 tokens, the copying accuracy of default is 33.6 %")
         far = sum(bucket.mass for bucket in result.methods[0].attention_mean[0].buckets[-2:])
         assert attention.endswith(f"or more: default {100 * far:.3g} % (on the first 4 keys 10 %).")
@@ -104,33 +100,33 @@ class TestOthers:
     def test_probe_counts_whole_buckets_past_the_trained_length(self) -> None:
         result = examples.probe(["default"])
         result.trained_length = 300  # inside the bucket from 256 to 512
-        attention = words_of(result)[-1]
+        attention = result.words()[-1]
         far = result.methods[0].attention_mean[0].buckets[-1].mass
         assert f"at distances of 512 tokens or more: default {100 * far:.3g} %" in attention
 
     def test_probe_within_the_trained_length_says_nothing_of_it(self) -> None:
         result = examples.probe()
         result.trained_length = 1024
-        assert not any("attention" in sentence for sentence in words_of(result))
+        assert not any("attention" in sentence for sentence in result.words())
 
     def test_long_perplexity_without_a_key_token(self) -> None:
         result = examples.long_perplexity()
         for method in result.methods:
             for at in method.lengths:
                 at.long_perplexity = None
-        assert words_of(result) == ["Nothing could be measured: no scored token needs long context."]
+        assert result.words() == ["Nothing could be measured: no scored token needs long context."]
 
     def test_a_sweep_speaks_for_itself(self) -> None:
         result = examples.sweep()
         result.methods[1].adequate = result.methods[2].adequate = True
-        assert words_of(result) == [
+        assert result.words() == [
             result.answer.words,
             "Good enough by every evaluation: yarn(factor=8) and alibi.",
         ]
 
     @pytest.mark.parametrize("evaluation", examples.EVERY)
     def test_every_evaluation_has_words(self, evaluation: str) -> None:
-        assert all(sentence.endswith(".") for sentence in words_of(examples.EVERY[evaluation]()))
+        assert all(sentence.endswith(".") for sentence in examples.EVERY[evaluation]().words())
 
 
 class TestTerminal:
@@ -140,8 +136,7 @@ class TestTerminal:
             first = method.lengths[0]
             method.lengths = [first.model_copy(update={"length": 64 * n}) for n in range(1, 31)]
         result.methods[1].model = "other"
-        _, table = table_of(result)
-        assert isinstance(table, Table)
+        table = table_of(result)
         shown = [str(column.header) for column in table.columns][1:]
         assert len(shown) <= 8
         assert str(table.caption).endswith(f"; {30 - len(shown)} more measured")
@@ -151,7 +146,6 @@ class TestTerminal:
         result = examples.sweep()
         for method, rank in zip(result.methods, (1, 3, 1, 4), strict=True):
             method.rank = rank
-        _, table = table_of(result)
-        assert isinstance(table, Table)
+        table = table_of(result)
         styles = [str(cell.style) for cell in table.columns[0].cells if isinstance(cell, Text)]
         assert styles == ["bold green", "bold green", "", ""]

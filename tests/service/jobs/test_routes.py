@@ -272,5 +272,5 @@ def test_every_evaluation_has_a_route_and_an_example_that_parses(client: httpx.C
     document = client.get("/openapi.json").json()
     for name, evaluation in EVALUATIONS.items():
         assert f"/{name}" in document["paths"]
-        assert evaluation.request.model_validate(evaluation.example()).evaluation == name
+        assert evaluation.request.model_validate(evaluation.request.example()).evaluation == name
         assert evaluation.result.model_fields["evaluation"].default == name

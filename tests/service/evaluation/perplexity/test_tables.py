@@ -12,14 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from service.evaluation.perplexity.tables import (
-    heading,
-    perplexity_markdown,
-    perplexity_rich,
-    short_number,
-    spaced,
-)
+from service.evaluation.formatting import short_number, spaced
+from service.evaluation.perplexity.tables import perplexity_markdown
 from service.evaluation.tables import csv_of
+from service.reports.terminal import table_of
 from tests.service.results import result_of
 
 LENGTHS = [256, 512, 1024]
@@ -84,26 +80,26 @@ class TestMarkdown:
 
 class TestTerminal:
     def test_shows_every_number(self) -> None:
-        text = printed(perplexity_rich(RESULT))
+        text = " ".join(printed(table_of(RESULT)).split())
         for word in ("default", "yarn(factor=4)", "1,024", "6.500", "70.25", "81,234", "trained length 256"):
             assert word in text
 
     def test_many_lengths_fit_in_80_columns_and_say_what_is_left_out(self) -> None:
         lengths = list(range(256, 256 * 257, 256))
-        text = printed(perplexity_rich(result_of({"default": [7.0] * 256}, lengths)), width=80)
+        text = printed(table_of(result_of({"default": [7.0] * 256}, lengths)), width=80)
         shown = next(line for line in text.splitlines() if "method" in line).split()[1:]
         assert shown[0] == "256"
         assert shown[-1] == "65,536"
-        assert f"{256 - len(shown)} more lengths measured" in " ".join(text.split())
+        assert f"{256 - len(shown)} more measured" in " ".join(text.split())
         assert max(map(len, text.splitlines())) <= 80
 
     def test_markup_in_a_label_is_shown_as_it_is(self) -> None:
-        assert "[red]x[/red]" in printed(perplexity_rich(result_of({"[red]x[/red]": [6.5]}, [256])))
+        assert "[red]x[/red]" in printed(table_of(result_of({"[red]x[/red]": [6.5]}, [256])))
 
     def test_heading_names_model_protocol_and_documents(self) -> None:
         result = result_of({"default": [6.5]}, [256], documents=["a.txt", "b.txt", "c.txt", "d.txt"])
         for word in ("tiny", "curve", "a.txt, b.txt, c.txt and 1 more", "20,000 tokens"):
-            assert word in heading(result)
+            assert word in result.heading()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
 from patches import parse, patched
 from service.evaluation.documents import from_token_ids
-from service.evaluation.memory import pass_bytes
+from service.evaluation.pass_memory import pass_bytes
 from service.evaluation.perplexity.plan import PerplexityPlan
 from service.evaluation.unit import Subject, evaluate
 

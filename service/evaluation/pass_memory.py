@@ -1,4 +1,4 @@
-"""What a pass holds in memory, computed before it begins."""
+"""Memory of a pass, computed before it begins."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ MASK_BYTES = 4
 """Per pair of a query and a key: float32, for all layers."""
 
 WORKING = 32 << 20
-"""Bytes for what does not grow with anything: kernels' scratch, the allocator's rounding."""
+"""Bytes of constant size: kernels' scratch, the allocator's rounding."""
 
 
 def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe | None = None) -> int:
-    """Most bytes that a pass of ``tokens`` holds beyond the weights, when its chunks are bounded as on the CPU.
+    """Most bytes of a pass of ``tokens`` beyond the weights, when its chunks are bounded as on the CPU.
 
-    The cache, without the keys that layers which slide, or ``resolved``, let go after each chunk; one layer's keys and
-    values twice more, for the cache grows by copying and grouped heads are spread out; a chunk's logits, their softmax
-    and its pieces; a chunk's hidden states; and a mask of a chunk against everything before it, whose size does not
-    grow with the context since the chunks shrink.
+    - The cache, without the keys that sliding layers or ``resolved`` evict after each chunk.
+    - One layer's keys and values twice more: the cache grows by copying, and grouped heads are expanded.
+    - A chunk's logits, their softmax and its pieces; a chunk's hidden states.
+    - A mask of a chunk against all tokens before it. Chunks shrink with the context, so its size is bounded.
     """
     config = patch.model.config.get_text_config()
     item, layers = patch.model.dtype.itemsize, config.num_hidden_layers
     chunk = chunk_length(min(chunk, tokens), vocab_size_of(patch))
-    kept = None if resolved is None else patch.sink_window(resolved)
-    reached = tokens if kept is None else min(tokens, sum(kept) + chunk)
-    held = [reached if window is None else min(reached, window + chunk) for window in _windows(config)]
+    ends = None if resolved is None else patch.sink_window(resolved)
+    reached = tokens if ends is None else min(tokens, sum(ends) + chunk)
+    cached = [reached if window is None else min(reached, window + chunk) for window in _windows(config)]
     per_layer = cache_bytes_per_token(patch) / layers
     queries = patch.geometry.num_attention_heads / patch.cached.heads
-    cache = per_layer * (sum(held) + max(held) * (1 + 2 * max(queries, 1.0)))
+    cache = per_layer * (sum(cached) + max(cached) * (1 + 2 * max(queries, 1.0)))
     logits = 4 * chunk * vocab_size_of(patch) * 4
     hidden = 8 * chunk * (config.hidden_size + _inner_size(config)) * item
     mask = MASK_BYTES * chunk * (FULL_CHUNK_CONTEXT + chunk)
@@ -42,7 +42,7 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that new tensors on ``device`` can take, those that torch keeps for later included."""
+    """Bytes for new tensors on ``device``, torch's reserved memory included."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -56,7 +56,7 @@ def _inner_size(config: Any) -> int:
 
 
 def _windows(config: Any) -> list[int | None]:
-    """By layer, how many keys its cache keeps, as transformers' DynamicCache decides; None: all."""
+    """Keys in each layer's cache, as transformers' DynamicCache decides; None: all."""
     window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     full = "full_attention" if window is None else "sliding_attention"
     types = getattr(config, "layer_types", None) or [full] * config.num_hidden_layers

@@ -1,0 +1,105 @@
+"""Options, bodies and output that all commands of evaluations share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from service.cli.files import documents, picture, save
+from service.cli.options import check_body, encodings, lengths
+from service.cli.terminal import printable, stderr, stdout
+
+if TYPE_CHECKING:
+    from service.client import EvaluationResult
+
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FILE]...", help="Text files, each a document; '-' is stdin. None: a built-in document."),
+]
+LengthList = Annotated[
+    str | None,
+    typer.Option(
+        "--lengths",
+        help="256,512 or start:stop:step.",
+        metavar="LIST",
+        show_default="doubling from the trained length",
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        min=2,
+        max=(1 << 24) - 1,
+        help="Tokens of each document that are used; longer ones are cut.",
+        show_default="all",
+    ),
+]
+Plots = Annotated[
+    list[Path] | None,
+    typer.Option("--plot", metavar="FILE", help="Save the main picture as .png or .html; repeatable."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")]
+
+
+def body_of(  # noqa: PLR0913 - one argument per option
+    name: str,
+    own: Mapping[str, Any],
+    files: list[str],
+    pe: list[str] | None,
+    lengths_: str | None,
+    max_tokens: int | None,
+    model: str | None,
+    server: str | None,
+) -> tuple[list[str], dict[str, Any]]:
+    """(names of the files, body of the evaluation ``name``); ``own`` are fields without a shared option.
+
+    Raises:
+        typer.BadParameter: for a body that no server would take; a named server checks its own.
+    """
+    from service.evaluation.catalogue import EVALUATIONS
+
+    names, texts = documents(files)
+    request = EVALUATIONS[name].request
+    given = {field: value for field, value in (("input", texts), ("max_tokens", max_tokens)) if value is not None}
+    body = {
+        **request.placed(given, own),
+        "methods": encodings(pe, check=server is None),
+        "lengths": lengths(lengths_),
+        "model": model if server else None,
+    }
+    if server is None:
+        check_body(request, body)
+    return names, body
+
+
+def deliver(
+    result: EvaluationResult, names: Sequence[str], plots: Sequence[Path] | None, *, as_json: bool, as_csv: bool
+) -> None:
+    """Print a result, with the names of the files in place of the server's, and save its pictures."""
+    for document, name in zip(getattr(result, "documents", []), names, strict=False):
+        document.name = name
+    show(result, as_json=as_json, as_csv=as_csv)
+    for path in plots or []:
+        save(path, picture(result, path))
+
+
+def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = False) -> None:
+    """Print a result as JSON, CSV or a table."""
+    from service.evaluation.tables import csv_of
+    from service.reports.terminal import table_of
+
+    if result.partial is not None:
+        stderr.print(f"partial: {result.partial.words()}", markup=False, soft_wrap=True, style="yellow")
+    if as_json:
+        typer.echo(result.model_dump_json(indent=2))
+    elif as_csv:
+        typer.echo(csv_of(result), nl=False)
+    else:
+        stdout.print(Text(printable(result.heading()), style="bold"))
+        stdout.print(table_of(result))

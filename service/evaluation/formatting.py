@@ -1,0 +1,41 @@
+"""Numbers as text, and the lengths that a narrow table shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def percent(share: float) -> str:
+    """0.125 as 12.5 %, 0.5 as 50 %."""
+    return f"{100 * share:.3g} %"
+
+
+def short_number(value: float) -> str:
+    """A perplexity in few characters: 7.123, 45.67, 812.3, 56,789, 1.2e+09."""
+    if value >= 1e6:
+        return f"{value:.1e}"
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 10 else f"{value:.3f}"
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """ "a, b and c"; of many names, the first few and the number of others."""
+    shown = list(names) if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"]
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else "".join(shown)
+
+
+def spaced(lengths: Sequence[int], trained_length: int, most: int) -> list[int]:
+    """At most ``most`` of the ascending ``lengths``, apart on a log scale.
+
+    Both ends come first, then the trained length and its doublings, then others.
+    """
+    first, last = lengths[0], lengths[-1]
+    gap = math.log2(last / first) / (most - 1) * (1 - 1e-9)
+    doublings = [length for length in lengths if math.log2(length / trained_length).is_integer()]
+    chosen = [first]
+    for length in [last, *doublings, *lengths]:
+        if all(abs(math.log2(length / other)) >= gap and length != other for other in chosen):
+            chosen.append(length)
+    return sorted(chosen)

@@ -1,0 +1,125 @@
+"""A result in sentences, from its scores alone. Every result's ``words`` chooses among these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.evaluation.formatting import listed, percent
+from service.evaluation.results import EvaluationResult, Interval, Score, Scores
+
+TOLERANCE = 0.1
+"""Share by which a perplexity near the reference may exceed it."""
+FOUND = 0.5
+"""Least share of retrieved samples that counts as found."""
+
+
+def best_method(result: EvaluationResult) -> list[str]:
+    """The best method at the longest length or distance, and those with an overlapping interval."""
+    scores = result.scores()
+    longest = max(length for by_length in scores.by_method for length in by_length)
+    by_name = zip(result.names(), scores.by_method, strict=True)
+    at = {name: by_length[longest] for name, by_length in by_name if longest in by_length}
+    sign = 1 if scores.lower_is_better else -1
+    best = min(at, key=lambda name: sign * at[name].value)
+    where = f"At {'a distance of ' if scores.by == 'distance' else ''}{longest:,} tokens"
+    number = _number(at[best], scores)
+    if len(at) == 1:
+        return [f"{where}, the {scores.measure} of {best} is {number}."]
+    if not scores.lower_is_better and at[best].value == 0:
+        return [f"{where}, every method fails: {scores.measure} {number}."]
+    equal = [name for name in at if name != best and at[name].value == at[best].value]
+    if equal:
+        return [f"{where}, {listed([best, *equal])} are equally good: {scores.measure} {number}."]
+    sentences = [f"{where}, {best} is best: {scores.measure} {number}."]
+    near = [name for name in at if name != best and _overlap(at[name].interval, at[best].interval)]
+    if near:
+        those = f"interval of {near[0]} overlaps" if len(near) == 1 else f"intervals of {listed(near)} overlap"
+        sentences.append(f"The {those} with that: these intervals do not separate them.")
+    return sentences
+
+
+def near_reference(result: EvaluationResult) -> list[str]:
+    """The methods near the model's own encoding within its trained length, and their lengths."""
+    scores = result.scores()
+    reference = _reference(result, scores)
+    if reference is None:
+        return [
+            f"The model's own encoding was not measured within its trained {result.trained_length:,} tokens: "
+            "there is nothing to compare with."
+        ]
+    length, score = reference
+    limit = score.value * (1 + TOLERANCE)
+    reached: dict[tuple[int, ...], list[str]] = {}
+    for name, by_length in zip(result.names(), scores.by_method, strict=True):
+        near = tuple(n for n, at in sorted(by_length.items()) if n >= length and at.value <= limit)
+        reached.setdefault(near, []).append(_doubtful(name, by_length.get(max(near, default=0)), limit))
+    measured = [n for n in scores.lengths() if n >= length]
+    order = sorted(reached, key=lambda near: -max(near, default=0))
+    groups = "; ".join(f"{listed(reached[near])} {_where(near, measured)}" for near in order)
+    return [
+        f"The model's own encoding has {_number(score, scores)} at {length:,} tokens. "
+        f"Within {percent(TOLERANCE)} of that ({scores.text(limit)}): {groups}."
+    ]
+
+
+def found_up_to(result: EvaluationResult) -> list[str]:
+    """Per method, the longest length up to which it finds at least half."""
+    reached = []
+    for by_length in result.scores().by_method:
+        reach = None
+        for length, at in sorted(by_length.items()):
+            if at.value < FOUND:
+                break
+            reach = length
+        reached.append(reach)
+    return [
+        f"Found at least {percent(FOUND)} of the time, there and at every shorter length: {reaches(result, reached)}."
+    ]
+
+
+def reaches(result: EvaluationResult, reached: Sequence[int | None]) -> str:
+    """The methods by their longest length in ``reached``: "a and b up to 2,048 tokens; c at no length"."""
+    names: dict[int | None, list[str]] = {}
+    for name, reach in zip(result.names(), reached, strict=True):
+        names.setdefault(reach, []).append(name)
+    order = sorted(names, key=lambda reach: -(reach or 0))
+    return "; ".join(
+        f"{listed(names[reach])} {f'up to {reach:,} tokens' if reach else 'at no length'}" for reach in order
+    )
+
+
+def _where(near: tuple[int, ...], measured: Sequence[int]) -> str:
+    """The lengths in ``near``, of all measured ones."""
+    if not near:
+        return "at no length from there on"
+    if near == tuple(measured[: len(near)]):
+        return f"up to {near[-1]:,} tokens"
+    return f"at {listed([f'{length:,}' for length in near])} tokens"
+
+
+def _reference(result: EvaluationResult, scores: Scores) -> tuple[int, Score] | None:
+    """The model's own encoding at the longest length within its training."""
+    for method, by_length in zip(result.methods, scores.by_method, strict=True):
+        if method.label == "default" and method.model == result.model:
+            within = [length for length in by_length if length <= result.trained_length]
+            if within:
+                return max(within), by_length[max(within)]
+    return None
+
+
+def _doubtful(name: str, at: Score | None, limit: float) -> str:
+    """The name, with a remark where the interval at its longest length crosses the limit."""
+    crosses = at is not None and at.interval is not None and at.interval.high > limit
+    return f"{name} (its interval there crosses the limit)" if crosses else name
+
+
+def _overlap(a: Interval | None, b: Interval | None) -> bool:
+    return a is not None and b is not None and a.low <= b.high and b.low <= a.high
+
+
+def _number(score: Score, scores: Scores) -> str:
+    interval = score.interval
+    if interval is None:
+        return scores.text(score.value)
+    ends = f"{scores.text(interval.low)} to {scores.text(interval.high)}"
+    return f"{scores.text(score.value)} (95 % interval {ends})"
