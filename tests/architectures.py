@@ -20,28 +20,23 @@ FILE = Path(__file__).resolve().parent.parent / "docs" / "architectures.md"
 
 HEAD = """# Architectures
 
-Generated from the tests (`python -m tests.architectures`): every row is a tiny random model that was patched, measured
-and compared with transformers. How a model rotates is found out by running it, so models that are not in this table
-work too if their attention dispatches by name; one that cannot be carried is refused at start-up with the reason.
+Generated from the tests (`python -m tests.architectures`). Every row is a tiny random model, patched, measured and
+compared with transformers. Ropeway measures the rotation on the running model, so models outside this table work too
+if their attention dispatches by name. Any other model is refused at start-up with the reason.
 
 | model | positions | where | table | default against transformers |
 |---|---|---|---|---|
 """
 
 NOTES = """
-*Positions*: what `default` stands for on a checkpoint of this kind. *Where*: the layers that follow the request's
-encoding; layers with a rotary type of their own, or without rotation, keep that. *Table*: the pair layout of the
-rotation and, where not the whole head rotates, which dimensions. *Default*: patched against unpatched logits in
-float32; "to the bit" includes cached decoding, except in layers that slide or attend in chunks, which decode within
-2e-5.
+*Positions*: the meaning of `default` on a checkpoint of this kind. *Where*: the layers that follow the request's
+encoding. Layers with another rotary type, or without rotation, keep it. *Table*: the pair layout of the rotation, and
+the rotated dimensions of a head that rotates in part. *Default*: patched against unpatched logits in float32. "To the
+bit" includes cached decoding, except in layers that slide or attend in chunks, which decode within 2e-5.
 
-Rotary models are also tested with the native scalings `linear`, `dynamic`, `yarn`, `llama3` and `longrope`, as their
-own `default` and as a request's encoding; all models in mixed batches, in cached decoding and in the paged engine.
+Rotary models are also tested with the native scalings `linear`, `dynamic`, `yarn`, `llama3` and `longrope`: as
+`default` and as a request's encoding. All models run in mixed batches, in cached decoding and in the paged engine.
 
-## Refused
-
-| model | reason |
-|---|---|
 """
 
 
@@ -49,7 +44,7 @@ def where(patch: Patched) -> str:
     roles = Counter(patch.roles.values())
     if not roles or set(roles) == {"slots"}:
         return "every layer"
-    words = {"slots": "follow the request", "own": "keep a rotary type of their own", "never": "rotate nothing"}
+    words = {"slots": "follow the request", "own": "keep another rotary type", "never": "rotate nothing"}
     return ", ".join(f"{count} of {sum(roles.values())} layers {words[role]}" for role, count in sorted(roles.items()))
 
 

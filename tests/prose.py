@@ -19,12 +19,13 @@ BANNED = re.compile(
 )
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|Eq|et al|Sec|cf)\.")
 BLOCK_END = re.compile(r"\n\s*\n|\n\s*(?:[-*|#]|\d+[.)])\s|\|")
-SENTENCE_END = re.compile(r'(?<=[.!?:;])\s+(?=[A-Z"`(])')
+SENTENCE_END = re.compile(r'(?<=[.!?:;])\s+(?=[A-Z0-9"`*([])')
 
 
 def sentences(text: str) -> Iterator[str]:
     """Sentences of paragraphs, list items and table cells; code in backquotes reads as one word."""
-    text = ABBREVIATION.sub(r"\1", re.sub(r"``[^`]*``|`[^`]*`", "CODE", text))
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"``[^`]*``|`[^`]*`", "CODE", text))
+    text = ABBREVIATION.sub(r"\1", text)
     for block in BLOCK_END.split(re.sub(r"\n\s*Raises:", ". ", text)):
         yield from filter(None, SENTENCE_END.split(" ".join(block.split())))
 
@@ -35,7 +36,7 @@ def fault(sentence: str) -> str | None:
         return "opens with a what clause"
     if banned := BANNED.search(sentence):
         return f"says {banned[0]!r}"
-    words = len(re.findall(r"[A-Za-z][\w'-]*", sentence))
+    words = len(re.findall(r"\b(?!CODE\b)[A-Za-z][\w'-]*", sentence))
     return f"has {words} words" if words > LONGEST else None
 
 

@@ -47,8 +47,9 @@ def _chunks(
     """To the chunk ``low`` before that of the query, and if the range has no end to all chunks before that one.
 
     From ``first`` on, where a chunk begins, chunk i of queries attends to chunk i of the keys from ``base`` on. The
-    chunks between are a staircase: every second chunk of queries attends to the one chunk of keys before it, every
-    second pair of chunks to the pair before it, then fours, eights. Each width is one call: n chunks take log2(n).
+    chunks between are a staircase. Every second chunk of queries attends to the one chunk of keys before it. Every
+    second pair of chunks attends to the pair before it, then fours, eights. Each width is one call: n chunks take
+    log2(n).
     """
     early, base = first - states.q_start, first - chunks.low * chunks.size
     for columns in blocks(states):  # an earlier segment began this chunk, or the chunk reaches no key

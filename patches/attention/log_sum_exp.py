@@ -16,7 +16,7 @@ Attended = tuple[torch.Tensor, torch.Tensor]
 
 
 def has_kernel(*states: torch.Tensor) -> bool:
-    """Whether a kernel exists that needs no matrix of scores, for these queries, keys and values."""
+    """True if a kernel without a matrix of scores takes these queries, keys and values."""
     if any(part.requires_grad or part.dtype == torch.float64 for part in states):
         return False  # the kernels' log-sum-exp has no gradient, and is float32
     return states[0].device.type == "cuda" or _is_fast_on_cpu(*states)

@@ -43,7 +43,7 @@ class SegmentStates:
 
     @property
     def is_bare(self) -> bool:
-        """Whether a kernel for long calls exists and bands alone decide over pairs.
+        """True if a kernel for long calls exists and bands alone decide over pairs.
 
         The layer then has no mask, the recipe no bias, and the keys are complete from position 0 on.
         """

@@ -1,7 +1,7 @@
 """A comparison of the paged engine with the model's plain forward, before anything is served.
 
-A model with unusual attention (twice in a layer, values of another width, a state beside keys and values) can pass
-every check of its forward and still be wrong from pages. A few tokens show it.
+A model can pass every check of its forward and still be wrong from pages. Its attention may run twice in a layer, its
+values may have another width, or it has a state beside keys and values. A few tokens show it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from service.evaluation.request import EvaluationRequest
     from service.evaluation.results import EvaluationResult
     from service.evaluation.unit import Plan
-    from service.figures.picture import Picture
     from service.models.registry import ModelRegistry
     from service.settings import Settings
 
@@ -55,9 +54,9 @@ class Evaluation:
         return function
 
     @property
-    def pictures(self) -> Callable[[Any], Iterable[Picture]]:
-        """The pictures of a result, the main one first."""
-        function: Callable[[Any], Iterable[Picture]] = resolve_name(self.drawn_by)
+    def pictures(self) -> Callable[[Any], Iterable[Any]]:
+        """The pictures of a result (``figures.picture.Picture``), the main one first."""
+        function: Callable[[Any], Iterable[Any]] = resolve_name(self.drawn_by)
         return function
 
     @property

@@ -25,4 +25,5 @@ def html_of(result: EvaluationResult, plotly: str | None = None) -> str:
 
 def _main_picture(result: EvaluationResult) -> Picture:
     """Drawn without waiting for the others, which are generated one by one."""
-    return next(iter(EVALUATIONS[result.evaluation].pictures(result)))
+    picture: Picture = next(iter(EVALUATIONS[result.evaluation].pictures(result)))
+    return picture

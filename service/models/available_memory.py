@@ -1,4 +1,4 @@
-"""How much memory this process may still take: what the machine has left, or less where a container sets a limit."""
+"""The memory that this process may still take: the free memory of the machine, or less under a container's limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
-"""Where a container finds its own limits, in the second version of control groups or below ``memory`` in the first."""
+"""A container's own limits, in the second version of control groups or below ``memory`` in the first."""
 
 FILES = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),

@@ -35,7 +35,7 @@ def field_rows(name: str, field: dict[str, Any], definitions: dict[str, Any]) ->
 
 
 def choices(field: dict[str, Any]) -> list[str]:
-    """What the discriminator of a field tells apart: the methods it takes, the kinds; empty without one."""
+    """Values of a field's discriminator: its methods or kinds; empty without one."""
     mappings = [kind["discriminator"]["mapping"] for kind in field.get("anyOf", [field]) if "discriminator" in kind]
     return [name for mapping in mappings for name in mapping]
 

@@ -4,8 +4,8 @@ A request is checked and counted in one step, before it is tokenized: otherwise 
 pay for tokenization, and be refused after it (vllm#58192). Its length is unknown then: it enters with the bytes of its
 text as an upper bound (a token covers at least one byte). ``Ticket.resize`` puts the true number in its place.
 
-Between tenants the budget is shared by dynamic thresholds (Choudhury and Hahne, IEEE/ACM Transactions on Networking
-6(2), 1998): no tenant holds more than ``ALPHA`` times the free part, so one tenant alone leaves a quarter to the next.
+Dynamic thresholds share the budget between tenants (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2),
+1998). No tenant holds more than ``ALPHA`` times the free part, so one tenant alone leaves a quarter to the next.
 """
 
 from __future__ import annotations

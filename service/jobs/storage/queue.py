@@ -29,8 +29,8 @@ LEASE_S = 30.0
 """Seconds that a job keeps its owner without renewal. Clocks of several machines may differ by less."""
 
 MOST_CLAIMS = 5
-"""Of one job in a row without a finished unit, each ended by the death of its process or an error of the runner: a
-job that takes its server down must not do so for ever. An orderly end of the server does not count."""
+"""Claims of one job in a row that end with the death of the process or an error of the runner, without a finished
+unit. A job that crashes its server must not do so for ever. An orderly end of the server does not count."""
 
 NO_PROGRESS = {
     "code": "no_progress",

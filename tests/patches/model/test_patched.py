@@ -179,15 +179,15 @@ def test_a_model_is_patched_once() -> None:
 SIZES: dict[str, Any] = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
-    "CodeGen: attention of its own": (
+    "CodeGen: its attention": (
         lambda: transformers.CodeGenConfig(vocab_size=128, n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
         "does not dispatch by name",
     ),
-    "GPT-Neo: learned positions, attention of its own": (
+    "GPT-Neo: learned positions, its attention": (
         lambda: transformers.GPTNeoConfig(**SIZES, num_layers=2, attention_types=[[["global"], 2]]),
         "does not dispatch by name",
     ),
-    "BioGPT: learned positions that nobody told us of": (
+    "BioGPT: learned positions without an entry": (
         lambda: transformers.BioGptConfig(**SIZES, intermediate_size=96),
         "no positional encoding that we know",
     ),

@@ -16,7 +16,7 @@ from patches import Patched, encode
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.probe import units
 from service.evaluation.probe.plan import ProbePlan, plan_of
-from service.evaluation.probe.request import ProbeRequest, example
+from service.evaluation.probe.request import ProbeRequest
 from service.evaluation.probe.results import ProbeMethod, ProbeResult
 from service.evaluation.probe.units import AttentionUnit, CopyUnit
 from service.evaluation.proportion import wilson
@@ -300,7 +300,7 @@ def test_the_example_shows_plain_rope_losing_what_is_near() -> None:
     """The embedded demo models, trained at 256 tokens: at 1024, plain RoPE attends to untrained distances."""
     models = ModelRegistry(settings_of("demo"))
     try:
-        body = {**example(), "distances": [16]}
+        body = {**ProbeRequest.example(), "distances": [16]}
         result = finish(evaluate(plan_of(ProbeRequest(**body), models, Settings(_env_file=None))))
     finally:
         models.close()
