@@ -132,7 +132,8 @@ Every positional encoding that a request can choose with `pe`, from the same reg
 
 L0 is the trained length, n the reserved length of a request (prompt and new tokens). The position of a query is p,
 that of a key j. The factor is s, the rotated width d, the base of the frequencies b.
-Pictures are of a model like the demo models: {PAIRS} rotary pairs, {HEADS} heads, b = {GEOMETRY.rope_theta:,.0f}, L0 = {TRAINED}, and \
+Pictures are of a model like the demo models: {PAIRS} rotary pairs, {HEADS} heads, \
+b = {GEOMETRY.rope_theta:,.0f}, L0 = {TRAINED}, and \
 {TIMES_LONGER * TRAINED:,} reserved tokens. Parameters not named below a picture have their defaults."""
 
 

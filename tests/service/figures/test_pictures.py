@@ -144,12 +144,6 @@ class TestData:
         assert interval is not None
         assert (error.arrayminus[0], error.array[0]) == (0.2 - interval.low, interval.high - 0.2)
 
-    def test_an_evaluation_without_pictures_is_refused(self) -> None:
-        result = examples.perplexity()
-        result.evaluation = "another"  # type: ignore[assignment]
-        with pytest.raises(ValueError, match="another"):
-            pictures_of(result)
-
 
 class TestForms:
     @pytest.mark.parametrize("evaluation", EVERY)

@@ -203,8 +203,8 @@ async def test_the_engine_serves_it(trained: Path, kind: str) -> None:
             generations = await asyncio.gather(*jobs)
         finally:
             engine.thread.stop(grace_s=1.0)
-        for prompt, generation in zip(prompts, generations, strict=False):
-            slot = patch.slots.acquire(generation.resolved)
+        for prompt, method, generation in zip(prompts, methods, generations, strict=False):
+            slot = patch.slots.acquire(patch.resolve(method, len(prompt) + NEW))
             ids = list(prompt)
             for _ in range(NEW):
                 position_ids = encode(torch.arange(len(ids)), slot)[None]
