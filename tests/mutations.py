@@ -84,13 +84,13 @@ ATTENTION = [
     Mutation(
         "merge without the maximum",
         "patches",
-        "torch.logaddexp(old_lse, lse)",
-        "torch.log(torch.exp(old_lse) + torch.exp(lse))",
+        "torch.logaddexp(old_lse, new_lse)",
+        "torch.log(torch.exp(old_lse) + torch.exp(new_lse))",
         (f"{FUSED}::{OVERFLOW}",),
     ),
     Mutation("log-sum-exp without the maximum", "patches", "torch.logsumexp(scores, dim=-1)",
              "torch.log(torch.exp(scores).sum(-1))", (f"{FUSED}::{OVERFLOW}",)),
-    Mutation("merge weighs by the old sum", "patches", "torch.exp(lse - total)", "torch.exp(old_lse - total)",
+    Mutation("merge weighs by the old sum", "patches", "torch.exp(new_lse - total)", "torch.exp(old_lse - total)",
              (FUSED,)),
     Mutation("wrong head of grouped queries", "patches", "upcast(key.repeat_interleave(groups, 1))",
              "upcast(key.repeat(1, groups, 1, 1))", (FUSED,)),
@@ -143,10 +143,10 @@ ENCODING = [
 ]  # fmt: skip
 
 SERVED = [
-    Mutation("block table off by one", "service/engine", "position - self.dropped.get(request_id, 0) *",
-             "position - max(0, self.dropped.get(request_id, 0) - 1) *", (EVICTION,)),
-    Mutation("window dropped a page early", "service/engine", "(position - self.last + 1) // self.page",
-             "(position - self.last + 1 + self.page) // self.page", (EVICTION,)),
+    Mutation("block table off by one", "service/engine", "position - self.evicted_pages.get(request_id, 0) *",
+             "position - max(0, self.evicted_pages.get(request_id, 0) - 1) *", (EVICTION,)),
+    Mutation("window dropped a page early", "service/engine", "(position - self.window_size + 1) // self.page_size",
+             "(position - self.window_size + 1 + self.page_size) // self.page_size", (EVICTION,)),
     Mutation("prefixes shared between encodings", "service/engine", "token | (number << self.token_bits)", "token",
              (ENGINE,)),
     Mutation("slots of the wrong requests", "service/engine", "encode(self.position_ids[:tokens], slots)",
