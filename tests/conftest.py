@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import tiers
+
 ROOT = Path(__file__).resolve().parent.parent
 
 settings.register_profile("ropeway", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ropeway")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = tiers.listed()
+    for item in items:
+        if item.nodeid.partition("[")[0] in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

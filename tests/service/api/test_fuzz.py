@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from service.settings import Settings
 
-BODIES = 250
-FEWER = 60
+BODIES = 150
+FEWER = 40
 """Per route that takes a body: many for the two that everything else is made of."""
 
 CHEAP: dict[str, dict[str, Any]] = {

@@ -1,0 +1,27 @@
+"""The list of slow tests: made from a log of durations, and about tests that exist."""
+
+from __future__ import annotations
+
+import ast
+
+from tests import tiers
+from tests.conftest import ROOT
+
+LOG = """
+0.50s call     tests/a.py::test_one[x-1]
+0.40s setup    tests/a.py::test_one[x-2]
+0.70s call     tests/a.py::TestGroup::test_two
+9.00s anything tests/a.py::test_three
+"""
+
+
+def test_cases_and_fixtures_of_a_function_add_up() -> None:
+    assert tiers.slow(LOG.splitlines()) == ["tests/a.py::test_one"]
+
+
+def test_every_listed_test_exists() -> None:
+    for name in tiers.listed():
+        file, *_, function = name.split("::")
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert function in functions, name
