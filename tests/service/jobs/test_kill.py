@@ -44,7 +44,7 @@ def finished_units(store: JobStore) -> Rows:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("url", "kills"), [("sqlite", 8), ("postgresql", 2)], indirect=["url"])
+@pytest.mark.parametrize(("url", "kills"), [("sqlite", 5), ("postgresql", 2)], indirect=["url"])
 def test_killed_servers_lose_nothing(url: str, kills: int, checkpoints: Path, tmp_path: Path) -> None:
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload([server.__name__])
