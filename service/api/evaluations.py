@@ -200,6 +200,4 @@ def _only(media_type: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"content": {media_type: {}}}}
 
 
-router = APIRouter()
-for _evaluation in EVALUATIONS.values():
-    router.include_router(_routes_of(_evaluation))
+ROUTERS = tuple(map(_routes_of, EVALUATIONS.values()))

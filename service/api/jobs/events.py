@@ -20,7 +20,7 @@ from service.errors import bad_request, shutting_down
 from service.jobs.records import UNFINISHED, JobInfo, UnitDone
 from service.jobs.signals import within
 
-router = APIRouter(route_class=Route)
+router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=Route)
 
 LOOK_AGAIN_S = 2.0
 """Seconds between two looks for events of a job that another process runs."""

@@ -20,7 +20,7 @@ from service.jobs.records import JobInfo, UnitDone, units_table
 from service.jobs.storage.results import Packed, pack
 from service.reports.render import PAGE, PageOptions
 
-router = APIRouter(route_class=Route)
+router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=Route)
 
 
 @router.get("/{job_id}/units.json", response_model=UnitList)

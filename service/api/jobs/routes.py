@@ -88,5 +88,4 @@ async def resume(job_id: str, request: Request) -> Any:
     return accepted(resumed, request)
 
 
-for part in (events, files):
-    router.include_router(part.router)
+ROUTERS = (router, events.router, files.router)

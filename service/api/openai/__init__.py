@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from service.api.openai import chat, completions, models, ruler, tokenization
 
-router = APIRouter(tags=["openai"])
-for part in (completions, chat, models, tokenization, ruler):
-    router.include_router(part.router)
+ROUTERS = tuple(part.router for part in (completions, chat, models, tokenization, ruler))

@@ -27,7 +27,7 @@ from service.models.chat import writes_special_tokens
 from service.models.registry import ServedModel
 from service.settings import Settings
 
-router = APIRouter(route_class=Route)
+router = APIRouter(tags=["openai"], route_class=Route)
 
 
 @router.post("/v1/chat/completions", response_model=Chat, responses={200: {"content": {"text/event-stream": {}}}})

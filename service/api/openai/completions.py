@@ -26,7 +26,7 @@ from service.inputs import as_list
 from service.settings import Settings
 from service.sharing.workers import Workers
 
-router = APIRouter(route_class=Route)
+router = APIRouter(tags=["openai"], route_class=Route)
 
 
 @router.post("/v1/completions", response_model=Completion, responses={200: {"content": {"text/event-stream": {}}}})

@@ -12,7 +12,7 @@ from service.api.http.routing import Route
 from service.api.openai.names import Named, named, presets
 from service.models.registry import ModelRegistry
 
-router = APIRouter(route_class=Route)
+router = APIRouter(tags=["openai"], route_class=Route)
 
 
 class Model(BaseModel):

@@ -20,7 +20,7 @@ from service.api.openai.schemas import PROMPT, Body, Drawing, ModelName, example
 from service.inputs import Text
 from service.settings import Settings
 
-router = APIRouter(route_class=Route)
+router = APIRouter(tags=["openai"], route_class=Route)
 
 NewTokens = Annotated[int, Field(ge=1)]
 

@@ -17,7 +17,7 @@ from service.errors import bad_request
 from service.inputs import MOST_TOKENS
 from service.sharing.workers import Workers
 
-router = APIRouter(route_class=Route)
+router = APIRouter(tags=["openai"], route_class=Route)
 
 
 class TokenizeRequest(Body):
