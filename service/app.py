@@ -86,7 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
     _add_layers(app, settings, keys)
     errors.install(app)
     tracing.install(app, settings)
-    # No router includes another: FastAPI would build the routes of both, 0.8 s at start-up.
+    # No router includes another: FastAPI would build the routes of both at start-up.
     for router in (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, methods.router):
         app.include_router(router, responses=failures(), dependencies=page.KEYS)
     app.include_router(static.router)
