@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,40 +53,40 @@ def shell(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             running.kill()
 
 
-def interrupted(client: Ropeway, job_id: str, *arguments: str) -> tuple[int, str]:
-    """Exit code and stderr of a command that gets Ctrl-C while the job is at work."""
+def interrupted(*arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of a command that gets Ctrl-C once it has reported progress."""
     with shell(*arguments) as running:
-        wait_for(lambda: client.job(job_id).tokens_done > 0, 60)
-        time.sleep(3)  # the process is up and follows
+        assert running.stderr is not None
+        first = running.stderr.readline()
         running.send_signal(signal.SIGINT)
-        _, stderr = running.communicate(timeout=30)
-        return running.returncode, stderr
+        _, rest = running.communicate(timeout=30)
+        return running.returncode, first + rest
 
 
-def endless(client: Ropeway) -> str:
+@pytest.fixture
+def endless(client: Ropeway) -> Iterator[str]:
     """A job of many units that no client waits for."""
     many = LONG | {"input": [TEXT[n:] for n in range(60)], "methods": ["default"]}
-    return client.submit("perplexity", **many).id
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_the_job_alone(server: str, client: Ropeway) -> None:
-    job_id = endless(client)
-    code, stderr = interrupted(client, job_id, "jobs", "follow", job_id, "--server", server)
-    assert code == 130
-    assert f"come back to it: ropeway jobs follow {job_id[:12]} --server {server}" in stderr
-    assert "Traceback" not in stderr
-    assert client.job(job_id).state == "running"
+    job_id = client.submit("perplexity", **many).id
+    yield job_id
     client.cancel(job_id)
 
 
 @pytest.mark.slow
-def test_ctrl_c_cancels_where_that_is_asked_for(server: str, client: Ropeway) -> None:
-    job_id = endless(client)
-    code, stderr = interrupted(client, job_id, "jobs", "follow", job_id, "--cancel", "--server", server)
+def test_ctrl_c_leaves_the_job_alone(server: str, client: Ropeway, endless: str) -> None:
+    code, stderr = interrupted("jobs", "follow", endless, "--server", server)
+    assert code == 130
+    assert f"come back to it: ropeway jobs follow {endless[:12]} --server {server}" in stderr
+    assert "Traceback" not in stderr
+    assert client.job(endless).state == "running"
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_where_that_is_asked_for(server: str, client: Ropeway, endless: str) -> None:
+    code, stderr = interrupted("jobs", "follow", endless, "--cancel", "--server", server)
     assert code == 130
     assert stderr.splitlines()[-1].startswith("cancelled")
-    assert client.job(job_id).state == "cancelled"
+    assert client.job(endless).state == "cancelled"
 
 
 @pytest.fixture
@@ -118,20 +117,19 @@ def test_a_job_that_ended_early_is_read_and_goes_on(server: str, client: Ropeway
 
 
 @pytest.mark.slow
-def test_a_job_without_a_complete_method_shows_its_units(server: str, client: Ropeway) -> None:
-    job_id = endless(client)
-    wait_for(lambda: client.job(job_id).units_done, 60)
-    client.cancel(job_id)
-    done = client.job(job_id).units_done
-    followed = ropeway("jobs", "follow", job_id, "--server", server)
+def test_a_job_without_a_complete_method_shows_its_units(server: str, client: Ropeway, endless: str) -> None:
+    wait_for(lambda: client.job(endless).units_done, 60)
+    client.cancel(endless)
+    done = client.job(endless).units_done
+    followed = ropeway("jobs", "follow", endless, "--server", server)
     assert followed.exit_code == 1
-    told = f"{done} of 60 units are finished: ropeway jobs results {job_id[:12]} --server {server} shows them"
+    told = f"{done} of 60 units are finished: ropeway jobs results {endless[:12]} --server {server} shows them"
     assert told in " ".join(followed.stderr.split())
-    shown = ropeway("jobs", "results", job_id, "--server", server)
+    shown = ropeway("jobs", "results", endless, "--server", server)
     assert (shown.exit_code, shown.stdout.count("input[")) == (0, done)
     assert "these are its finished units" in shown.stderr
-    assert len(json.loads(ropeway("jobs", "results", job_id, "--server", server, "--json").stdout)) == done
-    rows = list(csv.DictReader(io.StringIO(ropeway("jobs", "results", job_id, "--server", server, "--csv").stdout)))
+    assert len(json.loads(ropeway("jobs", "results", endless, "--server", server, "--json").stdout)) == done
+    rows = list(csv.DictReader(io.StringIO(ropeway("jobs", "results", endless, "--server", server, "--csv").stdout)))
     assert len(rows) == done
 
 
