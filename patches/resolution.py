@@ -32,7 +32,7 @@ def effective(method: Method, geometry: RopeGeometry) -> Method:
     return native if isinstance(native, Method) and method == Default() else method
 
 
-@lru_cache(maxsize=1024)  # a request asks three times: at the door, in the engine and for its echo
+@lru_cache(maxsize=1024)  # a request asks twice: at the door and for its echo
 def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedRecipe:
     """Numbers of ``method`` for one model and one reserved length (prompt + new tokens).
 
