@@ -146,16 +146,16 @@ class TestMake:
         [
             ("demo", ".", "ropeway demo"),
             ("serve", ".", "ropeway serve"),
-            ("test", ".[test]", "python -m pytest -n logical --dist worksteal"),
-            ("test-fast", ".[test]", "python -m pytest -n logical --dist worksteal -m not slow"),
-            ("check", ".[dev]", "python -m pytest -n logical --dist worksteal"),
+            ("test", ".[test]", "python -m pytest -n 3 --dist worksteal"),
+            ("test-fast", ".[test]", "python -m pytest -n 3 --dist worksteal -m not slow"),
+            ("check", ".[dev]", "python -m pytest -n 3 --dist worksteal"),
             ("train-demo", ".", "python -m service.models.training"),
             ("bench", ".", "python -m benchmarks"),
         ],
     )
     def test_target_starts_from_nothing(self, tmp_path: Path, target: str, installs: str, last: str) -> None:
         venv = tmp_path / "venv"
-        printed = run("make", "-n", target, f"VENV={venv}", f"PYTHON={sys.executable}", "PIP_FLAGS=--pre")
+        printed = run("make", "-n", target, f"VENV={venv}", f"PYTHON={sys.executable}", "PIP_FLAGS=--pre", "WORKERS=3")
         lines = [" ".join(shlex.split(line)) for line in printed.stdout.splitlines()]
         install = f"{venv}/bin/python -m pip install --pre -c constraints.txt -e {installs}"
         assert install in lines

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def shell(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """``ropeway`` in another process, which gets Ctrl-C as a signal."""
     command = [sys.executable, "-m", "service.cli", *arguments]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A shell's background processes ignore Ctrl-C, and so would their children.
+    pipes["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "COLUMNS": "200"}, **pipes) as running:
         try:
             yield running
