@@ -145,6 +145,8 @@ def _scale(axes: Axes, name: str, axis: dict[str, Any]) -> None:
         axes.grid(axis=name, color=axis.get("gridcolor", GRID), lw=0.7)  # type: ignore[arg-type]
     if axis.get("showticklabels") is False:
         side.set_tick_params(labelbottom=False, labelleft=False)
+    if axis.get("tickangle"):
+        axes.tick_params(axis=name, rotation=-axis["tickangle"])  # type: ignore[arg-type]
     if axis.get("visible") is False:
         side.set_visible(False)
         axes.spines["bottom" if name == "x" else "left"].set_visible(False)

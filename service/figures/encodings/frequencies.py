@@ -11,8 +11,8 @@ from plotly.subplots import make_subplots
 
 from patches import Recipe
 from service.figures.drawing.axes import linear_axis, log_axis
-from service.figures.drawing.charts import LEFT, NOTE, mark_trained_height, note, write_layout
-from service.figures.drawing.curves import Curve, curve_traces
+from service.figures.drawing.charts import LEFT, NOTE, mark_trained_height, new_figure, note, write_layout
+from service.figures.drawing.curves import Curve, add_curves, curve_traces
 from service.figures.drawing.style import RULE, TIMES, line_style, value_ticks
 from service.figures.encodings.positions import PLAIN, add_heads, add_last_token, bias_of, distance_figure
 
@@ -60,6 +60,22 @@ def frequency_figure(
         _add_stretch(figure, index, before, after)
         figure.update_xaxes(**x, row=2, col=1)
         figure.update_xaxes(title_text="", row=1, col=1)
+    return figure
+
+
+def wavelengths_figure(before: Sequence[float], after: Mapping[str, Sequence[float]], trained_length: int) -> go.Figure:
+    """Wavelength of each rotary pair before, in grey, and after each named encoding; all are ``inv_freq`` [pairs]."""
+    index = list(range(len(before)))
+    curves = [Curve(name, index, [wavelength(value) for value in inv_freq]) for name, inv_freq in after.items()]
+    plain = [wavelength(value) for value in before]
+    known = [value for value in (*plain, *(value for curve in curves for value in curve.y)) if value is not None]
+    subtitle = "each rotary pair; grey: before; shaded: no full turn within the trained length"
+    figure = new_figure("Wavelengths before and after", subtitle, left=LEFT + 16)
+    y = log_axis("wavelength, tokens", min(known) / 1.5, max(known) * 1.5)
+    figure.update_layout(xaxis=linear_axis("rotary pair, fastest first", -0.5, len(index) - 0.5), yaxis=y)
+    figure.add_scatter(x=index, y=plain, mode="lines", line=PLAIN, name="before", showlegend=True)
+    add_curves(figure, curves)
+    mark_trained_height(figure, trained_length, y, right=False)
     return figure
 
 

@@ -12,7 +12,7 @@ from patches import Recipe, effective_distance
 from service.figures.drawing.axes import linear_axis
 from service.figures.drawing.charts import NOTE, mark_trained, mark_trained_height, new_figure
 from service.figures.drawing.curves import Curve, add_curves, curve_traces
-from service.figures.drawing.panels import SEQUENTIAL, grid
+from service.figures.drawing.panels import SEQUENTIAL, Panel, grid, heat_maps
 from service.figures.drawing.style import line_style
 
 POINTS = 256
@@ -104,6 +104,30 @@ def heads_figure(by_head: torch.Tensor, distance: torch.Tensor, trained_length: 
     figure = new_figure(title, f"added to {of}; one line per head", height=HEIGHT)
     add_heads(figure, by_head, distance, trained_length)
     return figure
+
+
+def bias_matrices_figure(recipes: Mapping[str, Recipe], head: int, length: int, floor: float) -> go.Figure:
+    """Biases of one head on every query and key of ``length`` tokens, a matrix per recipe; colours end at ``floor``.
+
+    Raises:
+        ValueError: for a recipe without a bias.
+    """
+    tokens = torch.arange(length)
+    panels = []
+    for name, recipe in recipes.items():
+        if recipe.score_bias is None:
+            raise ValueError(f"{name} adds no bias to the scores")
+        matrix = without_later_keys(recipe.score_bias(tokens[:, None], tokens[None])[head])
+        panels.append(Panel(name, tokens.tolist(), tokens.tolist(), [values_of(row) for row in matrix]))
+    subtitle = f"added to the scores of head {head + 1}; empty: not attended; colours end at {floor:g}"
+    axes = linear_axis("key", -0.5, length - 0.5), linear_axis("query", length - 0.5, -0.5)
+    bar = {"cmin": floor, "cmax": 0.0, "colorbar": {"title": {"text": "bias"}}}
+    return heat_maps(panels, ("Biases of all queries and keys", subtitle), axes, bar, panel_height=300)
+
+
+def without_later_keys(matrix: torch.Tensor) -> torch.Tensor:
+    """``matrix`` [n, n] of queries and keys with NaN above the diagonal."""
+    return matrix.masked_fill(torch.ones_like(matrix, dtype=torch.bool).triu(1), torch.nan)
 
 
 def absolute_figure(recipe: Recipe, length: int, trained_length: int, title: str) -> go.Figure:

@@ -88,14 +88,14 @@ def sample(name: str) -> Sample:
             fields[key] = value
         elif field is not None and field.default == 1.0:
             neutral.append(key)
-    drawn = _resolved(fields)
+    drawn = resolved_sample(fields)
     for key in neutral:
         if _changes_nothing(drawn.resolved):
-            drawn = _resolved({**fields, key: STANDING_IN[key]})
+            drawn = resolved_sample({**fields, key: STANDING_IN[key]})
     return drawn
 
 
-def _resolved(fields: Mapping[str, Any]) -> Sample:
+def resolved_sample(fields: Mapping[str, Any]) -> Sample:
     """Resolve on a model of the method's family, at four times the trained length, or once if the method ends there."""
     method = parse(fields)
     geometry = GEOMETRY
