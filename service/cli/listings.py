@@ -40,7 +40,8 @@ def methods(
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table of all methods.")] = False,
     docs: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write methods.md and its pictures into this folder.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the generated pages and their pictures here."),
     ] = None,
 ) -> None:
     """Every positional encoding a request can choose, or one with its parameters. Needs no model."""
@@ -51,7 +52,8 @@ def methods(
 
         fail(unknown_method(name))
     if docs is not None or markdown:
-        from service.cli.method_docs import overview, write_docs
+        from service.docs.methods import overview
+        from service.docs.pages import write_docs
 
         typer.echo(overview() if docs is None else f"{len(write_docs(docs))} files written to {docs}")
     elif as_json:

@@ -19,7 +19,7 @@ LAYERS = (
     {"evaluation"},
     {"figures", "jobs"},
     {"reports"},
-    {"api"},
+    {"api", "docs"},
     {"app", "client"},
     {"cli"},
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -77,13 +76,11 @@ FACTS = {
 }
 
 
-def write_docs(folder: Path) -> list[Path]:
-    """Write the page and every picture below ``folder``; returns the paths."""
-    (folder / PICTURES).mkdir(parents=True, exist_ok=True)
-    texts = {PAGE: methods_page()} | {f"{PICTURES}/{name}.svg": picture for name, picture in pictures()}
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in texts]
+def files() -> Iterator[tuple[str, str]]:
+    """(path, text) of the page and of every picture."""
+    yield PAGE, methods_page()
+    for name, picture in pictures():
+        yield f"{PICTURES}/{name}.svg", picture
 
 
 def pictures() -> Iterator[tuple[str, str]]:
@@ -140,7 +137,7 @@ b = {GEOMETRY.rope_theta:,.0f}, L0 = {TRAINED}, and \
 def _section(info: dict[str, Any], drawn: Sample) -> Iterator[str]:
     name, schema = info["method"], info["parameters"]
     yield f"### `{name}`"
-    yield _linked(info["summary"])
+    yield linked(info["summary"])
     yield f"```\n{info['formula']}\n```"
     yield f"![{name}]({PICTURES}/{name}.svg)"
     yield _drawn(drawn)
@@ -154,7 +151,7 @@ def _section(info: dict[str, Any], drawn: Sample) -> Iterator[str]:
     shared = {"attention_temperature": "Attention temperatures", "base": "Schedules underneath: base"}
     also = [f"[`{key}`](#{_anchor(title)})" for key, title in shared.items() if key in schema["properties"]]
     yield f"{'Also' if fields else 'Parameters'}: {', '.join(also)}."
-    yield "\n".join(f"- **{label}:** {_linked(info[key])}" for key, label in FACTS.items())
+    yield "\n".join(f"- **{label}:** {linked(info[key])}" for key, label in FACTS.items())
 
 
 def _temperatures() -> Iterator[str]:
@@ -249,7 +246,8 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-def _linked(text: str) -> str:
+def linked(text: str) -> str:
+    """``text`` with a Markdown link at every arXiv number."""
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
 
 

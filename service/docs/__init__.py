@@ -1,0 +1,1 @@
+"""Pages of the documentation that the code writes: every method, and the primer."""

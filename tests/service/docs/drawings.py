@@ -1,0 +1,28 @@
+"""Comparison of generated pictures with those in the repository."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib
+import plotly.graph_objects as go
+import pytest
+
+from service.figures.drawing.raster import svg
+
+
+def drawing(text: str) -> str:
+    """A picture without what another processor may round, or another zlib pack, differently."""
+    unpacked = re.sub(r'"data:image/png;base64,[^"]*"', "", text)
+    return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.0f}", unpacked)
+
+
+def assert_current(path: Path, figure: go.Figure) -> None:
+    """Fail if the picture at ``path`` is not ``figure``; skip if another version of matplotlib drew it."""
+    kept = path.read_text(encoding="utf-8")
+    assert ElementTree.fromstring(kept).tag.endswith("svg")
+    if f"Matplotlib v{matplotlib.__version__}" not in kept:
+        pytest.skip("drawn with another version of matplotlib")
+    assert drawing(svg(figure)) == drawing(kept)
