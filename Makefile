@@ -27,12 +27,14 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workstea
 INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-fast check fmt train-demo bench lint-docker clean
+.PHONY: help install setup demo serve test test-fast check fmt train-demo bench lint-docker clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: PYTHON, VENV, PIP_FLAGS (to pip), ARGS (to demo, serve, test, test-fast, train-demo, bench),"
 	@echo "  FAMILY, PRESET, CORPUS (to train-demo: names, size, folder of texts; the result is in models/PRESET)"
+
+install: $(RUN) ## Create .venv with the command ropeway
 
 setup: $(DEV) ## Create .venv with everything a contributor needs
 

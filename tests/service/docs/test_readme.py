@@ -1,4 +1,4 @@
-"""README.md is correct: its methods and files exist, and its commands run."""
+"""README.md and the tutorial are correct: their methods and files exist, and their commands run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import yaml
 from patches import METHODS
 from service.evaluation.catalogue import EVALUATIONS
 from tests.conftest import ROOT
-from tests.service.docs.terminal import blocks, installed, missing, pages, repository, terminal
+from tests.service.docs.terminal import Terminal, blocks, installed, missing, pages, repository, terminal
 from tests.service.serving import wait_for
 
 README = (ROOT / "README.md").read_text()
@@ -45,6 +45,8 @@ def test_the_files_it_names_exist() -> None:
 
 # The commands of every page
 
+RUN = {"README.md", "tutorial.md"}
+"""Pages whose other commands run here."""
 SERVER = "make serve    # the demo models; `ropeway serve --model FOLDER_OR_ID` serves others\n"
 """Goes on, in a second terminal."""
 
@@ -92,7 +94,7 @@ def test_commands_that_cannot_be_run_here_are_right(page: Path) -> None:
         if check := stand_in(block):
             check(block)
         else:
-            assert page.name == "README.md", f"the commands of {page.name} are not run: {block}"
+            assert page.name in RUN, f"the commands of {page.name} are not run: {block}"
 
 
 def test_the_list_of_what_is_not_run_is_no_longer_than_it_must_be() -> None:
@@ -114,10 +116,7 @@ def test_commands_run_in_a_fresh_terminal_one_after_another(tmp_path: Path) -> N
         for number, block in enumerate(blocks(ROOT / "README.md")):
             script = block.replace("<this repository>", str(source)).replace("localhost:8000", f"localhost:{port}")
             if number == 0:
-                clone_line, rest = script.split("\n", 1)
-                assert first.run(clone_line)[0] == 0
-                installed(clone)
-                script = rest
+                script = cloned(first, script, clone)
             if stand_in(block):
                 continue
             if block == SERVER:
@@ -133,6 +132,30 @@ def test_commands_run_in_a_fresh_terminal_one_after_another(tmp_path: Path) -> N
     assert (clone / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert (clone / "curve.html").stat().st_size > 100_000
     assert (clone / "sweep.html").stat().st_size > 100_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(missing()), reason=f"not on this machine: {', '.join(missing())}")
+def test_the_tutorial_runs_from_a_fresh_terminal(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    source, clone, port = repository(tmp_path / "source"), tmp_path / "ropeway", free_port()
+    with terminal(tmp_path, tmp_path, ROPEWAY_PORT=str(port)) as shell:
+        for number, block in enumerate(blocks(ROOT / "docs/tutorial.md")):
+            script = block.replace("<this repository>", str(source)).replace("localhost:8000", f"localhost:{port}")
+            code, printed = shell.run(cloned(shell, script, clone) if number == 0 else script)
+            assert code == 0, f"{block}\n{printed}"
+            assert '"error":{' not in printed, f"{block}\n{printed}"
+    assert (clone / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (clone / "report.html").stat().st_size > 100_000
+
+
+def cloned(shell: Terminal, script: str, clone: Path) -> str:
+    """The rest of a page's first block, after its first line has made the ``clone`` and packages are installed."""
+    clone_line, rest = script.split("\n", 1)
+    assert shell.run(clone_line)[0] == 0
+    installed(clone)
+    return rest
 
 
 def test_bodies_that_pages_show_are_valid() -> None:
