@@ -22,6 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import Seams, architecture_of
+from patches.model.chosen import with_keyword
 from patches.model.geometry import RotaryModule, geometry_of, rotary_module, text_config
 from patches.model.measurement import TOKENS, Measurement, TableFormat, Trial, layout_of, measured
 from patches.model.seams import Patched
@@ -101,7 +102,9 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         _put(model, name, patch.rotary_module, patch, undo)
         if patch.embedding is not None:
             _replace_forward(patch.embedding.module, patch.embed, undo)
-        _replace_forward(model, wraps(model.forward)(partial(patch.run, model.forward)), undo)
+        forward = wraps(model.forward)(partial(patch.run, model.forward))
+        forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
+        _replace_forward(model, forward, undo)
         yield patch
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,8 +27,9 @@ from patches.encoding.method import Method
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import architecture_of
+from patches.model.chosen import KEYWORD, ChosenEncodings, Encoding, by_row
 from patches.model.eviction import evict
-from patches.model.forward import Forward, inputs_of
+from patches.model.forward import Forward, inputs_of, tokens_of
 from patches.model.geometry import RotaryModule, chunked_layers, rotary_module, text_config
 from patches.model.measurement import Measurement
 from patches.parsing import parse
@@ -46,10 +47,11 @@ class _ThreadState(threading.local):
 
 
 class Patched:
-    """A model whose tokens choose their encoding by slot.
+    """A model whose rows choose their encoding.
 
-    ``slots`` interns encodings; a token's slot goes into its ``position_ids`` with
-    ``patches.encode``. Slot 0 is the checkpoint's own encoding.
+    ``encoding`` gives the keyword argument that chooses it, for ``generate``, ``forward`` and trainers. A server works
+    one level below: ``slots`` interns encodings, and ``patches.encode`` puts the slot of a token into its
+    ``position_ids``. Slot 0 is the checkpoint's own encoding, which a forward without either has.
     """
 
     def __init__(
@@ -72,11 +74,32 @@ class Patched:
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._layers = int(text_config(model).num_hidden_layers)
         self._chunks = chunked_layers(text_config(model))
-        self._thread = _ThreadState()
+        self._thread, self._chosen = _ThreadState(), ChosenEncodings()
 
-    def resolve(self, method: Method, length: int) -> ResolvedRecipe:
-        """Numbers of ``method`` for this model and a reserved length of ``length`` tokens."""
-        return resolve(self.confirmed(method, length), self.geometry, length)
+    def encoding(
+        self, encodings: Encoding | Sequence[Encoding], length: int | Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """Keyword arguments that choose the encoding of every row, or of each: ``model.generate(..., **encoding(e))``.
+
+        An encoding is a short form such as ``"yarn:4"``, a mapping or a method. ``length`` is the reserved length,
+        prompt and new tokens. Encodings that depend on it need it, and their rows end there.
+
+        Raises:
+            ValueError: naming a parameter that does not fit the model, a missing length, or one out of range.
+            InvalidEncoding: when an encoding cannot be parsed.
+        """
+        numbers = [self._chosen.number(self._reserved(method, tokens)) for method, tokens in by_row(encodings, length)]
+        return {KEYWORD: torch.tensor(numbers) if len(numbers) > 1 else numbers[0]}
+
+    def _reserved(self, method: Method, length: int | None) -> ResolvedRecipe:
+        resolved = self.resolve(method, length or self.geometry.original_max_position_embeddings)
+        if length is None and resolved.length is not None:
+            raise ValueError(f"length: {method.method} depends on the reserved length; give prompt + max_new_tokens")
+        return resolved
+
+    def resolve(self, encoding: Encoding, length: int) -> ResolvedRecipe:
+        """Numbers of an encoding for this model and a reserved length of ``length`` tokens."""
+        return resolve(self.confirmed(parse(encoding), length), self.geometry, length)
 
     def confirmed(self, method: Method, length: int) -> Method:
         """``method`` without the numbers that its request expects to follow, once they have been compared.
@@ -86,9 +109,9 @@ class Patched:
         """
         return confirmed(method, self.geometry, length, self.layers) if method.follows else method
 
-    def describe(self, method: Method, length: int) -> dict[str, Any]:
-        """The echo of ``method`` for this model and a reserved length of ``length`` tokens."""
-        return describe(method, self.geometry, length, self.layers)
+    def describe(self, encoding: Encoding, length: int) -> dict[str, Any]:
+        """The echo of an encoding for this model and a reserved length of ``length`` tokens."""
+        return describe(parse(encoding), self.geometry, length, self.layers)
 
     @property
     def layers(self) -> dict[str, int]:
@@ -107,21 +130,31 @@ class Patched:
         """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
 
         Raises:
-            RuntimeError: inside another forward of this model on the same thread.
+            RuntimeError: inside another forward of this model on the same thread, or with gradient checkpointing.
+            ValueError: when the keyword argument of ``encoding`` does not fit the rows or their length.
         """
         if self._thread.forward is not None:
             raise RuntimeError("forwards of a patched model do not nest: one already runs on this thread")
-        state = Forward(*inputs_of(args, kwargs), **self._thread.carried)
-        if "position_ids" in kwargs:
-            # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
-            kwargs = {**kwargs, "position_ids": decode(state.position_ids)[0]}
-            if not self._takes_positions:
-                del kwargs["position_ids"]
-        self._thread.forward = state
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            self._thread.forward = None
+        if self.model.training and getattr(self.model, "is_activation_checkpointing", False):
+            raise RuntimeError("gradient checkpointing runs layers again outside of a forward: switch it off")
+        chosen = kwargs.pop(KEYWORD, None)
+        position_ids, padding_mask = inputs_of(args, kwargs)
+        with self._encoded(position_ids, chosen, len(tokens_of(args, kwargs))) as encoded:
+            if "position_ids" in kwargs:
+                # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
+                kwargs["position_ids"] = decode(encoded)[0]
+                if not self._takes_positions:
+                    del kwargs["position_ids"]
+            self._thread.forward = Forward(encoded, padding_mask, **self._thread.carried)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._thread.forward = None
+
+    def _encoded(self, position_ids: torch.Tensor, chosen: Any, rows: int) -> AbstractContextManager[torch.Tensor]:
+        if chosen is None:
+            return nullcontext(position_ids)
+        return self._chosen.encoded(position_ids, chosen, rows, self.slots)
 
     def packed(self, batch: Batch, paged: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within it, each forward on this thread is of one packed row; ``Forward`` explains ``paged``."""
