@@ -23,7 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import Seams, architecture_of
 from patches.model.chosen import with_keyword
-from patches.model.geometry import RotaryModule, geometry_of, rotary_module, text_config
+from patches.model.geometry import RotaryModule, UnsupportedModel, geometry_of, rotary_module, text_config
 from patches.model.measurement import TOKENS, Measurement, TableFormat, Trial, layout_of, measured
 from patches.model.seams import Patched
 
@@ -87,12 +87,13 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
 
 @contextmanager
 def patched(model: PreTrainedModel) -> Iterator[Patched]:
-    """Serve one encoding per token from ``model``; restores it bit-exactly on leaving.
+    """Serve one encoding per row from ``model``; restores it bit-exactly on leaving.
 
     Raises:
-        UnsupportedModel: when the model cannot be carried; it is then left untouched.
+        UnsupportedModel: when the model cannot be carried, or wraps another one; it is then left untouched.
         ValueError: when it is patched already.
     """
+    _refuse_wrapper(model)
     if str(model.config._attn_implementation).startswith(_PREFIX):
         raise ValueError("the model is patched already: one patch serves every encoding")
     name = f"{_PREFIX}{next(_names)}"
@@ -106,6 +107,13 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
         _replace_forward(model, forward, undo)
         yield patch
+
+
+def _refuse_wrapper(model: object) -> None:
+    """``generate`` of a wrapper, such as peft's, runs the model inside."""
+    if not isinstance(model, PreTrainedModel):
+        inside = "its get_base_model()" if hasattr(model, "get_base_model") else "the transformers model inside"
+        raise UnsupportedModel(f"{type(model).__name__} is no PreTrainedModel: patch {inside}")
 
 
 def _put(

@@ -212,7 +212,12 @@ class Patched:
 
         ``attention_mask`` is the padding mask [rows, seen tokens] or None. A packed row's batch and paged
         cache come from ``packed``: not every architecture hands unknown arguments on to its attention.
+
+        Raises:
+            ValueError: for another mask, or for a dropout of attention weights in training.
         """
+        if dropout and module.training:
+            raise ValueError(f"attention dropout {dropout:g} does not apply here: load the model with 0 to train it")
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
         forward = self._forward

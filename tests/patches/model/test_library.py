@@ -207,10 +207,14 @@ def test_an_assistant_is_refused(patch: Patched) -> None:
 
 
 def test_more_encodings_than_slots_one_after_another(patch: Patched) -> None:
-    tokens = tiny_tokens(1, 4)
+    tokens, expected = tiny_tokens(1, 4), None
     for step in range(SlotTable.capacity + 10):
-        patch.model.generate(tokens, max_new_tokens=1, **patch.encoding(f"linear:{1 + step / 8}"))
+        with torch.no_grad():
+            logits = patch.model(tokens, **patch.encoding(f"linear:{1 + step / 8}")).logits
+        expected = logits if expected is None else expected
     assert patch.slots.in_use() == 0
+    assert relative(logits, expected) > 0.01
+    assert torch.equal(patch.model(tokens, **patch.encoding("linear:1")).logits, expected)
 
 
 def test_more_encodings_than_slots_in_one_batch(patch: Patched) -> None:
