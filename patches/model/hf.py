@@ -87,7 +87,10 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
 
 @contextmanager
 def patched(model: PreTrainedModel) -> Iterator[Patched]:
-    """Serve one encoding per row from ``model``; restores it bit-exactly on leaving.
+    """Within it, ``model`` takes an encoding per row; leaving restores it bit-exactly.
+
+    ``Patched.encoding`` gives the keyword argument. Gradients flow through every method, except into T5's table, whose
+    values are read here. Outside, the argument has no meaning: ``generate`` refuses it, and a forward may ignore it.
 
     Raises:
         UnsupportedModel: when the model cannot be carried, or wraps another one; it is then left untouched.
