@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import Seams, architecture_of
-from patches.model.chosen import with_keyword
+from patches.model.encodings import with_keyword
 from patches.model.geometry import RotaryModule, UnsupportedModel, geometry_of, rotary_module, text_config
 from patches.model.measurement import TOKENS, Measurement, TableFormat, Trial, layout_of, measured
 from patches.model.seams import Patched

@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,19 +21,16 @@ from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observed, Observer
 from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
-from patches.batch.slots import SlotTable, decode
+from patches.batch.slots import decode
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
-from patches.encoding.method import Method
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import architecture_of
-from patches.model.chosen import KEYWORD, ChosenEncodings, Encoding, by_row
+from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
 from patches.model.forward import Forward, inputs_of, tokens_of
 from patches.model.geometry import RotaryModule, chunked_layers, rotary_module, text_config
 from patches.model.measurement import Measurement
-from patches.parsing import parse
-from patches.resolution import confirmed, describe, resolve
 
 PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
 """The recipe of layers with another rotary type: their keys are rotated, the rest is ordinary attention."""
@@ -46,7 +43,7 @@ class _ThreadState(threading.local):
     carried: Mapping[str, Any] = {}
 
 
-class Patched:
+class Patched(Encodings):
     """A model whose rows choose their encoding.
 
     ``encoding`` gives the keyword argument that chooses it, for ``generate``, ``forward`` and trainers. A server works
@@ -62,69 +59,20 @@ class Patched:
         temperatures: Mapping[int, AttentionTemperature],
     ) -> None:
         """``temperatures`` replace those that layers would compute by counting tokens."""
+        num_layers = int(text_config(model).num_hidden_layers)
+        layers: dict[str, int] = dict(Counter(map(str, measurement.roles.values()))) or {"slots": num_layers}
+        super().__init__(measurement.geometry, layers, model.device)
         self.model = model  # a PreTrainedModel, whose library is imported in hf.py only
         self.attention_name = attention_name
-        self.geometry, self.roles, self.cached = measurement.geometry, measurement.roles, measurement.cached
+        self.roles, self.cached = measurement.roles, measurement.cached
         self.rotary_module: RotaryModule | None = rotary_module(model)
         architecture = architecture_of(model)
         embeds = None if architecture is None else architecture.positions
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
-        self.slots = self._slot_table()
         self.table_format, self._temperatures = measurement.table, temperatures
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._layers = int(text_config(model).num_hidden_layers)
-        self._chunks = chunked_layers(text_config(model))
-        self._thread, self._chosen = _ThreadState(), ChosenEncodings()
-
-    def encoding(
-        self, encodings: Encoding | Sequence[Encoding], length: int | Sequence[int] | None = None
-    ) -> dict[str, Any]:
-        """Keyword arguments that choose the encoding of every row, or of each: ``model.generate(..., **encoding(e))``.
-
-        An encoding is a short form such as ``"yarn:4"``, a mapping or a method. ``length`` is the reserved length,
-        prompt and new tokens. Encodings that depend on it need it, and their rows end there.
-
-        Raises:
-            ValueError: naming a parameter that does not fit the model, a missing length, or one out of range.
-            InvalidEncoding: when an encoding cannot be parsed.
-        """
-        numbers = [self._chosen.number(self._reserved(method, tokens)) for method, tokens in by_row(encodings, length)]
-        return {KEYWORD: torch.tensor(numbers) if len(numbers) > 1 else numbers[0]}
-
-    def _reserved(self, method: Method, length: int | None) -> ResolvedRecipe:
-        resolved = self.resolve(method, length or self.geometry.original_max_position_embeddings)
-        if length is None and resolved.length is not None:
-            raise ValueError(f"length: {method.method} depends on the reserved length; give prompt + max_new_tokens")
-        return resolved
-
-    def resolve(self, encoding: Encoding, length: int) -> ResolvedRecipe:
-        """Numbers of an encoding for this model and a reserved length of ``length`` tokens."""
-        return resolve(self.confirmed(parse(encoding), length), self.geometry, length)
-
-    def confirmed(self, method: Method, length: int) -> Method:
-        """``method`` without the numbers that its request expects to follow, once they have been compared.
-
-        Raises:
-            EchoMismatch: naming the first number that differs.
-        """
-        return confirmed(method, self.geometry, length, self.layers) if method.follows else method
-
-    def describe(self, encoding: Encoding, length: int) -> dict[str, Any]:
-        """The echo of an encoding for this model and a reserved length of ``length`` tokens."""
-        return describe(parse(encoding), self.geometry, length, self.layers)
-
-    @property
-    def layers(self) -> dict[str, int]:
-        """Number of layers by role: under the encoding, with another rotary type, without rotation."""
-        return dict(Counter(self.roles.values())) or {"slots": self._layers}
-
-    def _slot_table(self) -> SlotTable:
-        native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
-        return SlotTable(native, self.geometry.rotary_dim, self.model.device)
-
-    def forget_encodings(self) -> None:
-        """Empty the table of slots; none may be in use."""
-        self.slots = self._slot_table()
+        self._layers, self._chunks = num_layers, chunked_layers(text_config(model))
+        self._thread = _ThreadState()
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
@@ -139,7 +87,7 @@ class Patched:
             raise RuntimeError("gradient checkpointing runs layers again outside of a forward: switch it off")
         chosen = kwargs.pop(KEYWORD, None)
         position_ids, padding_mask = inputs_of(args, kwargs)
-        with self._encoded(position_ids, chosen, len(tokens_of(args, kwargs))) as encoded:
+        with self.encoded(position_ids, chosen, len(tokens_of(args, kwargs))) as encoded:
             if "position_ids" in kwargs:
                 # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
                 kwargs["position_ids"] = decode(encoded)[0]
@@ -150,11 +98,6 @@ class Patched:
                 return forward(*args, **kwargs)
             finally:
                 self._thread.forward = None
-
-    def _encoded(self, position_ids: torch.Tensor, chosen: Any, rows: int) -> AbstractContextManager[torch.Tensor]:
-        if chosen is None:
-            return nullcontext(position_ids)
-        return self._chosen.encoded(position_ids, chosen, rows, self.slots)
 
     def packed(self, batch: Batch, paged: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within it, each forward on this thread is of one packed row; ``Forward`` explains ``paged``."""

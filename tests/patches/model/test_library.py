@@ -254,7 +254,9 @@ def test_no_row_goes_past_its_reserved_length(batch: int, patch: Patched) -> Non
         patch.model.generate(tokens, max_new_tokens=NEW, **options, **patch.encoding("dynamic:2", length=74))
     if batch == 2:
         with pytest.raises(ValueError, match="length: 75 tokens, but the encoding of row 1 reserved 74"):
-            patch.model.generate(tokens, max_new_tokens=NEW, **options, **patch.encoding("dynamic:2", length=[80, 74]))
+            patch.model.generate(
+                tokens, max_new_tokens=NEW, **options, **patch.encoding("dynamic:2", length=torch.tensor([80, 74]))
+            )
     assert patch.slots.in_use() == 0
 
 
