@@ -47,7 +47,7 @@ class Encodings:
         """Keyword arguments that choose the encoding of every row, or of each: ``model.generate(..., **encoding(e))``.
 
         An encoding is a short form such as ``"yarn:4"``, a mapping or a method. ``length`` is the reserved length,
-        prompt and new tokens. Encodings that depend on it need it, and their rows end there.
+        prompt and new tokens. Encodings that depend on it need it, and their rows end there. Others take any.
 
         Raises:
             ValueError: naming a parameter that does not fit the model, a missing length, or one out of range.
