@@ -1,5 +1,14 @@
 """Positional encodings as data: recipes, slots, and the seams that carry them into a model.
 
+Inside ``with patched(model) as p``, a transformers model takes an encoding per call or per row:
+
+- ``model.generate(**batch, **p.encoding("yarn:4"))``: one encoding.
+- ``model.generate(**batch, **p.encoding(["default", "self_extend"]))``: one for each of two rows.
+- ``model.generate(**batch, **p.encoding("dynamic_yarn", length=1024))``: one that depends on the reserved length.
+- ``model(**batch, labels=labels, **p.encoding("yarn:4")).loss.backward()``: training.
+
+``docs/notebook.ipynb`` has such calls with their outputs.
+
 This is the public surface. Importing it loads the methods, and neither torch nor a model library. Names that compute
 with tensors load on first use.
 """

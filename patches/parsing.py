@@ -106,12 +106,14 @@ else:
 _adapter: TypeAdapter[Method] = TypeAdapter(PositionEncoding)
 
 
-def parse(encoding: str | Mapping[str, Any]) -> Method:
-    """The method that request fields or a short form ask for: ``parse("yarn:4")``.
+def parse(encoding: str | Mapping[str, Any] | Method) -> Method:
+    """The method that request fields or a short form ask for: ``parse("yarn:4")``. Methods return as they are.
 
     Raises:
         InvalidEncoding: naming each unknown field, missing field or value out of range.
     """
+    if isinstance(encoding, Method):
+        return encoding
     try:
         return _adapter.validate_python(encoding)
     except ValidationError as error:

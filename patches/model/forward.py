@@ -35,6 +35,13 @@ class Forward:
         return self._padded
 
 
+def tokens_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """Token ids [rows, tokens] or embeddings [rows, tokens, width] of a call of a model."""
+    given = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    tokens: torch.Tensor = next(value for value in given if value is not None)
+    return tokens
+
+
 def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(``position_ids``, padding mask) of a call of a model. Positions that are not given count unpadded tokens."""
     mask = kwargs.get("attention_mask")
@@ -42,8 +49,7 @@ def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.T
     positions = kwargs.get("position_ids")
     if positions is not None:
         return positions, padding
-    given = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-    tokens = next(value for value in given if value is not None)
+    tokens = tokens_of(args, kwargs)
     if padding is not None and not bool(padding.all()):
         return (padding.long().cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :], padding
     past = kwargs.get("past_key_values")

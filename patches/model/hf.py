@@ -22,7 +22,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import Seams, architecture_of
-from patches.model.geometry import RotaryModule, geometry_of, rotary_module, text_config
+from patches.model.encodings import with_keyword
+from patches.model.geometry import RotaryModule, UnsupportedModel, geometry_of, rotary_module, text_config
 from patches.model.measurement import TOKENS, Measurement, TableFormat, Trial, layout_of, measured
 from patches.model.seams import Patched
 
@@ -86,12 +87,16 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
 
 @contextmanager
 def patched(model: PreTrainedModel) -> Iterator[Patched]:
-    """Serve one encoding per token from ``model``; restores it bit-exactly on leaving.
+    """Within it, ``model`` takes an encoding per row; leaving restores it bit-exactly.
+
+    ``Patched.encoding`` gives the keyword argument. Gradients flow through every method, except into T5's table, whose
+    values are read here. Outside, the argument has no meaning: ``generate`` refuses it, and a forward may ignore it.
 
     Raises:
-        UnsupportedModel: when the model cannot be carried; it is then left untouched.
+        UnsupportedModel: when the model cannot be carried, or wraps another one; it is then left untouched.
         ValueError: when it is patched already.
     """
+    _refuse_wrapper(model)
     if str(model.config._attn_implementation).startswith(_PREFIX):
         raise ValueError("the model is patched already: one patch serves every encoding")
     name = f"{_PREFIX}{next(_names)}"
@@ -101,8 +106,17 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         _put(model, name, patch.rotary_module, patch, undo)
         if patch.embedding is not None:
             _replace_forward(patch.embedding.module, patch.embed, undo)
-        _replace_forward(model, wraps(model.forward)(partial(patch.run, model.forward)), undo)
+        forward = wraps(model.forward)(partial(patch.run, model.forward))
+        forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
+        _replace_forward(model, forward, undo)
         yield patch
+
+
+def _refuse_wrapper(model: object) -> None:
+    """``generate`` of a wrapper, such as peft's, runs the model inside."""
+    if not isinstance(model, PreTrainedModel):
+        inside = "its get_base_model()" if hasattr(model, "get_base_model") else "the transformers model inside"
+        raise UnsupportedModel(f"{type(model).__name__} is no PreTrainedModel: patch {inside}")
 
 
 def _put(

@@ -21,18 +21,16 @@ from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observed, Observer
 from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
-from patches.batch.slots import SlotTable, decode
+from patches.batch.slots import decode
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
-from patches.encoding.method import Method
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import architecture_of
+from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
-from patches.model.forward import Forward, inputs_of
+from patches.model.forward import Forward, inputs_of, tokens_of
 from patches.model.geometry import RotaryModule, chunked_layers, rotary_module, text_config
 from patches.model.measurement import Measurement
-from patches.parsing import parse
-from patches.resolution import confirmed, describe, resolve
 
 PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
 """The recipe of layers with another rotary type: their keys are rotated, the rest is ordinary attention."""
@@ -45,11 +43,12 @@ class _ThreadState(threading.local):
     carried: Mapping[str, Any] = {}
 
 
-class Patched:
-    """A model whose tokens choose their encoding by slot.
+class Patched(Encodings):
+    """A model whose rows choose their encoding.
 
-    ``slots`` interns encodings; a token's slot goes into its ``position_ids`` with
-    ``patches.encode``. Slot 0 is the checkpoint's own encoding.
+    ``encoding`` gives the keyword argument that chooses it, for ``generate``, ``forward`` and trainers. A server works
+    one level below: ``slots`` interns encodings, and ``patches.encode`` puts the slot of a token into its
+    ``position_ids``. Slot 0 is the checkpoint's own encoding, which a forward without either has.
     """
 
     def __init__(
@@ -60,68 +59,45 @@ class Patched:
         temperatures: Mapping[int, AttentionTemperature],
     ) -> None:
         """``temperatures`` replace those that layers would compute by counting tokens."""
+        num_layers = int(text_config(model).num_hidden_layers)
+        layers: dict[str, int] = dict(Counter(map(str, measurement.roles.values()))) or {"slots": num_layers}
+        super().__init__(measurement.geometry, layers, model.device)
         self.model = model  # a PreTrainedModel, whose library is imported in hf.py only
         self.attention_name = attention_name
-        self.geometry, self.roles, self.cached = measurement.geometry, measurement.roles, measurement.cached
+        self.roles, self.cached = measurement.roles, measurement.cached
         self.rotary_module: RotaryModule | None = rotary_module(model)
         architecture = architecture_of(model)
         embeds = None if architecture is None else architecture.positions
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
-        self.slots = self._slot_table()
         self.table_format, self._temperatures = measurement.table, temperatures
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._layers = int(text_config(model).num_hidden_layers)
-        self._chunks = chunked_layers(text_config(model))
+        self._layers, self._chunks = num_layers, chunked_layers(text_config(model))
         self._thread = _ThreadState()
-
-    def resolve(self, method: Method, length: int) -> ResolvedRecipe:
-        """Numbers of ``method`` for this model and a reserved length of ``length`` tokens."""
-        return resolve(self.confirmed(method, length), self.geometry, length)
-
-    def confirmed(self, method: Method, length: int) -> Method:
-        """``method`` without the numbers that its request expects to follow, once they have been compared.
-
-        Raises:
-            EchoMismatch: naming the first number that differs.
-        """
-        return confirmed(method, self.geometry, length, self.layers) if method.follows else method
-
-    def describe(self, method: Method, length: int) -> dict[str, Any]:
-        """The echo of ``method`` for this model and a reserved length of ``length`` tokens."""
-        return describe(method, self.geometry, length, self.layers)
-
-    @property
-    def layers(self) -> dict[str, int]:
-        """Number of layers by role: under the encoding, with another rotary type, without rotation."""
-        return dict(Counter(self.roles.values())) or {"slots": self._layers}
-
-    def _slot_table(self) -> SlotTable:
-        native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
-        return SlotTable(native, self.geometry.rotary_dim, self.model.device)
-
-    def forget_encodings(self) -> None:
-        """Empty the table of slots; none may be in use."""
-        self.slots = self._slot_table()
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
 
         Raises:
-            RuntimeError: inside another forward of this model on the same thread.
+            RuntimeError: inside another forward of this model on the same thread, or with gradient checkpointing.
+            ValueError: when the keyword argument of ``encoding`` does not fit the rows or their length.
         """
         if self._thread.forward is not None:
             raise RuntimeError("forwards of a patched model do not nest: one already runs on this thread")
-        state = Forward(*inputs_of(args, kwargs), **self._thread.carried)
-        if "position_ids" in kwargs:
-            # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
-            kwargs = {**kwargs, "position_ids": decode(state.position_ids)[0]}
-            if not self._takes_positions:
-                del kwargs["position_ids"]
-        self._thread.forward = state
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            self._thread.forward = None
+        if self.model.training and getattr(self.model, "is_activation_checkpointing", False):
+            raise RuntimeError("gradient checkpointing runs layers again outside of a forward: switch it off")
+        chosen = kwargs.pop(KEYWORD, None)
+        position_ids, padding_mask = inputs_of(args, kwargs)
+        with self.encoded(position_ids, chosen, len(tokens_of(args, kwargs))) as encoded:
+            if "position_ids" in kwargs:
+                # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
+                kwargs["position_ids"] = decode(encoded)[0]
+                if not self._takes_positions:
+                    del kwargs["position_ids"]
+            self._thread.forward = Forward(encoded, padding_mask, **self._thread.carried)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._thread.forward = None
 
     def packed(self, batch: Batch, paged: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within it, each forward on this thread is of one packed row; ``Forward`` explains ``paged``."""
@@ -179,7 +155,12 @@ class Patched:
 
         ``attention_mask`` is the padding mask [rows, seen tokens] or None. A packed row's batch and paged
         cache come from ``packed``: not every architecture hands unknown arguments on to its attention.
+
+        Raises:
+            ValueError: for another mask, or for a dropout of attention weights in training.
         """
+        if dropout and module.training:
+            raise ValueError(f"attention dropout {dropout:g} does not apply here: load the model with 0 to train it")
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
         forward = self._forward

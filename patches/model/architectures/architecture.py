@@ -16,7 +16,7 @@ from patches.model.absolute import AbsoluteEmbedding
 class Seams(Protocol):
     """The part of a patch that a replaced forward may use."""
 
-    def attention(
+    def attention(  # noqa: PLR0913 - as many inputs as attention has
         self,
         module: nn.Module,
         query: torch.Tensor,
@@ -24,8 +24,13 @@ class Seams(Protocol):
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
         scaling: float,
+        dropout: float = 0.0,
     ) -> tuple[torch.Tensor, None]:
-        """Seam B: output [rows, tokens, heads, value dim] of states [rows, heads, tokens, dim]."""
+        """Seam B: output [rows, tokens, heads, value dim] of states [rows, heads, tokens, dim].
+
+        Raises:
+            ValueError: for a dropout of attention weights in training.
+        """
         ...
 
     def rotary(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

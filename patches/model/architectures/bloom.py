@@ -29,7 +29,8 @@ def forward(
     query, key, value = (states[..., part, :].transpose(1, 2) for part in range(3))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
-    output, _weights = seams.attention(module, query, key, value, None, module.inv_norm_factor)
+    p = module.attention_dropout.p
+    output, _weights = seams.attention(module, query, key, value, None, module.inv_norm_factor, p)
     return residual + dropout(module.dense(output.flatten(2)), module.hidden_dropout, module.training), None
 
 

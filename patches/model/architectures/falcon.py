@@ -30,7 +30,8 @@ def forward(
         query, key = (rotate(states, cos, sin, interleaved=False) for states in (query, key))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
-    output, _weights = seams.attention(module, query, key, value, None, module.inv_norm_factor)
+    p = module.attention_dropout.p
+    output, _weights = seams.attention(module, query, key, value, None, module.inv_norm_factor, p)
     return module.dense(output.flatten(2)), None
 
 

@@ -24,7 +24,7 @@ def forward(
     query, key = (rotate(states, cos, sin, interleaved=True) for states in (query, key))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
-    output, _weights = seams.attention(module, query, key, value, None, module.head_dim**-0.5)
+    output, _weights = seams.attention(module, query, key, value, None, module.head_dim**-0.5, module.attn_dropout.p)
     return module.resid_dropout(module.out_proj(output.flatten(2))), None
 
 

@@ -89,11 +89,14 @@ def test_threads_have_forwards_of_their_own() -> None:
     assert all(map(torch.equal, results, expected))
 
 
-def test_the_signature_of_the_model_stays() -> None:
+def test_the_signature_of_the_model_gains_the_encoding() -> None:
     model = tiny_model("llama")[1]
     before = inspect.signature(model.forward)
     with patched(model):
-        assert inspect.signature(model.forward) == before
+        parameters = dict(inspect.signature(model.forward).parameters)
+        assert parameters.pop("position_encoding").default is None
+        assert parameters == dict(before.parameters)
+    assert inspect.signature(model.forward) == before
 
 
 def test_positions_that_are_not_given_count_unpadded_tokens() -> None:

@@ -77,6 +77,25 @@ async def test_long_prompts_prefill_in_chunks_like_in_one(checkpoints: Path) -> 
     assert chunked.token_ids == whole.token_ids
 
 
+async def test_the_tokens_are_those_of_generate(checkpoints: Path) -> None:
+    """The service and the library: a paged cache, and one padded batch of transformers' own loop."""
+    encodings = ["default", "dynamic_yarn", "self_extend:group_size=4,neighbor_window=16"]
+    prompts = [[(7 * n) % 380 + 2 for n in range(length)] for length in (300, 90, 20)]
+    async with running(checkpoints) as engine:
+        expected = [await finish(engine, *pair) for pair in zip(prompts, [8] * 3, map(parse, encodings), strict=True)]
+    longest = max(map(len, prompts))
+    ids, mask = (
+        torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+        for rows in (prompts, [[1] * len(prompt) for prompt in prompts])
+    )
+    model = AutoModelForCausalLM.from_pretrained(checkpoints / "tiny").eval()
+    with patched(model) as patch:
+        chosen = patch.encoding(encodings, length=mask.sum(1) + 8)
+        endless: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+        result = model.generate(ids, attention_mask=mask, **endless, **chosen)
+    assert result[:, -8:].tolist() == [generation.token_ids for generation in expected]
+
+
 async def test_a_shared_prefix_is_reused_under_one_encoding_only(checkpoints: Path) -> None:
     prompt = [(5 * n) % 380 + 2 for n in range(200)]
     async with running(checkpoints) as engine:

@@ -1,0 +1,169 @@
+"""The encodings of a patched model, resolved, in slots, and chosen by a keyword argument of ``forward``.
+
+transformers' ``generate`` passes such an argument to every forward. It repeats tensors for beams and for
+``num_return_sequences``. So the encoding of a row is a number in a tensor. Its slot is in use only during a forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias
+
+import torch
+
+from patches.batch.slots import MAX_POSITION, SlotTable, decode, encode
+from patches.encoding.geometry import RopeGeometry
+from patches.encoding.method import Method
+from patches.encoding.recipe import ResolvedRecipe
+from patches.parsing import parse
+from patches.resolution import confirmed, describe, resolve
+
+KEYWORD = "position_encoding"
+"""Name of the keyword argument."""
+
+Encoding: TypeAlias = str | Mapping[str, Any] | Method
+"""A short form such as ``"yarn:4"``, request fields, or a parsed method."""
+
+_numbers = itertools.count(1)
+"""Numbers are unique in the process, so a patched model refuses those of another one."""
+
+
+class Encodings:
+    """The encodings of one model: their numbers for a reserved length, and the slots of those in use."""
+
+    def __init__(self, geometry: RopeGeometry, layers: Mapping[str, int], device: torch.device) -> None:
+        """``layers`` counts the layers by role: under the encoding, with another rotary type, without rotation."""
+        self.geometry, self.layers, self._device = geometry, dict(layers), device
+        self.slots = self._slot_table()
+        self._number_of: dict[tuple[ResolvedRecipe, int | None], int] = {}
+        self._resolved: dict[int, ResolvedRecipe] = {}
+
+    def encoding(
+        self, encodings: Encoding | Iterable[Encoding], length: int | Iterable[int] | None = None
+    ) -> dict[str, Any]:
+        """Keyword arguments that choose the encoding of every row, or of each: ``model.generate(..., **encoding(e))``.
+
+        An encoding is a short form such as ``"yarn:4"``, a mapping or a method. ``length`` is the reserved length,
+        prompt and new tokens. Encodings that depend on it need it, and their rows end there. Others take any.
+
+        Raises:
+            ValueError: naming a parameter that does not fit the model, a missing length, or one out of range.
+            InvalidEncoding: when an encoding cannot be parsed.
+        """
+        numbers = [self._number(self._reserved(method, tokens)) for method, tokens in by_row(encodings, length)]
+        return {KEYWORD: torch.tensor(numbers) if len(numbers) > 1 else numbers[0]}
+
+    def _reserved(self, method: Method, length: int | None) -> ResolvedRecipe:
+        resolved = self.resolve(method, length or self.geometry.original_max_position_embeddings)
+        if length is None and resolved.length is not None:
+            raise ValueError(f"length: {method.method} depends on the reserved length; give prompt + max_new_tokens")
+        return resolved
+
+    def _number(self, resolved: ResolvedRecipe) -> int:
+        """Equal encodings of one reserved length share a number."""
+        key = resolved, resolved.length
+        if key not in self._number_of:
+            self._number_of[key] = number = next(_numbers)
+            self._resolved[number] = resolved
+        return self._number_of[key]
+
+    def resolve(self, encoding: Encoding, length: int) -> ResolvedRecipe:
+        """Numbers of an encoding for this model and a reserved length of ``length`` tokens."""
+        return resolve(self.confirmed(parse(encoding), length), self.geometry, length)
+
+    def confirmed(self, method: Method, length: int) -> Method:
+        """``method`` without the numbers that its request expects to follow, once they have been compared.
+
+        Raises:
+            EchoMismatch: naming the first number that differs.
+        """
+        return confirmed(method, self.geometry, length, self.layers) if method.follows else method
+
+    def describe(self, encoding: Encoding, length: int) -> dict[str, Any]:
+        """The echo of an encoding for this model and a reserved length of ``length`` tokens."""
+        return describe(parse(encoding), self.geometry, length, self.layers)
+
+    def _slot_table(self) -> SlotTable:
+        native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
+        return SlotTable(native, self.geometry.rotary_dim, self._device)
+
+    def forget_encodings(self) -> None:
+        """Empty the table of slots; none may be in use."""
+        self.slots = self._slot_table()
+
+    @contextmanager
+    def encoded(
+        self, position_ids: torch.Tensor, chosen: int | torch.Tensor | None, rows: int
+    ) -> Iterator[torch.Tensor]:
+        """``position_ids`` [rows or 1, new tokens] with the slots of ``chosen``: a number, one per row [rows] or None.
+
+        The encodings occupy their slots until the context ends. None leaves the slots that the positions have.
+
+        Raises:
+            ValueError: for an unknown number, another number of rows, or a position past a reserved length.
+            SlotsExhausted: when 128 different encodings are in use.
+        """
+        if chosen is None:
+            yield position_ids
+            return
+        position = decode(position_ids)[0]
+        every = [self._known(number) for number in (chosen.tolist() if isinstance(chosen, torch.Tensor) else [chosen])]
+        if isinstance(chosen, torch.Tensor) and len(every) != rows:
+            raise ValueError(f"{KEYWORD}: {len(every)} encodings for {rows} rows; give one encoding, or one per row")
+        _refuse_positions_past_reserved_lengths(position, every)
+        with ExitStack() as held:
+            slot_of = {}
+            for resolved in set(every):
+                slot_of[resolved] = self.slots.acquire(resolved)
+                held.callback(self.slots.release, slot_of[resolved])
+            column = torch.tensor([slot_of[resolved] for resolved in every], device=position.device)[:, None]
+            yield encode(position, column)
+
+    def _known(self, number: object) -> ResolvedRecipe:
+        if not isinstance(number, int) or number not in self._resolved:
+            raise ValueError(f"{KEYWORD}: {number!r} is no encoding of this patched model; pass **encoding(...)")
+        return self._resolved[number]
+
+
+def _refuse_positions_past_reserved_lengths(position: torch.Tensor, every: list[ResolvedRecipe]) -> None:
+    if all(resolved.length is None for resolved in every):
+        return  # the host reads no position back
+    reserved = torch.tensor([resolved.length or MAX_POSITION for resolved in every])
+    past = position[:, -1].cpu() >= reserved
+    if past.any():
+        row = int(past.long().argmax())
+        last, length = (int(each.expand(len(past))[row]) for each in (position[:, -1], reserved))
+        raise ValueError(f"length: {last + 1} tokens, but the encoding of row {row} reserved {length}")
+
+
+def by_row(
+    encodings: Encoding | Iterable[Encoding], length: int | Iterable[int] | None
+) -> list[tuple[Method, int | None]]:
+    """(method, reserved length in tokens) of each row, or one pair for every row.
+
+    Raises:
+        ValueError: when the numbers of encodings and of lengths differ, or a length is out of range.
+        InvalidEncoding: when an encoding cannot be parsed.
+    """
+    given = [encodings] if isinstance(encodings, str | Mapping | Method) else list(encodings)
+    methods = [parse(encoding) for encoding in given]
+    lengths = [length] if length is None or isinstance(length, int) else list(map(int, length))
+    rows = max(len(methods), len(lengths))
+    if {len(methods), len(lengths)} - {1, rows}:
+        raise ValueError(f"length: {len(lengths)} lengths for {len(methods)} encodings; give one, or one per encoding")
+    for value in lengths:
+        if value is not None and not 1 <= value <= MAX_POSITION:
+            raise ValueError(f"length: {value} is not between 1 and {MAX_POSITION} tokens")
+    return list(zip(methods * (rows // len(methods)), lengths * (rows // len(lengths)), strict=True))
+
+
+def with_keyword(forward: Callable[..., Any]) -> inspect.Signature:
+    """The signature of ``forward`` with the keyword argument: ``generate`` and trainers check names against it."""
+    signature = inspect.signature(forward)
+    given = list(signature.parameters.values())
+    last = len(given) - any(one.kind is one.VAR_KEYWORD for one in given)
+    given.insert(last, inspect.Parameter(KEYWORD, inspect.Parameter.KEYWORD_ONLY, default=None))
+    return signature.replace(parameters=given)
