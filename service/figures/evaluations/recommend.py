@@ -1,0 +1,79 @@
+"""Pictures of a recommendation: loss, perplexity and recall of every candidate at the target length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from service.evaluation.formatting import percent, short_number
+from service.evaluation.recommend.results import AtLength, RecommendMethod, RecommendResult
+from service.evaluation.results import Interval, Row, name_of
+from service.figures.drawing.axes import linear_axis, log_axis
+from service.figures.drawing.bars import Bar, add_bars
+from service.figures.drawing.charts import new_figure
+from service.figures.picture import Picture
+
+
+class _Measure(NamedTuple):
+    """One number of every candidate."""
+
+    name: str
+    title: str
+    value: Callable[[AtLength], float]
+    interval: Callable[[AtLength], Interval | None]
+    text: Callable[[float], str]
+    share: bool
+
+
+_MEASURES = (
+    _Measure(
+        "perplexity", "Perplexity", lambda at: at.perplexity, lambda at: at.perplexity_interval, short_number, False
+    ),
+    _Measure("recall", "Recall of repeated tokens", lambda at: at.recall, lambda at: at.recall_interval, percent, True),
+)
+
+
+def recommend_pictures(result: RecommendResult) -> Iterator[Picture]:
+    """Bars of perplexity, then of recall."""
+    for measure in _MEASURES:
+        yield _bars(result, measure)
+
+
+def _bars(result: RecommendResult, measure: _Measure) -> Picture:
+    """A bar per candidate, the recommended one first, then by rounds and loss."""
+    found = result.ranked()
+    bars = [_bar(result, measure, *each) for each in found]
+    title = f"{measure.title} at {result.target_length:,} tokens: {result.model}"
+    figure = new_figure(title, f"★ recommended · trained length {result.trained_length:,} tokens")
+    values = [measure.value(at) for _, at in found]
+    if measure.share:
+        axis = {**linear_axis(measure.title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
+    else:
+        axis = log_axis("perplexity, logarithmic", 1.0, 1.3 * max(values))
+    add_bars(figure, bars, axis)
+    rows: list[Row] = [
+        {
+            "method": name_of(method, result),
+            measure.name: bar.value,
+            "interval_low": bar.interval[0] if bar.interval else None,
+            "interval_high": bar.interval[1] if bar.interval else None,
+            "windows": at.windows,
+            "verdict": method.verdict,
+        }
+        for bar, (method, at) in zip(bars, found, strict=True)
+    ]
+    caption = "Candidates that left early have read fewer windows. Whiskers: 95 % intervals over windows."
+    return Picture(measure.name, title, figure, rows, caption)
+
+
+def _bar(result: RecommendResult, measure: _Measure, method: RecommendMethod, at: AtLength) -> Bar:
+    interval = measure.interval(at)
+    value = measure.value(at)
+    return Bar(
+        name=name_of(method, result),
+        value=value,
+        text=f"{measure.text(value)}, {method.verdict}",
+        look=result.methods.index(method),
+        interval=None if interval is None else (interval.low, interval.high),
+        best=method.verdict == "recommended",
+    )
