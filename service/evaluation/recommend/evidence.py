@@ -18,8 +18,10 @@ LEAST_GAIN = 0.05
 
 
 class Difference(NamedTuple):
-    """Mean loss of one candidate above that of another over shared windows, its 95 % interval, and the probability
-    that the other has the lower loss; both are None for a single window."""
+    """``mean`` loss of one candidate above that of another over shared windows, with its 95 % interval.
+
+    ``probability`` is that of a lower loss of the other. Both are None for a single window.
+    """
 
     mean: float
     interval: Interval | None
@@ -29,6 +31,10 @@ class Difference(NamedTuple):
     def is_tie(self) -> bool:
         """True if the windows do not separate the two."""
         return self.mean <= 0 or (self.interval is not None and self.interval.low <= 0)
+
+    def is_below(self, limit: float) -> bool:
+        """True if the whole interval is."""
+        return self.interval is not None and self.interval.high <= limit
 
 
 @dataclass(frozen=True)

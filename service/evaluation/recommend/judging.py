@@ -20,7 +20,7 @@ OWN = {"method": "default"}
 """The checkpoint's own encoding, which is subject 0."""
 
 
-class Measured(NamedTuple):
+class Collected(NamedTuple):
     """Outcomes by (index of the subject, length), in the order of the windows; rounds by subject."""
 
     subjects: Sequence[Subject]
@@ -31,11 +31,11 @@ class Measured(NamedTuple):
 class Judge:
     """Compares the candidates at each length.
 
-    Where the model copies nothing within its trained length, recall does not count. A windowed candidate then cannot
+    Recall does not count for a model that copies nothing within its trained length. A windowed candidate then cannot
     be chosen: it forgets, and perplexity alone does not show that.
     """
 
-    def __init__(self, measured: Measured, schedule: Schedule, trained_length: int, tolerance: float) -> None:
+    def __init__(self, measured: Collected, schedule: Schedule, trained_length: int, tolerance: float) -> None:
         self._subjects, self._rounds = measured.subjects, measured.rounds
         self._schedule, self._trained_length, self._tolerance = schedule, trained_length, tolerance
         self._target = schedule.target
@@ -155,19 +155,24 @@ class Judge:
             Range(up_to=self._trained_length, label=self._subjects[0].label, pe=request_of(self._subjects[0].method))
         ]
         for length in sorted(length for length in self._evidence if length > self._trained_length):
-            found, best = self._evidence[length], self._best_at(length)
-            enough = [
-                subject
-                for subject in filter(self._may_be_chosen, found)
-                if found[subject] is best or found[subject].above(best).mean <= self._tolerance
-            ]
-            cheapest = min(enough, key=lambda s: (weight_of(self._cost(s)), s != 0, found[s].loss))
-            chosen = self._subjects[cheapest]
+            chosen = self._subjects[self._cheapest(length)]
             if ranges[-1].label == chosen.label:
                 ranges[-1].up_to = length
             else:
                 ranges.append(Range(up_to=length, label=chosen.label, pe=request_of(chosen.method)))
         return ranges
+
+    def _cheapest(self, length: int) -> int:
+        """The cheapest candidate at a length that is good enough, by all of its interval if it left early."""
+        found, best = self._evidence[length], self._best_at(length)
+        above = {subject: found[subject].above(best) for subject in filter(self._may_be_chosen, found)}
+        enough = [
+            subject
+            for subject, difference in above.items()
+            if (length != self._target or subject in self._last_round or difference.is_below(self._tolerance))
+            and difference.mean <= self._tolerance
+        ]
+        return min(enough, key=lambda s: (weight_of(self._cost(s)), s != 0, s != self._chosen, above[s].mean))
 
     def _best_at(self, length: int) -> Evidence:
         """At the target, the best of the last round; elsewhere the least loss."""

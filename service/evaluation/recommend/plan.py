@@ -1,4 +1,4 @@
-"""Which candidates read which windows: rounds of halving at the target length, then the finalists at shorter ones."""
+"""Rounds of successive halving at the target length, then the finalists at shorter lengths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from patches import Method, alike, candidates, parse
 from service.evaluation.checks import InvalidEvaluation, affordable, bos_of, documents_of, lengths_of, subjects_of
 from service.evaluation.cost import Cost
 from service.evaluation.documents import Document, doubling_lengths
-from service.evaluation.recommend.judging import OWN, Judge, Measured
+from service.evaluation.recommend.judging import OWN, Collected, Judge
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import RecommendResult
 from service.evaluation.recommend.rounds import Schedule
@@ -135,7 +135,7 @@ class RecommendPlan(Plan):
         for reading in (reading for stage in self.stages for reading in stage):
             several = found.setdefault((reading.subject, reading.length), [])
             several += [next(remaining) for _ in range(reading.begin, reading.stop)]
-        return Judge(Measured(self.subjects, found, tuple(rounds)), self.schedule, self.trained_length, self.tolerance)
+        return Judge(Collected(self.subjects, found, tuple(rounds)), self.schedule, self.trained_length, self.tolerance)
 
     def result(self, outcomes: Sequence[Outcome]) -> RecommendResult:
         judge, target = self._judge(outcomes), self.schedule.target

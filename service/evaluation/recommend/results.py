@@ -143,7 +143,7 @@ class RecommendResult(EvaluationResult):
         ranked = self.ranked()
         best = frozenset(row for row, (method, _) in enumerate(ranked) if method.verdict == "recommended")
         return Overview(
-            columns=["method", "perplexity", "recall", "loss above", "windows", "attentions", "verdict"],
+            columns=["method", "perplexity", "recall", "above", "windows", "verdict"],
             rows=[
                 [
                     name_of(method, self),
@@ -151,7 +151,6 @@ class RecommendResult(EvaluationResult):
                     percent(at.recall),
                     f"{at.difference:.3f}",
                     str(at.windows),
-                    str(method.cost.attentions),
                     method.verdict,
                 ]
                 for method, at in ranked

@@ -1,7 +1,7 @@
 """One pass that shows both perplexity and recall: a stretch of a document, then parts of the stretch again.
 
-Perplexity alone prefers encodings that forget. Copying a repeated segment (Olsson et al., arXiv:2209.11895) needs no
-knowledge of the text, so models of any size show how far back they find tokens.
+Perplexity alone prefers encodings that forget. Small models too can copy a repeated segment (Olsson et al.,
+arXiv:2209.11895), which shows how far back an encoding finds tokens.
 """
 
 from __future__ import annotations

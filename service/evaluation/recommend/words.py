@@ -31,7 +31,7 @@ def sentences(answer: Answer, methods: Sequence[RecommendMethod], schedule: Sche
 
 
 def reason_against(evidence: Evidence, chosen: Evidence, window: int | None) -> str | None:
-    """Why not to use a candidate that attends to ``window`` keys (None: to all); None without a reason."""
+    """The reason against a candidate that attends to ``window`` keys (None: to all); None without one."""
     shared = min(len(evidence.nll), len(chosen.nll))
     more = float((evidence.nll[:shared] - chosen.nll[:shared]).mean())
     recall, better = float(evidence.recall[:shared].mean()), float(chosen.recall[:shared].mean())
@@ -110,4 +110,4 @@ def _cost(chosen: RecommendMethod, schedule: Schedule) -> str:
 def _ranges(answer: Answer) -> Iterator[str]:
     last = answer.ranges[-1]
     if last.label != answer.label:
-        yield f"Within the tolerance, {last.label} is cheaper."
+        yield f"{last.label} is good enough within the tolerance, and costs no more."

@@ -1,14 +1,14 @@
-"""Pictures of a recommendation: loss, perplexity and recall of every candidate at the target length."""
+"""Pictures of a recommendation: loss and recall of every candidate at the target length."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from service.evaluation.formatting import percent, short_number
+from service.evaluation.formatting import percent
 from service.evaluation.recommend.results import AtLength, RecommendMethod, RecommendResult
 from service.evaluation.results import Interval, Row, name_of
-from service.figures.drawing.axes import linear_axis, log_axis
+from service.figures.drawing.axes import linear_axis
 from service.figures.drawing.bars import Bar, add_bars
 from service.figures.drawing.charts import new_figure
 from service.figures.picture import Picture
@@ -22,19 +22,22 @@ class _Measure(NamedTuple):
     value: Callable[[AtLength], float]
     interval: Callable[[AtLength], Interval | None]
     text: Callable[[float], str]
-    share: bool
 
 
 _MEASURES = (
     _Measure(
-        "perplexity", "Perplexity", lambda at: at.perplexity, lambda at: at.perplexity_interval, short_number, False
+        "difference",
+        "Loss above the best",
+        lambda at: at.difference,
+        lambda at: at.difference_interval,
+        lambda loss: f"{loss:+.3f}",
     ),
-    _Measure("recall", "Recall of repeated tokens", lambda at: at.recall, lambda at: at.recall_interval, percent, True),
+    _Measure("recall", "Recall of repeated tokens", lambda at: at.recall, lambda at: at.recall_interval, percent),
 )
 
 
 def recommend_pictures(result: RecommendResult) -> Iterator[Picture]:
-    """Bars of perplexity, then of recall."""
+    """Bars of the loss above the best, then of recall."""
     for measure in _MEASURES:
         yield _bars(result, measure)
 
@@ -46,10 +49,10 @@ def _bars(result: RecommendResult, measure: _Measure) -> Picture:
     title = f"{measure.title} at {result.target_length:,} tokens: {result.model}"
     figure = new_figure(title, f"★ recommended · trained length {result.trained_length:,} tokens")
     values = [measure.value(at) for _, at in found]
-    if measure.share:
+    if measure.name == "recall":
         axis = {**linear_axis(measure.title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
     else:
-        axis = log_axis("perplexity, logarithmic", 1.0, 1.3 * max(values))
+        axis = linear_axis(f"{measure.title}, nats", min(0.0, *values), 1.1 * max(0.1, *values))
     add_bars(figure, bars, axis)
     rows: list[Row] = [
         {
@@ -62,7 +65,7 @@ def _bars(result: RecommendResult, measure: _Measure) -> Picture:
         }
         for bar, (method, at) in zip(bars, found, strict=True)
     ]
-    caption = "Candidates that left early have read fewer windows. Whiskers: 95 % intervals over windows."
+    caption = "Loss over the windows that both have read; candidates that left early have read fewer. Whiskers: 95 %."
     return Picture(measure.name, title, figure, rows, caption)
 
 

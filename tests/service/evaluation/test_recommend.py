@@ -177,7 +177,7 @@ def test_a_cheaper_encoding_within_the_tolerance_serves_a_range(models: ModelReg
     result, _ = answered(planned(models), made_up, (2.0, 0.9))
     assert result.answer.label == GOOD
     assert result.answer.ranges[-1].label == "yarn(factor=4)"
-    assert "Within the tolerance, yarn(factor=4) is cheaper." in result.words()
+    assert "yarn(factor=4) is good enough within the tolerance, and costs no more." in result.words()
     strict, _ = answered(planned(models, tolerance=0.01), made_up, (2.0, 0.9))
     assert strict.answer.ranges[-1].label == GOOD
 
