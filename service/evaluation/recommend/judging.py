@@ -48,8 +48,9 @@ class Judge:
 
     def kept(self, entrants: Iterable[int], most: int) -> list[int]:
         """At most ``most`` of a round's candidates, the least loss first; the checkpoint's own is always among them."""
-        others = [subject for subject in self._by_loss(entrants) if subject != 0]
-        return [0, *others[: most - 1]]
+        ranked = self._by_loss(entrants)
+        others = [subject for subject in ranked if subject != 0]
+        return [0, *others[: most - 1]] if 0 in ranked else others[: most - 1]
 
     def finalists(self) -> list[int]:
         """The candidates for shorter lengths: the own encoding, those of the last round, the best cheap one."""
@@ -57,7 +58,7 @@ class Judge:
         last = [subject for subject in self._by_loss(self._last_round) if subject != 0][:FINALISTS]
         least = min(weight_of(self._cost(subject)) for subject in at_target)
         cheap = [s for s in self._by_loss(at_target) if s != 0 and weight_of(self._cost(s)) == least]
-        return list(dict.fromkeys([0, *last, *cheap[:1]]))
+        return list(dict.fromkeys([*([0] if 0 in at_target else []), *last, *cheap[:1]]))
 
     def _by_loss(self, subjects: Iterable[int]) -> list[int]:
         evidence = self._evidence[self._target]

@@ -44,7 +44,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RecommendPlan(Plan):
-    """``subjects`` begin with the checkpoint's own encoding. ``proposed``: the candidates are the methods' own."""
+    """``subjects`` begin with the checkpoint's own encoding, which may end before the target length, as tables do.
+    ``proposed``: the candidates are the methods' own."""
 
     in_stages: ClassVar[bool] = True
 
@@ -182,11 +183,14 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     lengths = _lengths(request, served, documents, 0 if bos is None else 1, settings)
     target, reference = lengths[-1], min(served.trained_length, lengths[-1])
     layout = Layout.within(reference)
-    subjects = _subjects(request, served, models, settings, target)
+    subjects = _subjects(request, served, models, settings, reference, target)
+    at_target = [index for index, subject in enumerate(subjects) if index or _fits(subject, target)]
+    if not at_target:
+        raise InvalidEvaluation("length", f"no encoding of this model reads {target} tokens")
     room = target - layout.repeated - (0 if bos is None else 1)
     places = _places(documents, room, layout.tail, request.windows, request.seed)
     shorter = tuple(length for length in lengths if served.trained_length < length < target)
-    schedule = Schedule(len(subjects), len(places), target, reference, shorter, request.rounds)
+    schedule = Schedule(len(at_target), len(places), target, reference, shorter, request.rounds)
     schedule = _within_budget(schedule, request.budget)
     plan = RecommendPlan(
         model=served.name,
@@ -202,7 +206,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         seed=request.seed,
         bos=bos,
         chunk=settings.score_chunk,
-        stages=(_first_round(schedule),),
+        stages=(_first_round(schedule, at_target),),
     )
     affordable(plan, settings)
     return plan
@@ -228,14 +232,28 @@ def _lengths(
 
 
 def _subjects(
-    request: RecommendRequest, served: ServedModel, models: ModelRegistry, settings: Settings, target: int
+    request: RecommendRequest,
+    served: ServedModel,
+    models: ModelRegistry,
+    settings: Settings,
+    reference: int,
+    target: int,
 ) -> list[Subject]:
     """The checkpoint's own encoding, then the other candidates."""
-    if not request.names_candidates:
-        return subjects_of(candidates(served.patch.geometry, target), served, models, settings, longest=target)
-    asked = subjects_of(list(dict.fromkeys(request.methods)), served, models, settings, longest=target)
-    (own,) = subjects_of([parse(OWN)], served, models, settings, longest=target)
-    return [own, *(subject for subject in asked if subject != own)]
+    (own,) = subjects_of([parse(OWN)], served, models, settings, longest=reference)
+    asked: list[Method] = candidates(served.patch.geometry, target)
+    if request.names_candidates:
+        asked = list(dict.fromkeys(request.methods))
+    found = subjects_of(asked, served, models, settings, longest=target)
+    return [own, *(subject for subject in found if subject != own)]
+
+
+def _fits(subject: Subject, length: int) -> bool:
+    try:
+        subject.patch.resolve(subject.method, length)
+    except ValueError:  # past the end of a table
+        return False
+    return True
 
 
 def _places(documents: Sequence[Document], room: int, tail: int, windows: int, seed: int) -> tuple[Place, ...]:
@@ -271,8 +289,8 @@ def _within_budget(schedule: Schedule, budget: int | None) -> Schedule:
     raise InvalidEvaluation("budget", f"must be at least {least} tokens for {schedule.candidates} candidates")
 
 
-def _first_round(schedule: Schedule) -> tuple[Reading, ...]:
-    every = [Reading(subject, schedule.target, 0, schedule.read[0]) for subject in range(schedule.candidates)]
+def _first_round(schedule: Schedule, subjects: Sequence[int]) -> tuple[Reading, ...]:
+    every = [Reading(subject, schedule.target, 0, schedule.read[0]) for subject in subjects]
     if schedule.reference == schedule.target:
         return tuple(every)
     return (Reading(0, schedule.reference, 0, schedule.at_reference), *every)

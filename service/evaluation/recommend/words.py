@@ -62,10 +62,13 @@ def _evidence(
     windows = f"over {at.windows} windows" if at.windows > 1 else "in one window"
     yield f"It has {_numbers(at, recall)} there, {windows}."
     own = {length.length: length for length in methods[0].lengths}
-    if schedule.target in own and chosen is not methods[0]:
+    if schedule.target not in own:
+        yield "The model's own encoding ends before that length."
+    elif chosen is not methods[0]:
         yield f"The model's own encoding has {_numbers(own[schedule.target], recall)} there."
     if schedule.reference != schedule.target:
-        yield f"Within {schedule.reference:,} trained tokens it has {_numbers(own[schedule.reference], recall)}."
+        within = _numbers(own[schedule.reference], recall)
+        yield f"Within {schedule.reference:,} trained tokens, the model itself has {within}."
     if not answer.recall_counts:
         reference = own[schedule.reference]
         yield (

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.recommend.plan import RecommendPlan, _places, plan_of
@@ -19,7 +20,7 @@ from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import COPIES, RecallUnit
 from service.evaluation.unit import Outcome, Plan, evaluate
 from service.models.registry import ModelRegistry
-from tests.service.conftest import TEXT
+from tests.service.conftest import TEXT, tiny_tokenizer
 from tests.service.evaluation.prompting import finish, registry, settings_of
 
 LENGTH = 256
@@ -242,3 +243,23 @@ def test_the_route_answers_and_streams(client: httpx.Client) -> None:
     streamed = client.post("/recommend", json=body | {"stream": True}).text
     assert "event: progress" in streamed
     assert streamed.count("event: result") == 1
+
+
+def test_a_table_that_ends_is_the_reference_alone(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    sizes = {"n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=1, **sizes)).save_pretrained(
+        tmp_path
+    )
+    tokenizer.save_pretrained(tmp_path)
+    for models in registry(tmp_path):
+        result = finish(
+            evaluate(plan_of(RecommendRequest(input=TEXT, length=128, windows=4), models, settings_of(tmp_path)))
+        )
+        labels = {at.length for at in result.methods[0].lengths}
+        assert (result.methods[0].label, labels) == ("default", {64})
+        assert result.answer.label in {method.label for method, _ in result.ranked()} != {"default"}
+        assert "The model's own encoding ends before that length." in result.words()
+        methods = [{"method": "default"}]
+        with pytest.raises(InvalidEvaluation, match="positions"):
+            plan_of(RecommendRequest(input=TEXT, length=128, methods=methods), models, settings_of(tmp_path))
