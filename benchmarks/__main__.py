@@ -18,6 +18,7 @@ NAMES = (
     "generate_speed",
     "patched_overhead",
     "sweep_speed",
+    "recommend_regret",
     "method_cost",
     "method_table",
     "dynamic_consistency",

@@ -23,6 +23,7 @@ from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe, ResolvedRecipe
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, problem, problems_of, unknown
+from patches.proposals import alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples
 from patches.resolution import EchoMismatch, describe, resolve
 from patches.routes import one_per_route
@@ -56,6 +57,8 @@ __all__ = [
     "SlotTable",
     "SlotsExhausted",
     "UnsupportedModel",
+    "alike",
+    "candidates",
     "decode",
     "describe",
     "describe_method",

@@ -6,7 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-Factor = Annotated[float, Field(ge=1.0, le=4096.0, strict=True)]
+MOST_FACTOR = 4096.0
+
+Factor = Annotated[float, Field(ge=1.0, le=MOST_FACTOR, strict=True)]
 """Multiple of the trained length."""
 
 Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]

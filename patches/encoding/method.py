@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from patches.encoding.echo import renamed, set_apart
-from patches.encoding.fields import Length
+from patches.encoding.fields import MOST_FACTOR, Length
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Band, Recipe
 from patches.encoding.schedule import UnscaledSchedule
@@ -61,6 +61,8 @@ class Method(KnownFields):
     """Family of a checkpoint trained with this method."""
     variant: ClassVar[str | None] = None
     """Name of the kind of weights trained for this method that a served model may declare."""
+    multiples: ClassVar[tuple[float, ...]] = ()
+    """Values of ``factor`` to try on weights not tuned for it, divided by length / trained length."""
 
     method: str
     attention_temperature: Temperature | None = Field(
@@ -121,6 +123,12 @@ class Method(KnownFields):
         if geometry.adds_positions and self.family in ("bias", "none"):
             recipe = replace(recipe, absolute=NOTHING_ADDED)
         return recipe if temperature is None else temperature.applied(recipe, self.trained_length(geometry))
+
+    @classmethod
+    def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
+        """Parameters to compare at ``length`` tokens on a model of this family whose weights were not tuned for it."""
+        needed = max(1.0, length / geometry.original_max_position_embeddings)
+        return [cls.model_validate({"factor": min(needed * multiple, MOST_FACTOR)}) for multiple in cls.multiples]
 
     def is_native(self, geometry: RopeGeometry) -> bool:
         """True if it means the checkpoint's own encoding, of any family."""

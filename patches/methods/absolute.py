@@ -100,6 +100,7 @@ class LearnedInterpolation(Method):
     cost: ClassVar[str] = "two rows read per token"
     rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "learned"
+    multiples: ClassVar[tuple[float, ...]] = (1.0,)
 
     method: Literal["learned_interpolation"] = "learned_interpolation"
     align: Literal["scale", "ends"] = Field(
@@ -146,6 +147,10 @@ class LearnedHierarchical(Method):
             raise ValueError("alpha: 0.5 gives positions i L0 + j and j L0 + i the same vector")
         return self
 
+    @classmethod
+    def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
+        return [cls()]
+
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         return Recipe(None, absolute=Hierarchical(self.alpha, table_rows(geometry)))
 
@@ -182,6 +187,7 @@ class SinusoidalInterpolation(Method):
     training_free: ClassVar[str] = "Runs past the trained length; loses some quality on weights not tuned for it."
     rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "sinusoidal"
+    multiples: ClassVar[tuple[float, ...]] = (1.0,)
 
     method: Literal["sinusoidal_interpolation"] = "sinusoidal_interpolation"
     factor: Factor = Field(description="Divisor of positions.")

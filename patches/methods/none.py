@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
@@ -24,6 +24,10 @@ class NoPositions(Method):
     family: ClassVar[Family] = "none"
 
     method: Literal["none"] = "none"
+
+    @classmethod
+    def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
+        return [cls.model_validate({"attention_temperature": "log_n"})]
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         return Recipe(schedule=None)

@@ -21,7 +21,7 @@ from service.evaluation.catalogue import EVALUATIONS, Evaluation, plan_of
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult, Progress
-from service.evaluation.unit import Measured, Plan, run_units
+from service.evaluation.unit import Measured, Outcome, Plan, run_units
 from service.jobs.records import JobInfo
 from service.jobs.storage.database import StoreOutOfReach
 from service.jobs.storage.results import Packed, written_and_packed
@@ -111,12 +111,32 @@ async def _run(
     workers: Workers,
     on_progress: Callable[[Progress], None],
 ) -> EvaluationResult:
-    """Run the whole plan, one generation thread after another for the models that it touches."""
+    """Run the whole plan, stage by stage."""
     began = time.perf_counter()
+    outcomes: list[Outcome] = []
+    extended: Plan | None = plan
+    while extended is not None:
+        plan = extended
+        outcomes += await _run_stage(plan, len(outcomes), models, tickets, on_progress, began)
+        extended = await workers.run(plan.extended, outcomes) if plan.in_stages else None
+    result = await workers.run(plan.result, outcomes)
+    result.seconds = time.perf_counter() - began
+    return result
+
+
+async def _run_stage(
+    plan: Plan,
+    first: int,
+    models: ModelRegistry,
+    tickets: dict[str, Ticket],
+    on_progress: Callable[[Progress], None],
+    began: float,
+) -> list[Outcome]:
+    """Run the units from ``first`` on, one generation thread after another for the models that they touch."""
     parts: dict[str, list[int]] = {}
-    for index, unit in enumerate(plan.units):
+    for index, unit in enumerate(plan.units[first:], first):
         parts.setdefault(unit.subject.model, []).append(index)
-    done = 0
+    done = sum(unit.tokens for unit in plan.units[:first])
     measured: dict[int, Measured] = {}
     for name, indices in parts.items():
 
@@ -136,13 +156,11 @@ async def _run(
         for unit in units:
             scored[unit.subject.method.method] += unit.tokens
         part: list[Measured] = await engine.score(
-            run_units(units), longest, report, scored=scored, ticket=tickets.get(name)
+            run_units(units), longest, report, scored=scored, ticket=tickets.pop(name, None)
         )
         done += sum(unit.tokens for unit in units)
         measured.update(zip(indices, part, strict=True))
-    result = await workers.run(plan.result, [measured[index].outcome for index in range(len(plan.units))])
-    result.seconds = time.perf_counter() - began
-    return result
+    return [measured[index].outcome for index in range(first, len(plan.units))]
 
 
 def _routes_of(evaluation: Evaluation) -> APIRouter:

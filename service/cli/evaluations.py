@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.text import Text
 
+from service.cli.budget import MINUTES, minutes_of, tokens_within
 from service.cli.client import connected
 from service.cli.files import check_outputs, save
 from service.cli.measuring import AsCsv, AsJson, Files, LengthList, MaxTokens, Plots, body_of, deliver
@@ -70,8 +71,10 @@ def _is_list(schema: Mapping[str, Any]) -> bool:
 
 
 def own_fields(name: str) -> dict[str, Any]:
-    """JSON schemas of the fields of an evaluation's body that no shared option sets, by name."""
-    return {field: schema for field, schema in _schema(name)["properties"].items() if field not in SHARED}
+    """JSON schemas of the fields of an evaluation's body that no shared option sets, by name; ``minutes`` for a
+    ``budget``."""
+    own = {field: schema for field, schema in _schema(name)["properties"].items() if field not in SHARED}
+    return own | {"minutes": MINUTES} if "budget" in own else own
 
 
 @cache
@@ -134,8 +137,11 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         if include_text and report is None:
             raise typer.BadParameter("--include-text needs a report: add --report")
         paths, own = separated(files or [], own_fields(name))
+        minutes = minutes_of(own)
         names, body = body_of(name, own, paths, pe, lengths_, max_tokens, model, server)
         with connected(server, model) as client:
+            if minutes is not None:
+                body["budget"] = tokens_within(minutes, name, body, client)
             job = client.submit(name, **body)
             if background:
                 stdout.print(job.id)

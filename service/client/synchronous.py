@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from urllib.parse import quote
 
 import httpx
@@ -30,6 +30,9 @@ from service.client.retries import RECONNECT_S, Following, retrying
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult, Progress
 from service.jobs.records import JobInfo, JobState, UnitDone
+
+if TYPE_CHECKING:
+    from service.evaluation.recommend.results import RecommendResult
 
 T = TypeVar("T", bound=BaseModel)
 Headers = Mapping[str, str] | None
@@ -87,6 +90,19 @@ class Ropeway:
         result = self._measured("perplexity", body, on_progress)
         assert isinstance(result, PerplexityResult)
         return result
+
+    def recommend(
+        self,
+        length: int | None = None,
+        input: Prompt | None = None,
+        *,
+        methods: Encoding | Sequence[Encoding] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        **fields: Any,
+    ) -> RecommendResult:
+        """The encoding to use at ``length`` tokens, among ``methods`` or what the methods propose, with evidence."""
+        body = given({"length": length, "input": input, "methods": methods, **fields})
+        return cast("RecommendResult", self._measured("recommend", body, on_progress))
 
     def evaluate(
         self, evaluation: str, *, on_progress: Callable[[Progress], None] | None = None, **fields: Any

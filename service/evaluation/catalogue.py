@@ -107,6 +107,12 @@ _ALL = (
         "service.figures.evaluations.sweep:sweep_pictures",
         in_sweeps=False,
     ),
+    Evaluation(
+        "recommend",
+        "The encoding to use for a model and a length, with the evidence for it.",
+        "service.figures.evaluations.recommend:recommend_pictures",
+        in_sweeps=False,
+    ),
 )
 
 EVALUATIONS = {evaluation.name: evaluation for evaluation in _ALL}

@@ -22,12 +22,12 @@ Group = tuple[float, int]
 
 
 class Interval(BaseModel):
-    """95 % interval of a number. ``kind`` says over what and how: documents (bootstrap), blocks of 64 consecutive
-    tokens of the one document (standard error), or samples (Wilson's interval of a proportion)."""
+    """95 % interval of a number. ``kind`` says over what and how: documents or windows (bootstrap), blocks of 64
+    consecutive tokens of the one document (standard error), or samples (Wilson's interval of a proportion)."""
 
     low: float
     high: float
-    kind: Literal["documents", "blocks", "samples"]
+    kind: Literal["documents", "windows", "blocks", "samples"]
 
 
 class Score(NamedTuple):

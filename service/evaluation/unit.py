@@ -1,5 +1,8 @@
 """Units of work with stored outcomes, and plans that turn outcomes into results.
 
+Most plans know all of their units at once. A plan in stages adds units that depend on the outcomes so far: it replays
+from stored outcomes, and a job that resumes takes the same path.
+
 A unit's outcome depends on its inputs, its encoding, the model and the code, and on nothing else. It can come from a
 store, in any order, and the result is the same to the bit.
 """
@@ -90,17 +93,27 @@ class Unit(ABC):
 
 
 class Plan(ABC):
-    """A validated evaluation: nothing left to choose."""
+    """A validated evaluation: nothing left to choose, or in stages nothing but what outcomes decide."""
+
+    in_stages: ClassVar[bool] = False
+    """True if ``extended`` may add units."""
 
     @property
     @abstractmethod
     def cost(self) -> Cost:
-        """The cost of the units, without making them."""
+        """The cost of the units, without making them; in stages, the most that this and all later stages take."""
 
     @property
     @abstractmethod
     def units(self) -> Sequence[Unit]:
-        """The work, in any order."""
+        """The work, in any order; in stages, that of the stages known so far."""
+
+    def extended(self, outcomes: Sequence[Outcome]) -> Plan | None:
+        """The plan with the units of the next stage after its own; None when ``outcomes``, one per unit, suffice.
+
+        Equal outcomes give equal plans.
+        """
+        return None
 
     @abstractmethod
     def result(self, outcomes: Sequence[Outcome]) -> EvaluationResult:
@@ -153,6 +166,12 @@ def run_units(units: Sequence[Unit]) -> Generator[Progress, None, list[Measured]
 
 
 def evaluate(plan: Plan) -> Generator[Progress, None, EvaluationResult]:
-    """The whole plan on this thread."""
-    measured = yield from run_units(plan.units)
-    return plan.result([outcome for outcome, _ in measured])
+    """The whole plan on this thread, stage by stage."""
+    outcomes: list[Outcome] = []
+    extended: Plan | None = plan
+    while extended is not None:
+        plan = extended
+        measured = yield from run_units(plan.units[len(outcomes) :])
+        outcomes += [outcome for outcome, _ in measured]
+        extended = plan.extended(outcomes)
+    return plan.result(outcomes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
-from service.evaluation.unit import Outcome, Plan
+from service.evaluation.unit import Outcome
+from service.jobs.planning import Planned
 from service.jobs.signals import Signal
 from service.jobs.storage.outcomes import pack
 from service.jobs.storage.queue import Claimed, Finished
@@ -16,9 +18,9 @@ class ActiveJob:
     """``pending`` are positions by the model that they run on, ``left`` all that are not finished. ``dropped``: the
     job was cancelled or taken by another process, and its running units are cancelled."""
 
-    def __init__(self, claimed: Claimed, plan: Plan, keys: list[str]) -> None:
+    def __init__(self, claimed: Claimed, planned: Planned) -> None:
         self.number, self.id, self.tenant = claimed.number, claimed.id, claimed.tenant
-        self.plan, self.keys = plan, keys
+        self._set(planned)
         self.pending: dict[str, deque[int]] = {}
         self.left: set[int] = set()
         self.in_flight: Counter[int] = Counter()
@@ -26,6 +28,17 @@ class ActiveJob:
         self.failures: Counter[int] = Counter()
         self.running: set[asyncio.Task[Any]] = set()
         self.dropped = False
+
+    def _set(self, planned: Planned) -> None:
+        self._planned = planned
+        self.plan, self.keys = planned.plan, planned.keys
+
+    def extend(self, outcomes: Sequence[Outcome]) -> bool:
+        """Add the plan's next stage, whose units are neither left nor pending yet; false after the last one."""
+        extended = self._planned.extended(outcomes)
+        if extended is not None:
+            self._set(extended)
+        return extended is not None
 
     def leave(self, positions: set[int]) -> None:
         """Put units back, in the plan's order."""

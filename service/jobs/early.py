@@ -13,7 +13,7 @@ from sqlalchemy.orm import undefer
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.results import EvaluationResult, Partial
 from service.evaluation.unit import Outcome
-from service.jobs.planning import planned, request_of
+from service.jobs.planning import planned, replayed, request_of
 from service.jobs.records import ENDED_EARLY
 from service.jobs.storage import outcomes, results
 from service.jobs.storage.database import Database
@@ -72,20 +72,20 @@ def partial_result(
     """
     request = request_of(job.request)
     try:
-        plan, keys = planned(request, job.tenant, job.id, models, settings)
+        whole = planned(request, job.tenant, job.id, models, settings)
+        if whole.plan.in_stages:
+            whole, _ = replayed(whole, outcome)
+        plan, keys, _ = whole
         finished = {p for p, key in job.finished.items() if p < len(keys) and keys[p] == key}
         reduced = plan.reduced(request, finished)
         if reduced is None:
             return None
-        part, needed = planned(reduced, job.tenant, job.id, models, settings)
+        part, found = replayed(planned(reduced, job.tenant, job.id, models, settings), outcome)
     except (UnknownModel, InvalidEvaluation):
         return None
-    found = []
-    for key in needed:
-        if (stored := outcome(key)) is None:
-            return None
-        found.append(stored)
-    result = part.result(found)
+    if len(found) < len(part.keys):
+        return None
+    result = part.plan.result(found)
     missing = Counter(unit.subject.label for position, unit in enumerate(plan.units) if position not in finished)
     result.id, result.seconds = job.id, None
     result.partial = Partial(units_done=len(finished), units_total=len(keys), missing=dict(missing))

@@ -66,6 +66,7 @@ class Execution:
         self._jobs.held.add(number)
         try:
             job = await self._beside(self._planned, claimed)
+            await self._replay(job)
             finished = await self._store_call(self._queue.begin, number, job.keys, job.plan.tokens)
             job.leave(set(range(len(job.keys))) - finished)
             self._jobs.active[number] = job
@@ -84,8 +85,31 @@ class Execution:
 
     def _planned(self, claimed: Claimed) -> ActiveJob:
         request = request_of(claimed.request)
-        plan, keys = planned(request, claimed.tenant, claimed.id, self._models, self._settings)
-        return ActiveJob(claimed, plan, keys)
+        return ActiveJob(claimed, planned(request, claimed.tenant, claimed.id, self._models, self._settings))
+
+    async def _replay(self, job: ActiveJob) -> None:
+        """Add the stages that stored outcomes lead to, so that their finished units keep their places."""
+        outcomes: list[Outcome] = []
+
+        def stored() -> list[Outcome | None]:
+            return [self._queue.outcome(key) for key in job.keys[len(outcomes) :]]
+
+        while job.plan.in_stages:
+            found = await self._store_call(stored)
+            outcomes += (outcome for outcome in found if outcome is not None)
+            if len(outcomes) < len(job.keys) or not await self._beside(job.extend, outcomes):
+                return
+
+    async def _next_stage(self, job: ActiveJob, outcomes: list[Outcome]) -> bool:
+        """Go on with the plan's next stage; false after the last one."""
+        if not job.plan.in_stages or not await self._beside(job.extend, outcomes):
+            return False
+        await self._store_call(self._queue.begin, job.number, job.keys, job.plan.tokens)
+        job.left = set(range(len(outcomes), len(job.keys)))
+        await self._take(job, sorted(job.left))
+        job.leave(job.left)
+        self._jobs.added.fire()
+        return True
 
     async def _take(self, job: ActiveJob, positions: list[int]) -> bool:
         """Take the outcomes of ``positions`` that the store has; whether it had any."""
@@ -169,7 +193,7 @@ class Execution:
             await self._complete(job)
 
     async def _complete(self, job: ActiveJob) -> None:
-        """Outcomes become the result; those that are lost or damaged are measured again first."""
+        """Outcomes become the next stage or the result; those that are lost or damaged are measured again first."""
         outcomes = await self._store_call(self._queue.outcomes, job.number)
         positions = range(len(job.keys))
         if lost := set(positions) - outcomes.keys():
@@ -177,8 +201,12 @@ class Execution:
             self._jobs.added.fire()
             return
 
+        in_order = [outcomes[position] for position in positions]
+        if await self._next_stage(job, in_order):
+            return
+
         def result() -> Packed:
-            result = job.plan.result([outcomes[position] for position in positions])
+            result = job.plan.result(in_order)
             result.id, result.seconds = job.id, None
             return pack(result)
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.request import EvaluationRequest
-from service.evaluation.unit import Plan
+from service.evaluation.unit import Outcome, Plan, Unit
 from service.jobs.address import Addresses
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 
 
 class Planned(NamedTuple):
-    """``keys`` are the addresses of the plan's units, in their order."""
+    """``keys`` are the addresses of the plan's units, in their order, as ``address`` gives them."""
 
     plan: Plan
     keys: list[str]
+    address: Callable[[Unit], str]
+
+    def extended(self, outcomes: Sequence[Outcome]) -> Planned | None:
+        """The plan with its next stage; None after the last one."""
+        plan = self.plan.extended(outcomes)
+        if plan is None:
+            return None
+        return Planned(plan, [*self.keys, *map(self.address, plan.units[len(self.keys) :])], self.address)
 
 
 def request_of(body: dict[str, Any]) -> EvaluationRequest:
@@ -47,4 +56,24 @@ def planned(request: EvaluationRequest, tenant: str, job_id: str, models: ModelR
     """
     plan, addresses = plan_of(request, models, settings), Addresses(models)
     own = None if request.reuse else job_id
-    return Planned(plan, [addresses.key(unit, tenant, own) for unit in plan.units])
+
+    def address(unit: Unit) -> str:
+        return addresses.key(unit, tenant, own)
+
+    return Planned(plan, list(map(address, plan.units)), address)
+
+
+def replayed(planned: Planned, outcome: Callable[[str], Outcome | None]) -> tuple[Planned, list[Outcome]]:
+    """The plan with every stage that stored outcomes lead to, and those outcomes up to the first missing one.
+
+    ``outcome`` gives the outcome at an address.
+    """
+    outcomes: list[Outcome] = []
+    while True:
+        for key in planned.keys[len(outcomes) :]:
+            if (stored := outcome(key)) is None:
+                return planned, outcomes
+            outcomes.append(stored)
+        if (extended := planned.extended(outcomes)) is None:
+            return planned, outcomes
+        planned = extended

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from patches.encoding.fields import Factor, Length
+from patches.encoding.fields import MOST_FACTOR, Factor, Length
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method, trained_length_of
 from patches.encoding.recipe import Recipe
@@ -115,6 +115,15 @@ class Alibi(Method):
         if self.original_max_position_embeddings is not None and self.slope_factor != "dynamic":
             raise ValueError("original_max_position_embeddings: has an effect with slope_factor dynamic only")
         return self
+
+    @classmethod
+    def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
+        """The checkpoint's own slopes, divided by as much as ``length`` needs, and by the root of it."""
+        needed = min(max(1.0, length / geometry.original_max_position_embeddings), MOST_FACTOR)
+        own = geometry.native
+        if not isinstance(own, cls):
+            return []
+        return [own.model_copy(update={"slope_factor": factor}) for factor in (needed, math.sqrt(needed))]
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         slopes = alibi_slopes(geometry.num_attention_heads, self.alibi_bias_max)

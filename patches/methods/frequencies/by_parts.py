@@ -106,6 +106,7 @@ class NtkByParts(TrainedLengthMethod):
     formula: ClassVar[str] = "plain -> (ntk -> linear), blended twice by turns over L0"
     paper: ClassVar[str] = "bloc97 2023; YaRN arXiv:2309.00071 section 3.2 (first released version)"
     training_free: ClassVar[str] = "Usable without tuning; YaRN without its temperature."
+    multiples: ClassVar[tuple[float, ...]] = (1.0,)
 
     method: Literal["ntk_by_parts"] = "ntk_by_parts"
     factor: Factor = Field(description="Target length divided by the trained length.")
@@ -137,6 +138,7 @@ class Yarn(TurnRangeMethod):
     formula: ClassVar[str] = "theta_i' = theta_i (1 - r_i) + (theta_i / s) r_i; cos and sin x (0.1 ln s + 1)"
     paper: ClassVar[str] = "YaRN, arXiv:2309.00071"
     training_free: ClassVar[str] = "Best after 400 tuning steps; usable without at a small cost on short inputs."
+    multiples: ClassVar[tuple[float, ...]] = (1.0, 2.0)
 
     method: Literal["yarn"] = "yarn"
     factor: Factor | None = Field(

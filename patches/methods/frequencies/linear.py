@@ -57,6 +57,7 @@ class Linear(FrequencyMethod):
     formula: ClassVar[str] = "theta_i' = theta_i / s"
     paper: ClassVar[str] = "Position Interpolation, arXiv:2306.15595"
     training_free: ClassVar[str] = "Costs perplexity at every length without fine-tuning, more with the factor."
+    multiples: ClassVar[tuple[float, ...]] = (1.0,)
 
     method: Literal["linear"] = "linear"
     factor: Factor = Field(description="Target length divided by the trained length.")

@@ -54,6 +54,7 @@ class Llama3(TrainedLengthMethod):
     formula: ClassVar[str] = "theta_i / s below low turns, theta_i above high turns, linear in turns between"
     paper: ClassVar[str] = "Llama 3, arXiv:2407.21783"
     training_free: ClassVar[str] = "Ships with tuned checkpoints; usable as a schedule on others."
+    multiples: ClassVar[tuple[float, ...]] = (1.0,)
 
     method: Literal["llama3"] = "llama3"
     factor: Factor = Field(8.0, description="Division of the long wavelengths.")

@@ -91,6 +91,7 @@ class MrRopeUniform(RadixMethod):
     paper: ClassVar[str] = "MrRoPE, arXiv:2601.22181"
     training_free: ClassVar[str] = "Made for use without tuning."
     schedule: ClassVar[type[RadixSchedule]] = UniformSchedule
+    multiples: ClassVar[tuple[float, ...]] = (1.0,)
 
     method: Literal["mrrope_uni"] = "mrrope_uni"
 
@@ -111,6 +112,7 @@ class MrRopeProgressive(RadixMethod):
         "within it."
     )
     schedule: ClassVar[type[RadixSchedule]] = ProgressiveSchedule
+    multiples: ClassVar[tuple[float, ...]] = (1.0,)
 
     method: Literal["mrrope_pro"] = "mrrope_pro"
 
@@ -127,5 +129,6 @@ class TailSpline(RadixMethod):
     paper: ClassVar[str] = "TailSpline, unreviewed draft 2026"
     training_free: ClassVar[str] = "Made for use without tuning; on the evidence of a single model."
     schedule: ClassVar[type[RadixSchedule]] = TailSplineSchedule
+    multiples: ClassVar[tuple[float, ...]] = (1.0,)
 
     method: Literal["tailspline"] = "tailspline"

@@ -72,6 +72,7 @@ class Ntk(FrequencyMethod):
     formula: ClassVar[str] = "b' = b s^(d/(d-2))"
     paper: ClassVar[str] = "bloc97 2023; YaRN arXiv:2309.00071 section 3.1"
     training_free: ClassVar[str] = "Works without tuning up to about half its factor."
+    multiples: ClassVar[tuple[float, ...]] = (1.0, 2.0)
 
     method: Literal["ntk"] = "ntk"
     factor: Factor = Field(description="Division of the lowest frequency; serves about factor/2 times the length.")

@@ -51,6 +51,7 @@ class NtkFixed(FrequencyMethod):
     formula: ClassVar[str] = "theta_i' = theta_i s^(-2(i+1)/d)"
     paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9948"
     training_free: ClassVar[str] = "Made for use without tuning; close to ntk."
+    multiples: ClassVar[tuple[float, ...]] = (2.0,)
 
     method: Literal["ntk_fixed"] = "ntk_fixed"
     factor: Factor = Field(description="Division of the lowest frequency.")
@@ -71,6 +72,7 @@ class NtkMixed(FrequencyMethod):
     formula: ClassVar[str] = "theta_i' = theta_i exp(-a (i+1)^b), a = ln s / (d/2)^b"
     paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9948"
     training_free: ClassVar[str] = "Made for use without tuning; its author adds log-n scaling."
+    multiples: ClassVar[tuple[float, ...]] = (1.0, 2.0)
 
     method: Literal["ntk_mixed"] = "ntk_mixed"
     factor: Factor = Field(description="Division of the lowest frequency.")

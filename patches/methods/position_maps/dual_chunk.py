@@ -8,7 +8,7 @@ are without the released temperature, which is ``attention_temperature`` chunk_l
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -46,6 +46,10 @@ class DualChunk(BasedMethod):
     local_window: Annotated[int, Field(ge=0, le=1 << 24, strict=True)] | None = Field(
         None, description="Formulation repository only; an eighth of the trained length when absent."
     )
+
+    @classmethod
+    def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
+        return [cls()]
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         chunk, cap = self.chunk_and_cap(geometry)

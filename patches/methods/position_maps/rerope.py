@@ -6,10 +6,12 @@ is ``attention_temperature``.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import math
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from patches.encoding.fields import MOST_FACTOR
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
@@ -51,6 +53,12 @@ class ReRope(_WindowMethod):
 
     method: Literal["rerope"] = "rerope"
 
+    @classmethod
+    def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
+        """Both windows that its author advises, and the temperature that he adds."""
+        half = max(1, geometry.original_max_position_embeddings // 2)
+        return [cls(), cls(window=half), cls.model_validate({"attention_temperature": "log_n"})]
+
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         window = self.window_in_effect(geometry)
         near = Band(predicate=DistanceRange(0, window))
@@ -71,6 +79,14 @@ class LeakyReRope(_WindowMethod):
     scaling_factor: Annotated[float, Field(ge=1.0, le=4096.0, strict=True)] = Field(
         16.0, description="Division of distances beyond the window."
     )
+
+    @classmethod
+    def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
+        """The divisor that reaches ``length``, and twice that."""
+        trained = geometry.original_max_position_embeddings
+        window = max(1, trained // 4)
+        needed = max(1, math.ceil((length - window - 1) / max(1, trained - window - 1)))
+        return [cls(scaling_factor=min(float(multiple * needed), MOST_FACTOR)) for multiple in (1, 2)]
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         window, factor = self.window_in_effect(geometry), self.scaling_factor

@@ -7,7 +7,8 @@ fractional position when G does not divide w.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import math
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -42,6 +43,14 @@ class SelfExtend(BasedMethod):
     neighbor_window: Annotated[int, Field(ge=1, le=1 << 20, strict=True)] | None = Field(
         None, description="Distance below which positions stay exact; a quarter of the trained length when absent."
     )
+
+    @classmethod
+    def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
+        """Groups that put ``length`` tokens into all of the trained distances, and into two thirds of them."""
+        trained = geometry.original_max_position_embeddings
+        window = max(1, trained // 4)
+        groups = [math.ceil((length - window) / (share * trained - window)) for share in (1, 2 / 3)]
+        return [cls(group_size=min(max(group, 1), 4096)) for group in groups]
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         window, group = self.window(geometry), self.group_size

@@ -6,7 +6,7 @@ optional attention to a few tokens of the middle.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -45,6 +45,10 @@ class LmInfinite(BasedMethod):
     limit_distance: Annotated[int, Field(ge=1, le=1 << 24, strict=True)] | None = Field(
         None, description="Distance of the first tokens beyond the window; the trained length when absent."
     )
+
+    @classmethod
+    def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
+        return [cls()]
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         local, limit = self.local(geometry), self.limit(geometry)

@@ -6,7 +6,7 @@ its ``recent_size`` R is a ``window`` of R + 1 here, the query's own token inclu
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -51,6 +51,10 @@ class Streaming(BasedMethod):
         strict=True,
         description="Keep every token's own position instead of its index among the attended ones.",
     )
+
+    @classmethod
+    def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
+        return [cls()]
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         window = self.window_in_effect(geometry)

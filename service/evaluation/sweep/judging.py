@@ -44,7 +44,7 @@ class Judge:
         runner_up = others[0] if others else None
         confidence = None if runner_up is None else self._confidence(best, runner_up)
         adequate = [index for index in self._order if methods[index].adequate]
-        cheapest = min(adequate, key=lambda index: _weight(methods[index].cost), default=None)
+        cheapest = min(adequate, key=lambda index: weight_of(methods[index].cost), default=None)
         chosen = None if cheapest is None else methods[cheapest]
         return Answer(
             best=methods[best].label,
@@ -63,19 +63,13 @@ class Judge:
             label=subject.label,
             pe=subject.patch.describe(subject.method, self._target),
             model=subject.model,
-            cost=self._cost(subject),
+            cost=cost_of(subject, self._target),
             windowed=subject.patch.resolve(subject.method, self._target).recipe.sink_window is not None,
             judgements=judgements,
             adequate=adequate,
             sure=all(at.sure for at in deciding) if adequate else any(at.sure and not at.adequate for at in deciding),
             rank=1 + sum(rank < self._mean_ranks[index] for rank in self._mean_ranks),
         )
-
-    def _cost(self, subject: Subject) -> Cost:
-        resolved = subject.patch.resolve(subject.method, self._target)
-        recipe = resolved.recipe
-        rotated = resolved.rotates_at == "cache_read"
-        return Cost(attentions=len(recipe.bands), rotated_when_read=rotated, bias=recipe.score_bias is not None)
 
     def _judgements(self, part: int) -> list[Judgement]:
         """Of one part, one per method."""
@@ -152,7 +146,16 @@ def _nothing(words: str) -> Answer:
     )
 
 
-def _weight(cost: Cost) -> tuple[int, bool, bool]:
+def cost_of(subject: Subject, length: int) -> Cost:
+    """The cost of an encoding for ``length`` reserved tokens."""
+    resolved = subject.patch.resolve(subject.method, length)
+    recipe = resolved.recipe
+    rotated = resolved.rotates_at == "cache_read"
+    return Cost(attentions=len(recipe.bands), rotated_when_read=rotated, bias=recipe.score_bias is not None)
+
+
+def weight_of(cost: Cost) -> tuple[int, bool, bool]:
+    """Costs in ascending order."""
     return cost.attentions, cost.rotated_when_read, cost.bias
 
 

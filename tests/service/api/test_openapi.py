@@ -71,6 +71,11 @@ EASY: dict[str, dict[str, Any]] = {
         **EVALUATED,
         **{"lengths": [32], "distances": [8], "queries": 4, "samples": 1, "segment": 4, "bos": "auto"},
     },
+    "POST /recommend": {
+        **EVALUATED,
+        **{"input": TEXT[:4000], "lengths": [64], "length": 64, "windows": 2, "budget": None, "rounds": None},
+        **{"bos": "auto"},
+    },
     "POST /sweep": {
         **{name: value for name, value in EVALUATED.items() if name != "input"},
         **{"evaluations": [{"evaluation": "perplexity", "input": EVALUATED["input"]}], "factors": None, "target": {}},

@@ -35,6 +35,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "long_perplexity": {"input": TEXT, "lengths": [64, 512]},
     "passkey": {"lengths": [512], "depths": [0.5], "samples": 1},
     "probe": {"input": TEXT, "lengths": [64, 512], "distances": [16], "samples": 1},
+    "recommend": {"input": TEXT, "length": 512, "windows": 2, "methods": [{"method": "default"}]},
     "sweep": {"lengths": [64, 512], "evaluations": [{"evaluation": "perplexity", "input": TEXT}]},
 }
 

@@ -29,6 +29,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "probe": {"lengths": [64], "distances": [16], "samples": 1},
     "passkey": {"lengths": [256], "depths": [0.5], "samples": 1},
     "needle": {"lengths": [256], "depths": [0.5], "samples": 1, "expected": ["sandwich"]},
+    "recommend": {"lengths": [64], "windows": 2},
     "ruler": {"lengths": [512], "tasks": ["niah_single_2"], "samples": 1},
 }
 

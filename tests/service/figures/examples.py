@@ -19,6 +19,8 @@ from service.evaluation.long_perplexity.results import (
 from service.evaluation.perplexity.results import PerplexityResult, PositionBucket
 from service.evaluation.probe.results import Attention, Copying, DistanceBucket, HeadAttention, ProbeMethod, ProbeResult
 from service.evaluation.proportion import wilson
+from service.evaluation.recommend.results import Answer as Recommendation
+from service.evaluation.recommend.results import AtLength, Avoid, Memory, Range, RecommendMethod, RecommendResult
 from service.evaluation.results import DocumentInfo, Interval
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult
 from service.evaluation.ruler.request import TaskName
@@ -320,6 +322,77 @@ def sweep(names: Sequence[str] = NAMES) -> SweepResult:
     )
 
 
+def recommend(names: Sequence[str] = NAMES) -> RecommendResult:
+    """The second one is recommended at 2,048 tokens."""
+    parts = [perplexity(names), passkey(names)]
+    methods = []
+    for index, name in enumerate(names):
+        at, found = parts[0].methods[index].lengths[-1], parts[1].methods[index].lengths[-1]
+        above = max(0.0, math.log(at.perplexity / parts[0].methods[1 % len(names)].lengths[-1].perplexity))
+        length = AtLength(
+            length=2048,
+            windows=32 if index < 2 else 2,
+            perplexity=at.perplexity,
+            perplexity_interval=at.interval,
+            recall=found.score,
+            recall_interval=found.interval,
+            recall_first=0.1,
+            loss=math.log(at.perplexity) + 1 - found.score,
+            difference=above,
+            difference_interval=Interval(low=above / 2, high=above + 0.1, kind="windows"),
+            good_enough=above <= 0.1,
+        )
+        methods.append(
+            RecommendMethod(
+                label=name,
+                pe={"method": name},
+                model="tiny",
+                request={"method": name},
+                cost=Cost(attentions=1, rotated_when_read=False, bias=False),
+                memory=Memory(tokens=2048, bytes=1 << 20),
+                window=None,
+                rounds=3 if index < 2 else 1,
+                verdict=("worse", "recommended")[index] if index < 2 else "dropped",
+                lengths=[length],
+            )
+        )
+    chosen = names[1 % len(names)]
+    answer = Recommendation(
+        label=chosen,
+        pe={"method": chosen},
+        native_is_enough=False,
+        recall_counts=True,
+        runner_up=names[0],
+        confidence=0.99,
+        tied=[],
+        runners_up=[names[0]],
+        avoid=[Avoid(label=names[0], reason="its perplexity is 58.3 times that of the recommended one")],
+        ranges=[
+            Range(up_to=256, label=names[0], pe={"method": names[0]}),
+            Range(up_to=2048, label=chosen, pe={"method": chosen}),
+        ],
+        words=[f"For 2,048 tokens use {chosen}.", f"Avoid {names[0]}."],
+    )
+    return RecommendResult(
+        model="tiny",
+        trained_length=256,
+        target_length=2048,
+        reference_length=256,
+        lengths=[256, 2048],
+        tolerance=0.1,
+        windows=32,
+        tail=64,
+        segment=16,
+        seed=0,
+        bos=False,
+        tokens_read=100_000,
+        tokens_of_all=262_144,
+        documents=[DOCUMENT],
+        answer=answer,
+        methods=methods,
+    )
+
+
 def figures_of(page: str) -> dict[str, dict[str, Any]]:
     """The figures that a page draws, by the id of their place: data, and layouts for wide and narrow screens."""
     found = re.findall(r'<script type="application/json" data-figure="([^"]+)">(.*?)</script>', page, re.DOTALL)
@@ -333,6 +406,7 @@ EVERY = {
     "ruler": ruler,
     "probe": probe,
     "sweep": sweep,
+    "recommend": recommend,
 }
 
 

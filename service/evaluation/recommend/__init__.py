@@ -1,0 +1,1 @@
+"""One encoding for a model and a length, with the evidence for it."""

@@ -1,0 +1,108 @@
+"""The windows that a candidate has read at one length, and comparisons of two candidates window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from service.evaluation.recommend.results import AtLength
+from service.evaluation.results import Interval
+from service.evaluation.statistics import RESAMPLES, finite_exp, paired_probability
+from service.evaluation.unit import Outcome
+
+LEAST_GAIN = 0.05
+"""Share of repeated tokens: a model that gains less from the repeat cannot show which encoding forgets."""
+
+
+class Difference(NamedTuple):
+    """``mean`` loss of one candidate above that of another over shared windows, with its 95 % interval.
+
+    ``probability`` is that of a lower loss of the other. Both are None for a single window.
+    """
+
+    mean: float
+    interval: Interval | None
+    probability: float | None
+
+    @property
+    def is_tie(self) -> bool:
+        """True if the windows do not separate the two."""
+        return self.mean <= 0 or (self.interval is not None and self.interval.low <= 0)
+
+    def is_below(self, limit: float) -> bool:
+        """True if the whole interval is."""
+        return self.interval is not None and self.interval.high <= limit
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Means of each window: ``nll`` in nats, the shares ``recall`` and ``first`` of repeated tokens and of their first
+    occurrence that the model predicts; float64 [windows]. ``recall_counts``: recall is a part of the loss."""
+
+    nll: np.ndarray
+    recall: np.ndarray
+    first: np.ndarray
+    recall_counts: bool
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], *, recall_counts: bool) -> Evidence:
+        """Of one candidate's outcomes at one length, in the order of the windows."""
+        return cls(
+            np.array([outcome["nll"].mean() for outcome in outcomes]),
+            np.array([(outcome["ranks"] == 1).mean() for outcome in outcomes]),
+            np.array([(outcome["ranks_first"] == 1).mean() for outcome in outcomes]),
+            recall_counts,
+        )
+
+    @property
+    def losses(self) -> np.ndarray:
+        """NLL, plus the share of repeated tokens that are not copied: a nat weighs as much as all of them."""
+        return self.nll + (1 - self.recall) if self.recall_counts else self.nll
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.mean())
+
+    def above(self, other: Evidence) -> Difference:
+        """The difference to ``other`` over the windows that both have read."""
+        shared = min(len(self.nll), len(other.nll))
+        mine, others = self.losses[:shared], other.losses[:shared]
+        probability = paired_probability([(loss, 1) for loss in others], [(loss, 1) for loss in mine])
+        return Difference(float((mine - others).mean()), over_windows(mine - others), probability)
+
+    def at(self, length: int, best: Evidence, tolerance: float) -> AtLength:
+        """The numbers at ``length`` tokens, compared with the best one there."""
+        above, nll = self.above(best), over_windows(self.nll)
+        if nll is not None:
+            nll = nll.model_copy(update={"low": finite_exp(nll.low), "high": finite_exp(nll.high)})
+        return AtLength(
+            length=length,
+            windows=len(self.nll),
+            perplexity=finite_exp(float(self.nll.mean())),
+            perplexity_interval=nll,
+            recall=float(self.recall.mean()),
+            recall_interval=over_windows(self.recall),
+            recall_first=float(self.first.mean()),
+            loss=self.loss,
+            difference=above.mean,
+            difference_interval=above.interval,
+            good_enough=above.mean <= tolerance,
+        )
+
+
+def over_windows(values: np.ndarray) -> Interval | None:
+    """95 % interval of a mean, by bootstrap over windows; None for a single one."""
+    if len(values) < 2:
+        return None
+    drawn = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(values[drawn].mean(1), [0.025, 0.975])
+    return Interval(low=float(low), high=float(high), kind="windows")
+
+
+def copies(reference: Evidence) -> bool:
+    """True if the model surely predicts repeated tokens better than the same tokens where nothing repeats."""
+    gained = over_windows(reference.recall - reference.first)
+    return gained is not None and gained.low > LEAST_GAIN

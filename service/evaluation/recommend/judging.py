@@ -1,0 +1,208 @@
+"""From the evidence of the candidates to those that go on, and to the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from patches import Method
+from service.evaluation.recommend.evidence import Evidence, copies
+from service.evaluation.recommend.results import Answer, Avoid, Memory, Range, RecommendMethod, Verdict
+from service.evaluation.recommend.rounds import FINALISTS, Schedule
+from service.evaluation.recommend.words import reason_against, sentences
+from service.evaluation.sweep.judging import cost_of, weight_of
+from service.evaluation.sweep.results import Cost
+from service.evaluation.unit import Outcome, Subject
+from service.models.loading import cache_bytes_per_token
+
+OWN = {"method": "default"}
+"""The checkpoint's own encoding, which is subject 0."""
+
+
+class Collected(NamedTuple):
+    """Outcomes by (index of the subject, length), in the order of the windows; rounds by subject."""
+
+    subjects: Sequence[Subject]
+    outcomes: Mapping[tuple[int, int], Sequence[Outcome]]
+    rounds: Sequence[int]
+
+
+class Judge:
+    """Compares the candidates at each length.
+
+    Recall does not count for a model that copies nothing within its trained length. A windowed candidate then cannot
+    be chosen: it forgets, and perplexity alone does not show that.
+    """
+
+    def __init__(self, measured: Collected, schedule: Schedule, trained_length: int, tolerance: float) -> None:
+        self._subjects, self._rounds = measured.subjects, measured.rounds
+        self._schedule, self._trained_length, self._tolerance = schedule, trained_length, tolerance
+        self._target = schedule.target
+        own = Evidence.of(measured.outcomes[0, schedule.reference], recall_counts=True)
+        self.recall_counts = copies(own)
+        self._evidence: dict[int, dict[int, Evidence]] = {}
+        for (subject, length), outcomes in measured.outcomes.items():
+            found = Evidence.of(outcomes, recall_counts=self.recall_counts)
+            self._evidence.setdefault(length, {})[subject] = found
+
+    def kept(self, entrants: Iterable[int], most: int) -> list[int]:
+        """At most ``most`` of a round's candidates, the least loss first; the checkpoint's own is always among them."""
+        ranked = self._by_loss(entrants)
+        others = [subject for subject in ranked if subject != 0]
+        return [0, *others[: most - 1]] if 0 in ranked else others[: most - 1]
+
+    def finalists(self) -> list[int]:
+        """The candidates for shorter lengths: the own encoding, those of the last round, the best cheap one."""
+        at_target = self._evidence[self._target]
+        last = [subject for subject in self._by_loss(self._last_round) if subject != 0][:FINALISTS]
+        least = min(weight_of(self._cost(subject)) for subject in at_target)
+        cheap = [s for s in self._by_loss(at_target) if s != 0 and weight_of(self._cost(s)) == least]
+        return list(dict.fromkeys([*([0] if 0 in at_target else []), *last, *cheap[:1]]))
+
+    def _by_loss(self, subjects: Iterable[int]) -> list[int]:
+        evidence = self._evidence[self._target]
+        return sorted(filter(self._may_be_chosen, subjects), key=lambda subject: (evidence[subject].loss, subject))
+
+    def _may_be_chosen(self, subject: int) -> bool:
+        return self.recall_counts or self._window(subject) is None or subject == 0
+
+    @cached_property
+    def _last_round(self) -> list[int]:
+        """The candidates that have read the most windows of the target length."""
+        evidence = self._evidence[self._target]
+        most = max(self._rounds)
+        return [subject for subject in evidence if self._rounds[subject] == most]
+
+    @cached_property
+    def _best(self) -> int:
+        return self._by_loss(self._last_round)[0]
+
+    @cached_property
+    def _tied(self) -> list[int]:
+        """The best, and the others of the last round that the windows do not separate from it."""
+        evidence = self._evidence[self._target]
+        return [
+            subject
+            for subject in self._by_loss(self._last_round)
+            if subject == self._best
+            or ((above := evidence[subject].above(evidence[self._best])).is_tie and above.mean <= self._tolerance)
+        ]
+
+    @cached_property
+    def _chosen(self) -> int:
+        """The own encoding if it is as good as any, else the cheapest of those that are."""
+        if 0 in self._tied:
+            return 0
+        return min(self._tied, key=lambda subject: weight_of(self._cost(subject)))
+
+    def methods(self) -> list[RecommendMethod]:
+        """Every candidate, in the order of the plan."""
+        return [self._method(index) for index in range(len(self._subjects))]
+
+    def _method(self, index: int) -> RecommendMethod:
+        subject = self._subjects[index]
+        lengths = sorted(length for length, found in self._evidence.items() if index in found)
+        resolved = subject.patch.resolve(subject.method, lengths[-1])
+        ends = subject.patch.sink_window(resolved)
+        cached = lengths[-1] if ends is None else min(lengths[-1], sum(ends))
+        return RecommendMethod(
+            label=subject.label,
+            pe=subject.patch.describe(subject.method, lengths[-1]),
+            model=subject.model,
+            request=request_of(subject.method),
+            cost=self._cost(index),
+            memory=Memory(tokens=cached, bytes=cached * cache_bytes_per_token(subject.patch)),
+            window=self._window(index),
+            rounds=self._rounds[index],
+            verdict=self._verdict(index),
+            lengths=[
+                self._evidence[length][index].at(length, self._best_at(length), self._tolerance) for length in lengths
+            ],
+        )
+
+    def answer(self) -> Answer:
+        """The recommended encoding, and the sentences that say so."""
+        chosen, evidence = self._chosen, self._evidence[self._target]
+        others = [subject for subject in self._by_loss(self._last_round) if subject != chosen]
+        next_best = others[0] if others else None
+        subject = self._subjects[chosen]
+        answer = Answer(
+            label=subject.label,
+            pe=request_of(subject.method),
+            native_is_enough=chosen == 0,
+            recall_counts=self.recall_counts,
+            runner_up=None if next_best is None else self._subjects[next_best].label,
+            confidence=None if next_best is None else evidence[next_best].above(evidence[chosen]).probability,
+            tied=[self._subjects[index].label for index in self._tied if index != chosen],
+            runners_up=[self._subjects[index].label for index in others],
+            avoid=self._avoid(),
+            ranges=self._ranges(),
+            words=[],
+        )
+        answer.words = sentences(answer, self.methods(), self._schedule, self._trained_length)
+        return answer
+
+    def _avoid(self) -> list[Avoid]:
+        """The own encoding if it fails, windowed candidates, then others much worse than the recommended one."""
+        evidence, chosen = self._evidence[self._target], self._chosen
+        others = sorted((s for s in evidence if s != chosen), key=lambda s: (s != 0, self._window(s) is None, s))
+        reasons = [(s, reason_against(evidence[s], evidence[chosen], self._window(s))) for s in others]
+        return [Avoid(label=self._subjects[s].label, reason=reason) for s, reason in reasons if reason]
+
+    def _ranges(self) -> list[Range]:
+        """The own encoding up to the trained length, then the cheapest that is good enough at each length."""
+        ranges = [
+            Range(up_to=self._trained_length, label=self._subjects[0].label, pe=request_of(self._subjects[0].method))
+        ]
+        for length in sorted(length for length in self._evidence if length > self._trained_length):
+            chosen = self._subjects[self._cheapest(length)]
+            if ranges[-1].label == chosen.label:
+                ranges[-1].up_to = length
+            else:
+                ranges.append(Range(up_to=length, label=chosen.label, pe=request_of(chosen.method)))
+        return ranges
+
+    def _cheapest(self, length: int) -> int:
+        """The cheapest candidate at a length that is good enough, by all of its interval if it left early."""
+        found, best = self._evidence[length], self._best_at(length)
+        above = {subject: found[subject].above(best) for subject in filter(self._may_be_chosen, found)}
+        enough = [
+            subject
+            for subject, difference in above.items()
+            if (length != self._target or subject in self._last_round or difference.is_below(self._tolerance))
+            and difference.mean <= self._tolerance
+        ]
+        return min(enough, key=lambda s: (weight_of(self._cost(s)), s != 0, s != self._chosen, above[s].mean))
+
+    def _best_at(self, length: int) -> Evidence:
+        """At the target, the best of the last round; elsewhere the least loss."""
+        found = self._evidence[length]
+        if length == self._target:
+            return found[self._best]
+        return found[min(filter(self._may_be_chosen, found), key=lambda subject: found[subject].loss)]
+
+    def _verdict(self, index: int) -> Verdict:
+        if index == self._chosen:
+            return "recommended"
+        if not self._may_be_chosen(index):
+            return "windowed"
+        if index not in self._last_round:
+            return "dropped"
+        return "tied" if index in self._tied else "worse"
+
+    def _longest(self, index: int) -> int:
+        return max(length for length, found in self._evidence.items() if index in found)
+
+    def _cost(self, index: int) -> Cost:
+        return cost_of(self._subjects[index], self._longest(index))
+
+    def _window(self, index: int) -> int | None:
+        subject = self._subjects[index]
+        ends = subject.patch.resolve(subject.method, self._longest(index)).recipe.sink_window
+        return None if ends is None else sum(ends)
+
+
+def request_of(method: Method) -> dict[str, Any]:
+    """The encoding as a request has it."""
+    return {"method": method.method, **method.model_dump(mode="json", exclude_unset=True, exclude={"method"})}

@@ -1,0 +1,296 @@
+"""Rounds of successive halving at the target length, then the finalists at shorter lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from patches import Method, alike, candidates, parse
+from service.evaluation.checks import InvalidEvaluation, affordable, bos_of, documents_of, lengths_of, subjects_of
+from service.evaluation.cost import Cost
+from service.evaluation.documents import Document, doubling_lengths
+from service.evaluation.recommend.judging import OWN, Collected, Judge
+from service.evaluation.recommend.request import RecommendRequest
+from service.evaluation.recommend.results import RecommendResult
+from service.evaluation.recommend.rounds import Schedule
+from service.evaluation.recommend.unit import SHORTEST, Layout, RecallUnit
+from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.models.registry import ModelRegistry, ServedModel
+from service.settings import Settings
+
+DEFAULT_REACH = 4
+"""The target is this many times the trained length by default."""
+
+
+class Reading(NamedTuple):
+    """A subject, by its index, reads the windows begin <= i < stop of ``length`` tokens."""
+
+    subject: int
+    length: int
+    begin: int
+    stop: int
+
+
+class Place(NamedTuple):
+    """The stretch of a window ends before token ``stop`` of a document, at every length."""
+
+    document: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class RecommendPlan(Plan):
+    """``subjects`` begin with the checkpoint's own encoding, which may end before the target length, as tables do.
+    ``proposed``: the candidates are the methods' own."""
+
+    in_stages: ClassVar[bool] = True
+
+    model: str
+    trained_length: int
+    subjects: tuple[Subject, ...]
+    proposed: bool
+    documents: list[Document]
+    lengths: list[int]
+    tolerance: float
+    schedule: Schedule
+    places: tuple[Place, ...]
+    layout: Layout
+    seed: int
+    bos: int | None
+    chunk: int
+    stages: tuple[tuple[Reading, ...], ...]
+
+    @property
+    def cost(self) -> Cost:
+        known = [reading for stage in self.stages for reading in stage]
+        passes = sum(reading.stop - reading.begin for reading in known)
+        tokens = sum((reading.stop - reading.begin) * reading.length for reading in known)
+        return Cost(tokens, passes, passes) + self.schedule.cost_from(len(self.stages))
+
+    @cached_property
+    def units(self) -> Sequence[Unit]:
+        return [
+            self._unit(reading.subject, reading.length, window)
+            for stage in self.stages
+            for reading in stage
+            for window in range(reading.begin, reading.stop)
+        ]
+
+    def _unit(self, subject: int, length: int, window: int) -> RecallUnit:
+        place = self.places[window]
+        document = self.documents[place.document]
+        return RecallUnit(
+            subject=self.subjects[subject],
+            length=length,
+            name=f"{document.name} before token {place.stop:,}",
+            document=document,
+            stop=place.stop,
+            layout=self.layout,
+            bos=self.bos,
+            chunk=self.chunk,
+        )
+
+    def extended(self, outcomes: Sequence[Outcome]) -> Plan | None:
+        done = len(self.stages)
+        if done >= self.schedule.whole:
+            return None
+        judge = self._judge(outcomes)
+        if done < len(self.schedule.kept):
+            begin, stop = self.schedule.read[done - 1], self.schedule.read[done]
+            entrants = [reading.subject for reading in self.stages[-1] if reading.length == self.schedule.target]
+            kept = judge.kept(dict.fromkeys(entrants), self.schedule.kept[done])
+            stage = [Reading(subject, self.schedule.target, begin, stop) for subject in kept]
+            return replace(self, stages=(*self.stages, tuple(stage)))
+        return self._with_shorter(judge)
+
+    def _with_shorter(self, judge: Judge) -> Plan:
+        """The finalists at each shorter length, in the form that their methods propose there."""
+        subjects, stage = list(self.subjects), []
+        known = {subject.method: index for index, subject in enumerate(subjects)}
+        for length in self.schedule.shorter:
+            for finalist in judge.finalists():
+                subject = self.subjects[finalist]
+                method = self._at(subject, length)
+                if method not in known:
+                    known[method] = len(subjects)
+                    subjects.append(subject._replace(method=method))
+                stage.append(Reading(known[method], length, 0, self.schedule.at_shorter))
+        return replace(self, subjects=tuple(subjects), stages=(*self.stages, tuple(dict.fromkeys(stage))))
+
+    def _at(self, subject: Subject, length: int) -> Method:
+        if not self.proposed:
+            return subject.method
+        return alike(subject.method, subject.patch.geometry, self.schedule.target, length)
+
+    def _judge(self, outcomes: Sequence[Outcome]) -> Judge:
+        remaining = iter(outcomes)
+        found: dict[tuple[int, int], list[Outcome]] = {}
+        rounds = [0] * len(self.subjects)
+        for stage in self.stages[: len(self.schedule.kept)]:
+            for subject in {reading.subject for reading in stage if reading.length == self.schedule.target}:
+                rounds[subject] += 1
+        for reading in (reading for stage in self.stages for reading in stage):
+            several = found.setdefault((reading.subject, reading.length), [])
+            several += [next(remaining) for _ in range(reading.begin, reading.stop)]
+        return Judge(Collected(self.subjects, found, tuple(rounds)), self.schedule, self.trained_length, self.tolerance)
+
+    def result(self, outcomes: Sequence[Outcome]) -> RecommendResult:
+        judge, target = self._judge(outcomes), self.schedule.target
+        return RecommendResult(
+            model=self.model,
+            trained_length=self.trained_length,
+            target_length=target,
+            reference_length=self.schedule.reference,
+            lengths=self.lengths,
+            tolerance=self.tolerance,
+            windows=self.schedule.windows,
+            tail=self.layout.tail,
+            segment=self.layout.segment,
+            seed=self.seed,
+            bos=self.bos is not None,
+            tokens_read=sum(unit.tokens for unit in self.units),
+            tokens_of_all=self.schedule.candidates * self.schedule.windows * target,
+            documents=[document.info for document in self.documents],
+            answer=judge.answer(),
+            methods=judge.methods(),
+        )
+
+    def reduced(self, request: Any, finished: Collection[int]) -> Any | None:
+        """``request`` with those of its rounds that are finished."""
+        rounds = stop = 0
+        for stage in self.stages:
+            begin, stop = stop, stop + sum(reading.stop - reading.begin for reading in stage)
+            if not all(position in finished for position in range(begin, stop)):
+                break
+            rounds += 1
+        return request.model_copy(update={"rounds": rounds}) if rounds else None
+
+
+def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings) -> RecommendPlan:
+    """The first round. Everything is checked here, before a token reaches the model.
+
+    Raises:
+        UnknownModel: for a model that is not served.
+        InvalidEvaluation: for anything else that cannot be run as asked.
+    """
+    served = models.get(request.model)
+    documents = documents_of(request.input, served, settings, request.max_tokens)
+    bos = bos_of(request.bos, served)
+    lengths = _lengths(request, served, documents, 0 if bos is None else 1, settings)
+    target, reference = lengths[-1], min(served.trained_length, lengths[-1])
+    layout = Layout.within(reference)
+    subjects = _subjects(request, served, models, settings, reference, target)
+    at_target = [index for index, subject in enumerate(subjects) if index or _fits(subject, target)]
+    if not at_target:
+        raise InvalidEvaluation("length", f"no encoding of this model reads {target} tokens")
+    room = target - layout.repeated - (0 if bos is None else 1)
+    places = _places(documents, room, layout.tail, request.windows, request.seed)
+    shorter = tuple(length for length in lengths if served.trained_length < length < target)
+    schedule = Schedule(len(at_target), len(places), target, reference, shorter, request.rounds)
+    schedule = _within_budget(schedule, request.budget)
+    plan = RecommendPlan(
+        model=served.name,
+        trained_length=served.trained_length,
+        subjects=tuple(subjects),
+        proposed=not request.names_candidates,
+        documents=documents,
+        lengths=lengths,
+        tolerance=request.tolerance,
+        schedule=schedule,
+        places=places,
+        layout=layout,
+        seed=request.seed,
+        bos=bos,
+        chunk=settings.score_chunk,
+        stages=(_first_round(schedule, at_target),),
+    )
+    affordable(plan, settings)
+    return plan
+
+
+def _lengths(
+    request: RecommendRequest, served: ServedModel, documents: Sequence[Document], special: int, settings: Settings
+) -> list[int]:
+    """Ascending; the last one is the target."""
+    wanted = request.length_values()
+    if request.lengths is None:
+        longest = min(len(document.token_ids) for document in documents) + special
+        reach = min(DEFAULT_REACH * served.trained_length, longest, served.engine.scores.most)
+        target = request.length or max(2, reach)
+        wanted = [*doubling_lengths(served.trained_length, target), target]
+    lengths = lengths_of(wanted, served, documents, special, settings)
+    if request.length is not None:
+        lengths = [length for length in lengths if length <= request.length]
+    shortest = min(served.trained_length, lengths[-1])
+    if shortest < SHORTEST:
+        raise InvalidEvaluation("length", f"must be at least {SHORTEST}, as must the model's trained length")
+    return lengths
+
+
+def _subjects(
+    request: RecommendRequest,
+    served: ServedModel,
+    models: ModelRegistry,
+    settings: Settings,
+    reference: int,
+    target: int,
+) -> list[Subject]:
+    """The checkpoint's own encoding, then the other candidates."""
+    (own,) = subjects_of([parse(OWN)], served, models, settings, longest=reference)
+    asked: list[Method] = candidates(served.patch.geometry, target)
+    if request.names_candidates:
+        asked = list(dict.fromkeys(request.methods))
+    found = subjects_of(asked, served, models, settings, longest=target)
+    return [own, *(subject for subject in found if subject != own)]
+
+
+def _fits(subject: Subject, length: int) -> bool:
+    try:
+        subject.patch.resolve(subject.method, length)
+    except ValueError:  # past the end of a table
+        return False
+    return True
+
+
+def _places(documents: Sequence[Document], room: int, tail: int, windows: int, seed: int) -> tuple[Place, ...]:
+    """At most ``windows`` places whose scored tokens do not overlap, in an order drawn from ``seed``.
+
+    Raises:
+        InvalidEvaluation: when the documents have room for fewer than two.
+    """
+    every = [
+        Place(index, stop)
+        for index, document in enumerate(documents)
+        for stop in range(room, len(document.token_ids) + 1, tail)
+    ]
+    if len(every) < 2:
+        raise InvalidEvaluation("input", f"needs {room + tail} tokens for two windows: send more text")
+    order = np.random.default_rng(seed).permutation(len(every))[:windows]
+    return tuple(every[index] for index in order.tolist())
+
+
+def _within_budget(schedule: Schedule, budget: int | None) -> Schedule:
+    """``schedule`` with as many windows as ``budget`` tokens allow.
+
+    Raises:
+        InvalidEvaluation: when two windows take more.
+    """
+    if budget is None:
+        return schedule
+    for windows in range(schedule.windows, 1, -1):
+        smaller = replace(schedule, windows=windows)
+        if smaller.cost_from(0).tokens <= budget:
+            return smaller
+    least = replace(schedule, windows=2).cost_from(0).tokens
+    raise InvalidEvaluation("budget", f"must be at least {least} tokens for {schedule.candidates} candidates")
+
+
+def _first_round(schedule: Schedule, subjects: Sequence[int]) -> tuple[Reading, ...]:
+    every = [Reading(subject, schedule.target, 0, schedule.read[0]) for subject in subjects]
+    if schedule.reference == schedule.target:
+        return tuple(every)
+    return (Reading(0, schedule.reference, 0, schedule.at_reference), *every)

@@ -1,0 +1,59 @@
+"""The body of ``POST /recommend``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from service.evaluation.documents import DEFAULT_DOCUMENT
+from service.evaluation.request import Bos, DocumentsRequest, Seed, Tokens
+from service.inputs import TextOrTokens
+
+
+class RecommendRequest(DocumentsRequest):
+    """The encoding to use at ``length`` tokens, and a cheaper one for shorter lengths where it is good enough.
+
+    ``methods`` are the candidates; without them, every method proposes its own for the model and the length.
+    """
+
+    evaluation: Literal["recommend"] = "recommend"
+    length: Tokens | None = Field(
+        None, description="Tokens that the model is to read; the longest of `lengths`, or 4 times the trained length."
+    )
+    input: TextOrTokens = Field(
+        DEFAULT_DOCUMENT,
+        description="A text, token ids, a list of either (documents), or the name of a built-in document.",
+    )
+    windows: Annotated[int, Field(ge=2, le=1024)] = Field(
+        32, description="Windows of the target length that the last round reads; earlier rounds read fewer."
+    )
+    budget: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most tokens to read, all passes together: `windows` becomes smaller until they suffice."
+    )
+    tolerance: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.1,
+        description="Loss above the best at a length at which a cheaper encoding is good enough: 0.1 is 10 % of "
+        "perplexity, or 10 points of recall.",
+    )
+    rounds: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None, description="Rounds after which it ends, without the later ones; all when absent."
+    )
+    seed: Seed = Field(0, description="Of the order of the windows.")
+    bos: Bos = Field("auto", description="BOS at the start of every window; `auto` does what the tokenizer does.")
+
+    def length_values(self) -> list[int] | None:
+        """The lengths with the target."""
+        lengths = super().length_values()
+        if self.length is None:
+            return lengths
+        return sorted({*(lengths or ()), self.length})
+
+    @property
+    def names_candidates(self) -> bool:
+        """True if ``methods`` are from the client."""
+        return "methods" in self.model_fields_set
+
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        return {"input": DEFAULT_DOCUMENT, "length": 1024, "windows": 16}

@@ -1,0 +1,192 @@
+"""The result of a recommendation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from service.evaluation.formatting import percent, short_number
+from service.evaluation.results import (
+    DocumentInfo,
+    EvaluationResult,
+    Interval,
+    MethodInResult,
+    Overview,
+    Row,
+    Score,
+    Scores,
+    name_of,
+)
+from service.evaluation.sweep.results import Cost
+
+Verdict = Literal["recommended", "tied", "worse", "dropped", "windowed"]
+
+
+class Memory(BaseModel):
+    """``tokens`` that the cache keeps of the target length, and their ``bytes`` in all layers."""
+
+    tokens: int
+    bytes: int
+
+
+class AtLength(BaseModel):
+    """One candidate at one length. ``loss`` is its mean NLL in nats plus, where recall counts, its share of repeated
+    tokens not copied; ``difference`` is from the best one at that length over the windows that both have read."""
+
+    length: int
+    windows: int
+    perplexity: float
+    perplexity_interval: Interval | None
+    recall: float = Field(description="Share of the repeated tokens that the model predicts.")
+    recall_interval: Interval | None
+    recall_first: float = Field(description="The same share of their first occurrence, which nothing repeats.")
+    loss: float
+    difference: float
+    difference_interval: Interval | None
+    good_enough: bool = Field(description="The difference is at most the tolerance.")
+
+
+class RecommendMethod(MethodInResult):
+    """One candidate. ``rounds`` is the number of rounds that it was in.
+
+    ``verdict`` is about the target length. A ``tied`` one is no worse than the recommended one as far as its windows
+    show. A ``windowed`` one cannot be recommended, because recall could not be measured.
+    """
+
+    request: dict[str, Any] = Field(description="The encoding as a request has it.")
+    cost: Cost
+    memory: Memory
+    window: int | None = Field(description="Most keys that a query attends to; null: all before it.")
+    rounds: int
+    verdict: Verdict
+    lengths: list[AtLength]
+
+
+class Avoid(BaseModel):
+    """A candidate not to use at the target length, and why."""
+
+    label: str
+    reason: str
+
+
+class Range(BaseModel):
+    """The cheapest encoding that is good enough for lengths up to ``up_to`` tokens."""
+
+    up_to: int
+    label: str
+    pe: dict[str, Any]
+
+
+class Answer(BaseModel):
+    """``label`` and ``pe`` are of the encoding to use. ``native_is_enough``: it is the checkpoint's own.
+
+    ``confidence`` is the probability, by paired bootstrap over windows, that it has a lower loss than ``runner_up``;
+    null without two windows to resample. ``recall_counts``: the model copies within its trained length, so recall is
+    a part of the loss.
+    """
+
+    label: str
+    pe: dict[str, Any]
+    native_is_enough: bool
+    recall_counts: bool
+    runner_up: str | None
+    confidence: float | None
+    tied: list[str]
+    runners_up: list[str]
+    avoid: list[Avoid]
+    ranges: list[Range]
+    words: list[str]
+
+
+class RecommendResult(EvaluationResult):
+    """The answer, and the evidence of every candidate."""
+
+    evaluation: Literal["recommend"] = "recommend"
+    target_length: int
+    reference_length: int = Field(description="The checkpoint's own encoding is the reference at this length.")
+    lengths: list[int]
+    tolerance: float
+    windows: int = Field(description="Windows of the last round.")
+    tail: int = Field(description="Tokens of a window that are scored for perplexity.")
+    segment: int = Field(description="Tokens of a repeated segment.")
+    seed: int
+    bos: bool
+    tokens_read: int
+    tokens_of_all: int = Field(description="Tokens of all candidates in all windows at the target length.")
+    documents: list[DocumentInfo]
+    answer: Answer
+    methods: list[RecommendMethod]
+
+    def ranges(self) -> list[dict[str, Any]]:
+        """The cheapest encoding that is good enough by length, ascending, as requests: ``up_to`` tokens and ``pe``."""
+        return [{"up_to": found.up_to, "pe": found.pe} for found in self.answer.ranges]
+
+    def scores(self) -> Scores:
+        """Perplexity by context length."""
+        by_method = [
+            {at.length: Score(at.perplexity, at.perplexity_interval) for at in method.lengths}
+            for method in self.methods
+        ]
+        return Scores("perplexity", True, by_method, note="95 % interval over windows (bootstrap)")
+
+    def words(self) -> list[str]:
+        """The answer with its evidence, its doubt, its cost, and the encodings to avoid."""
+        return self.answer.words
+
+    def heading(self) -> str:
+        """The answer in one sentence."""
+        return self.answer.words[0]
+
+    def overview(self) -> Overview:
+        """One row per candidate at the target length, the best first."""
+        ranked = self.ranked()
+        best = frozenset(row for row, (method, _) in enumerate(ranked) if method.verdict == "recommended")
+        return Overview(
+            columns=["method", "perplexity", "recall", "above", "windows", "verdict"],
+            rows=[
+                [
+                    name_of(method, self),
+                    short_number(at.perplexity),
+                    percent(at.recall),
+                    f"{at.difference:.3f}",
+                    str(at.windows),
+                    method.verdict,
+                ]
+                for method, at in ranked
+            ],
+            best=best,
+            caption=" ".join(self.answer.words[1:]),
+        )
+
+    def ranked(self) -> list[tuple[RecommendMethod, AtLength]]:
+        """The candidates at the target length: the recommended one, then by rounds, then by loss above the best."""
+        found = [(method, at) for method in self.methods for at in method.lengths if at.length == self.target_length]
+        return sorted(found, key=lambda each: (each[0].verdict != "recommended", -each[0].rounds, each[1].difference))
+
+    def rows(self) -> list[Row]:
+        """One row per candidate and length."""
+        return [self._row(method, at) for method in self.methods for at in method.lengths]
+
+    def _row(self, method: RecommendMethod, at: AtLength) -> Row:
+        intervals: Row = {}
+        for name in ("perplexity", "recall", "difference"):
+            interval: Interval | None = getattr(at, f"{name}_interval")
+            low, high = (None, None) if interval is None else (interval.low, interval.high)
+            intervals |= {f"{name}_low": low, f"{name}_high": high}
+        numbers = at.model_dump(include={"length", "windows", "perplexity", "recall", "recall_first"})
+        compared = at.model_dump(include={"loss", "difference", "good_enough"})
+        return {
+            "method": method.label,
+            "model": method.model,
+            **numbers,
+            **compared,
+            **intervals,
+            "rounds": method.rounds,
+            "verdict": method.verdict,
+            "attentions": method.cost.attentions,
+            "rotated_when_read": method.cost.rotated_when_read,
+            "bias": method.cost.bias,
+            "cache_bytes": method.memory.bytes,
+            "trained_length": self.trained_length,
+        }

@@ -1,0 +1,79 @@
+"""Successive halving (Jamieson and Talwalkar, arXiv:1502.07943): each round reads more windows with fewer candidates.
+
+A quarter of the candidates goes on to a round of four times as many windows. The checkpoint's own encoding, candidate
+0, is in every round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from service.evaluation.cost import Cost
+
+RATE = 4
+FINALISTS = 2
+"""Candidates of the last round, beside the checkpoint's own encoding."""
+
+AT_SHORTER = FINALISTS + 2
+"""Candidates at a shorter length: the finalists, the best plain one and the checkpoint's own encoding."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """``candidates`` at the ``target`` length, ``windows`` in the last round; then the lengths ``shorter``, and first
+    the ``reference`` length (tokens). ``stages`` of None are all."""
+
+    candidates: int
+    windows: int
+    target: int
+    reference: int
+    shorter: tuple[int, ...]
+    stages: int | None = None
+
+    @cached_property
+    def kept(self) -> list[int]:
+        """Most candidates of each round."""
+        kept = [self.candidates]
+        while kept[-1] > FINALISTS + 1:
+            kept.append(max(FINALISTS, -(-kept[-1] // RATE)))
+        # The checkpoint's own encoding comes on top.
+        return [kept[0], *(min(self.candidates, count + 1) for count in kept[1:])]
+
+    @cached_property
+    def read(self) -> list[int]:
+        """Windows that a candidate of each round has read at its end."""
+        last = len(self.kept) - 1
+        return [max(1, -(-self.windows // RATE ** (last - round_))) for round_ in range(len(self.kept))]
+
+    @property
+    def at_shorter(self) -> int:
+        """Windows of a candidate at each shorter length."""
+        return max(2, self.windows // 8)
+
+    @property
+    def at_reference(self) -> int:
+        """Windows at the reference length."""
+        return max(2, self.windows // 4)
+
+    def bound(self, stage: int) -> Cost:
+        """The most that a stage takes."""
+        if stage < len(self.kept):
+            new = self.read[stage] - (self.read[stage - 1] if stage else 0)
+            passes = self.kept[stage] * new
+            reference = 0 if stage or self.reference == self.target else self.at_reference
+            return Cost(passes * self.target + reference * self.reference, passes + reference, passes + reference)
+        if stage == len(self.kept):
+            passes = min(AT_SHORTER, self.candidates) * self.at_shorter
+            return Cost(passes * sum(self.shorter), passes * len(self.shorter), passes * len(self.shorter))
+        return Cost()
+
+    @property
+    def whole(self) -> int:
+        """Stages: the rounds, then the shorter lengths."""
+        every = len(self.kept) + (1 if self.shorter and self.candidates > 1 else 0)
+        return every if self.stages is None else min(every, self.stages)
+
+    def cost_from(self, stage: int) -> Cost:
+        """The most that this and all later stages take."""
+        return sum((self.bound(later) for later in range(stage, self.whole)), Cost())

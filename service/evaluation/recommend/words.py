@@ -1,0 +1,116 @@
+"""The answer of a recommendation in sentences, made from its numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from service.evaluation.formatting import listed, percent, short_number
+from service.evaluation.recommend.evidence import Evidence
+from service.evaluation.recommend.results import Answer, AtLength, RecommendMethod
+from service.evaluation.recommend.rounds import Schedule
+from service.evaluation.results import Interval
+from service.evaluation.statistics import finite_exp
+
+MUCH = 0.3
+"""Nats, and share of repeated tokens: an encoding that is worse by more is one to avoid."""
+
+MOST_AVOIDED = 3
+
+
+def sentences(answer: Answer, methods: Sequence[RecommendMethod], schedule: Schedule, trained_length: int) -> list[str]:
+    """The choice, its evidence, the doubt, the cost, and the encodings to avoid."""
+    chosen = next(method for method in methods if method.verdict == "recommended")
+    return [
+        _choice(answer, schedule, trained_length),
+        *_evidence(methods, chosen, schedule, answer),
+        *_doubt(answer, schedule),
+        _cost(chosen, schedule),
+        *_ranges(answer),
+        *(f"Avoid {avoided.label}: {avoided.reason}." for avoided in answer.avoid[:MOST_AVOIDED]),
+    ]
+
+
+def reason_against(evidence: Evidence, chosen: Evidence, window: int | None) -> str | None:
+    """The reason against a candidate that attends to ``window`` keys (None: to all); None without one."""
+    shared = min(len(evidence.nll), len(chosen.nll))
+    more = float((evidence.nll[:shared] - chosen.nll[:shared]).mean())
+    recall, better = float(evidence.recall[:shared].mean()), float(chosen.recall[:shared].mean())
+    perplexity = f"its perplexity is {finite_exp(more):.3g} times that of the recommended one"
+    reads = "" if window is None else f"it attends to {window:,} tokens only"
+    if reads and not evidence.recall_counts:
+        return f"{reads}; {perplexity}"
+    if evidence.recall_counts and better - recall > MUCH:
+        copied = f"it copies {percent(recall)} of repeated tokens, not {percent(better)}"
+        return "; ".join(filter(None, (reads, copied, perplexity)))
+    return perplexity if more > MUCH else None
+
+
+def _choice(answer: Answer, schedule: Schedule, trained_length: int) -> str:
+    where = f"{schedule.target:,} tokens"
+    if schedule.target <= trained_length and answer.native_is_enough:
+        return f"For {where} keep the model's own encoding: it was trained with {trained_length:,}."
+    if answer.native_is_enough:
+        return f"For {where} keep the model's own encoding: no candidate is better."
+    return f"For {where} use {answer.label}."
+
+
+def _evidence(
+    methods: Sequence[RecommendMethod], chosen: RecommendMethod, schedule: Schedule, answer: Answer
+) -> Iterator[str]:
+    at = {length.length: length for length in chosen.lengths}[schedule.target]
+    recall = "recall" if answer.recall_counts else ""
+    windows = f"over {at.windows} windows" if at.windows > 1 else "in one window"
+    yield f"It has {_numbers(at, recall)} there, {windows}."
+    own = {length.length: length for length in methods[0].lengths}
+    if schedule.target not in own:
+        yield "The model's own encoding ends before that length."
+    elif chosen is not methods[0]:
+        yield f"The model's own encoding has {_numbers(own[schedule.target], recall)} there."
+    if schedule.reference != schedule.target:
+        within = _numbers(own[schedule.reference], recall)
+        yield f"Within {schedule.reference:,} trained tokens, the model itself has {within}."
+    if not answer.recall_counts:
+        reference = own[schedule.reference]
+        yield (
+            f"This model cannot show recall: within {schedule.reference:,} tokens it predicts "
+            f"{percent(reference.recall)} of repeated tokens, and {percent(reference.recall_first)} without the repeat."
+        )
+        yield "So perplexity alone decides, and windowed encodings are left out."
+
+
+def _numbers(at: AtLength, recall: str) -> str:
+    perplexity = f"perplexity {short_number(at.perplexity)}{_ends(at.perplexity_interval, short_number)}"
+    if not recall:
+        return perplexity
+    return f"{perplexity} and {recall} {percent(at.recall)}{_ends(at.recall_interval, percent)}"
+
+
+def _ends(interval: Interval | None, text: Callable[[float], str]) -> str:
+    return "" if interval is None else f" ({text(interval.low)} to {text(interval.high)})"
+
+
+def _doubt(answer: Answer, schedule: Schedule) -> Iterator[str]:
+    if answer.runner_up is None:
+        return
+    if answer.tied:
+        several = "is" if len(answer.tied) == 1 else "are"
+        yield f"{listed(answer.tied)} {several} as good as far as these windows show, and no cheaper."
+    elif answer.confidence is not None:
+        yield f"It is better than the next, {answer.runner_up}, with probability {answer.confidence:.2f}."
+
+
+def _cost(chosen: RecommendMethod, schedule: Schedule) -> str:
+    cost = chosen.cost
+    attentions = "one attention" if cost.attentions == 1 else f"{cost.attentions} attentions instead of one"
+    more = [
+        *(["rotates all keys at each read"] if cost.rotated_when_read else []),
+        *(["adds a bias to every score"] if cost.bias else []),
+    ]
+    memory = f"{chosen.memory.tokens:,} cached tokens take {chosen.memory.bytes / (1 << 20):.3g} MiB"
+    return f"It computes {attentions} per layer{''.join(f' and {extra}' for extra in more)}; {memory}."
+
+
+def _ranges(answer: Answer) -> Iterator[str]:
+    last = answer.ranges[-1]
+    if last.label != answer.label:
+        yield f"{last.label} is good enough within the tolerance, and costs no more."

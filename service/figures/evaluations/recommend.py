@@ -1,0 +1,82 @@
+"""Pictures of a recommendation: loss and recall of every candidate at the target length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from service.evaluation.formatting import percent
+from service.evaluation.recommend.results import AtLength, RecommendMethod, RecommendResult
+from service.evaluation.results import Interval, Row, name_of
+from service.figures.drawing.axes import linear_axis
+from service.figures.drawing.bars import Bar, add_bars
+from service.figures.drawing.charts import new_figure
+from service.figures.picture import Picture
+
+
+class _Measure(NamedTuple):
+    """One number of every candidate."""
+
+    name: str
+    title: str
+    value: Callable[[AtLength], float]
+    interval: Callable[[AtLength], Interval | None]
+    text: Callable[[float], str]
+
+
+_MEASURES = (
+    _Measure(
+        "difference",
+        "Loss above the best",
+        lambda at: at.difference,
+        lambda at: at.difference_interval,
+        lambda loss: f"{loss:+.3f}",
+    ),
+    _Measure("recall", "Recall of repeated tokens", lambda at: at.recall, lambda at: at.recall_interval, percent),
+)
+
+
+def recommend_pictures(result: RecommendResult) -> Iterator[Picture]:
+    """Bars of the loss above the best, then of recall."""
+    for measure in _MEASURES:
+        yield _bars(result, measure)
+
+
+def _bars(result: RecommendResult, measure: _Measure) -> Picture:
+    """A bar per candidate, the recommended one first, then by rounds and loss."""
+    found = result.ranked()
+    bars = [_bar(result, measure, *each) for each in found]
+    title = f"{measure.title} at {result.target_length:,} tokens: {result.model}"
+    figure = new_figure(title, f"★ recommended · trained length {result.trained_length:,} tokens")
+    values = [measure.value(at) for _, at in found]
+    if measure.name == "recall":
+        axis = {**linear_axis(measure.title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
+    else:
+        axis = linear_axis(f"{measure.title}, nats", min(0.0, *values), 1.1 * max(0.1, *values))
+    add_bars(figure, bars, axis)
+    rows: list[Row] = [
+        {
+            "method": name_of(method, result),
+            measure.name: bar.value,
+            "interval_low": bar.interval[0] if bar.interval else None,
+            "interval_high": bar.interval[1] if bar.interval else None,
+            "windows": at.windows,
+            "verdict": method.verdict,
+        }
+        for bar, (method, at) in zip(bars, found, strict=True)
+    ]
+    caption = "Loss over the windows that both have read; candidates that left early have read fewer. Whiskers: 95 %."
+    return Picture(measure.name, title, figure, rows, caption)
+
+
+def _bar(result: RecommendResult, measure: _Measure, method: RecommendMethod, at: AtLength) -> Bar:
+    interval = measure.interval(at)
+    value = measure.value(at)
+    return Bar(
+        name=name_of(method, result),
+        value=value,
+        text=f"{measure.text(value)}, {method.verdict}",
+        look=result.methods.index(method),
+        interval=None if interval is None else (interval.low, interval.high),
+        best=method.verdict == "recommended",
+    )

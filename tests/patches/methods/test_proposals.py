@@ -1,0 +1,73 @@
+"""The encodings that methods propose for a model and a length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from patches import METHODS, RopeGeometry, alike, candidates, label_of, parse, resolve
+from patches.encoding.geometry import Family
+
+ROTARY = RopeGeometry(
+    head_dim=64,
+    rotary_dim=64,
+    rope_theta=10_000.0,
+    original_max_position_embeddings=256,
+    max_position_embeddings=256,
+    num_attention_heads=4,
+)
+ALIBI = replace(ROTARY, rotary_dim=0, family="bias", native=parse({"method": "alibi", "alibi_bias_max": 4.0}))
+LEARNED = replace(ROTARY, rotary_dim=0, family="learned", native=parse({"method": "learned"}), table_rows=256)
+
+
+@pytest.mark.parametrize("times", [1.5, 2, 4, 16, 64])
+@pytest.mark.parametrize("geometry", [ROTARY, ALIBI, LEARNED], ids=["rotary", "alibi", "learned"])
+def test_proposals_fit_and_differ(geometry: RopeGeometry, times: float) -> None:
+    length = int(256 * times)
+    proposed = candidates(geometry, length)
+    resolved = [resolve(method, geometry, length) for method in proposed]
+    assert len(set(resolved)) == len(proposed) > 1
+    assert all(METHODS[method.method].family in (geometry.family, "rotary") for method in proposed)
+
+
+def test_the_own_encoding_comes_first_and_is_alone_within_the_trained_length() -> None:
+    assert [method.method for method in candidates(ROTARY, 256)] == ["default"]
+    assert candidates(ROTARY, 257)[0].method == "default"
+
+
+def test_factors_are_around_the_needed_one() -> None:
+    labels = {label_of(method) for method in candidates(ROTARY, 1024)}
+    assert {"yarn(factor=4)", "yarn(factor=8)", "ntk(factor=4)", "ntk(factor=8)", "linear(factor=4)"} <= labels
+    assert {"self_extend(group_size=5)", "self_extend(group_size=9)"} <= labels
+    assert {"rerope", "rerope(window=128)", "dual_chunk", "streaming", "lm_infinite"} <= labels
+    assert len(labels) <= 27, "three rounds of halving"
+
+
+def test_a_group_reaches_the_length() -> None:
+    for length in (300, 1000, 4096, 10_000):
+        for method in METHODS["self_extend"].candidates(ROTARY, length):
+            group: int = method.group_size  # type: ignore[attr-defined]
+            assert (256 - 64) * group + 64 >= length
+
+
+def test_the_slopes_of_the_checkpoint_are_divided() -> None:
+    divided = [method for method in candidates(ALIBI, 1024) if method.method == "alibi"]
+    assert [(m.alibi_bias_max, m.slope_factor) for m in divided] == [(4.0, 4.0), (4.0, 2.0)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("family", ["bias", "relative", "none"])
+def test_no_other_family_is_proposed(family: Family) -> None:
+    geometry = replace(ROTARY, rotary_dim=0, family=family)
+    assert {METHODS[method.method].family for method in candidates(geometry, 1024)[1:]} <= {family}
+
+
+def test_lengths_beyond_every_factor_have_proposals() -> None:
+    assert len(candidates(ROTARY, 1 << 24)) > 5
+
+
+def test_the_same_proposal_for_another_length() -> None:
+    assert alike(parse("yarn:8"), ROTARY, 1024, 512) == parse("yarn:4")
+    assert alike(parse("self_extend:5"), ROTARY, 1024, 512) == METHODS["self_extend"].candidates(ROTARY, 512)[0]
+    other = parse("yarn:3")
+    assert alike(other, ROTARY, 1024, 512) is other

@@ -1,0 +1,109 @@
+"""A plan in stages as a job: it grows, goes on after a restart where it was, and its rounds are partial results."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from service.evaluation.recommend.plan import RecommendPlan, plan_of
+from service.evaluation.recommend.request import RecommendRequest
+from service.evaluation.recommend.results import RecommendResult
+from service.jobs import early
+from service.jobs.storage.store import JobStore
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+from tests.service.conftest import TEXT
+from tests.service.jobs.conftest import in_one_run, result_of, running
+
+METHODS = [{"method": "yarn", "factor": factor} for factor in (1.0, 1.5, 2.0, 2.5, 3.0)]
+BODY: dict[str, Any] = {"model": "tiny", "input": TEXT, "length": 128, "windows": 4, "methods": METHODS}
+
+only_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+
+
+def added(store: JobStore, models: ModelRegistry, settings: Settings) -> tuple[str, RecommendPlan]:
+    request = RecommendRequest.model_validate(BODY)
+    plan = plan_of(request, models, settings)
+    size = {"units": len(plan.units), "tokens": plan.tokens}
+    return store.add("anna", request, models=["tiny"], **size).id, plan
+
+
+async def until_done(store: JobStore, job_id: str) -> None:
+    async with asyncio.timeout(60):
+        while store.get("anna", job_id).state in ("queued", "running"):
+            await asyncio.sleep(0.005)
+
+
+@only_sqlite
+async def test_a_job_grows_and_equals_the_evaluation(
+    store: JobStore, models: ModelRegistry, job_settings: Settings
+) -> None:
+    job_id, plan = added(store, models, job_settings)
+    expected = in_one_run(plan)
+    async with running(store, models, job_settings):
+        await until_done(store, job_id)
+    job = store.get("anna", job_id)
+    assert job.state == "done", job.error
+    assert result_of(store, "anna", job_id).numbers() == expected
+    assert job.units_done == job.units_total > len(plan.units)
+    assert job.tokens_done == job.tokens_total == expected["tokens_read"] <= plan.tokens
+
+
+@only_sqlite
+async def test_a_restart_in_any_stage_loses_nothing(
+    store: JobStore, models: ModelRegistry, job_settings: Settings
+) -> None:
+    job_id, plan = added(store, models, job_settings)
+    expected = in_one_run(plan)
+    finished: list[Any] = []
+    restarts = 0
+    while store.get("anna", job_id).state != "done":
+        async with running(store, models, job_settings), asyncio.timeout(60):
+            while len(store.done_units(job_id)) == len(finished) and store.get("anna", job_id).state != "done":
+                await asyncio.sleep(0.002)
+        restarts += 1
+        found = store.done_units(job_id)
+        assert found[: len(finished)] == finished, "finished units keep their numbers"
+        finished = found
+    assert restarts > 2
+    assert len(finished) > len(plan.units), "it was closed in a later stage too"
+    assert result_of(store, "anna", job_id).numbers() == expected
+    assert store.get("anna", job_id).units_reused == 0
+
+
+@only_sqlite
+async def test_a_second_job_takes_every_stage_from_the_store(
+    store: JobStore, models: ModelRegistry, job_settings: Settings
+) -> None:
+    first, _ = added(store, models, job_settings)
+    async with running(store, models, job_settings) as runner:
+        await until_done(store, first)
+        second, _ = added(store, models, job_settings)
+        runner.notify()
+        await until_done(store, second)
+    job = store.get("anna", second)
+    assert (job.state, job.units_reused, job.seconds) == ("done", job.units_total, 0.0)
+    assert result_of(store, "anna", second).numbers() == result_of(store, "anna", first).numbers()
+
+
+@only_sqlite
+async def test_a_cancelled_job_has_the_result_of_its_finished_rounds(
+    store: JobStore, models: ModelRegistry, job_settings: Settings
+) -> None:
+    job_id, plan = added(store, models, job_settings)
+    async with running(store, models, job_settings), asyncio.timeout(60):
+        while len(store.done_units(job_id)) < len(plan.units) + 1:
+            await asyncio.sleep(0.001)
+        store.cancel("anna", job_id)
+    job = early.read(store.database, "anna", job_id)
+    assert job is not None
+    result = early.partial_result(job, models, job_settings, partial(early.outcome_of, store.database))
+    assert isinstance(result, RecommendResult)
+    assert result.partial is not None
+    assert result.partial.units_total > len(plan.units), "the stage that was at work counts"
+    request = RecommendRequest.model_validate(BODY | {"rounds": 1})
+    alone = in_one_run(plan_of(request, models, job_settings))
+    assert result.numbers() | {"partial": None} == alone
