@@ -61,6 +61,8 @@ class Method(KnownFields):
     """Family of a checkpoint trained with this method."""
     variant: ClassVar[str | None] = None
     """Name of the kind of weights trained for this method that a served model may declare."""
+    unlabelled: ClassVar[frozenset[str]] = frozenset()
+    """Fields that labels leave out."""
 
     method: str
     attention_temperature: Temperature | None = Field(
@@ -121,6 +123,18 @@ class Method(KnownFields):
         if geometry.adds_positions and self.family in ("bias", "none"):
             recipe = replace(recipe, absolute=NOTHING_ADDED)
         return recipe if temperature is None else temperature.applied(recipe, self.trained_length(geometry))
+
+    def at(self, length: int) -> Method:
+        """The method in effect for a reserved length in tokens: itself, unless it chooses others by length."""
+        return self
+
+    def depends_on_length(self, geometry: RopeGeometry) -> bool:
+        """True if the encoding depends on the reserved length.
+
+        Raises:
+            ValueError: as ``recipe``.
+        """
+        return self.recipe(geometry).depends_on_length
 
     def is_native(self, geometry: RopeGeometry) -> bool:
         """True if it means the checkpoint's own encoding, of any family."""
