@@ -1,0 +1,83 @@
+"""``auto`` at admission: the ranges of the operator's policy, of the tenant's calibration, or of the rule."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from fastapi import Request
+
+from patches import Method
+from service import context
+from service.api.jobs.lookup import store_of, stored
+from service.api.responses import AutoChoice, AutoRanges
+from service.errors import bad_request
+from service.evaluation.request import EvaluationRequest
+from service.jobs.storage.database import StoreOutOfReach
+from service.models.policies import auto_by_rule, check_ranges
+from service.models.registry import ModelRegistry, ServedModel
+from service.policy.auto import Auto
+from service.policy.policy import InvalidPolicy
+
+AnyEvaluation = TypeVar("AnyEvaluation", bound=EvaluationRequest)
+
+
+async def with_ranges(method: Method, served: ServedModel, request: Request, param: str = "pe") -> Method:
+    """``method``, with the ranges in use for ``served`` if it is ``auto`` without any. It came in the field ``param``.
+
+    Raises:
+        ApiError: 400 for ranges that do not fit the model; StoreOutOfReach from the database.
+    """
+    if not isinstance(method, Auto):
+        return method
+    models: ModelRegistry = request.app.state.models
+    try:
+        if method.ranges is None:
+            follows, method = method.follows, await ranges_in_use(served, request)
+            if follows:
+                raise InvalidPolicy("an encoding that repeats the numbers of an answer names its ranges")
+        check_ranges(method.ranges or (), served, models)
+    except InvalidPolicy as error:
+        raise bad_request(f"{param}: {error}", param) from error
+    return method
+
+
+async def ranges_in_use(served: ServedModel, request: Request) -> Auto:
+    """The method of ``auto`` for ``served`` and the current tenant.
+
+    The operator's policy is for all tenants, a calibration for the tenant that ran it.
+
+    Raises:
+        InvalidPolicy: for a stored policy that this version cannot read; StoreOutOfReach from the database.
+    """
+    if served.policy is not None:
+        return served.policy.auto("file")
+    policy = await stored(request, store_of(request).policy_of, context.current().tenant, served.contents)
+    return auto_by_rule(served) if policy is None else policy.auto("calibration")
+
+
+async def in_listings(served: ServedModel, request: Request) -> AutoRanges | None:
+    """The ranges in use for ``served``; None if the database is out of reach, or has a policy of another version."""
+    try:
+        auto = await ranges_in_use(served, request)
+    except (InvalidPolicy, StoreOutOfReach):
+        return None
+    return AutoRanges(**auto.origin.model_dump(), ranges=[found.model_dump() for found in auto.ranges or ()])
+
+
+async def with_methods(body: AnyEvaluation, request: Request) -> AnyEvaluation:
+    """``body`` with the ranges of every ``auto`` among its methods."""
+    if not any(isinstance(method, Auto) for method in body.methods):
+        return body
+    served = request.app.state.models.get(body.model)
+    methods = [
+        await with_ranges(method, served, request, f"methods.{index}") for index, method in enumerate(body.methods)
+    ]
+    return body.model_copy(update={"methods": methods})
+
+
+def choice_of(method: Method, length: int) -> AutoChoice | None:
+    """The choice of ``auto`` for a reserved length; None for any other method."""
+    if not isinstance(method, Auto):
+        return None
+    above, found = method.chosen(length)
+    return AutoChoice(**method.origin.model_dump(), above=above, up_to=found.up_to)
