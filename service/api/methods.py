@@ -187,6 +187,7 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         id=served.name,
         default=served is request.app.state.models.default,
         architecture=type(model).__name__,
+        fingerprint=served.contents,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=served.vocab_size,
         trained_length=served.trained_length,

@@ -163,12 +163,13 @@ class FullMethodList(BaseModel):
 class ModelInfo(BaseModel):
     """A served model and its limits, in tokens. ``variants`` maps a kind of training to a served model.
 
-    ``auto`` is null if the database is out of reach, or has a policy of another version.
+    ``fingerprint`` is the hash of its configuration and weights, for policies. ``auto`` is null if the database is out of reach, or has a policy of another version.
     """
 
     id: str
     default: bool
     architecture: str
+    fingerprint: str
     parameters: int
     vocab_size: int
     trained_length: int

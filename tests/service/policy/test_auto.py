@@ -153,10 +153,11 @@ class TestWithAPolicy:
         result(url, 200, "auto", prompt=prompt(200, seed=3))
         assert hits() > before
 
-    def test_models_show_the_ranges(self, served: tuple[str, FastAPI]) -> None:
+    def test_models_show_the_ranges(self, served: tuple[str, FastAPI], fingerprint: str) -> None:
         tiny, variant = httpx.get(f"{served[0]}/models").json()["models"]
         assert tiny["auto"]["source"] == "file"
         assert tiny["auto"]["ranges"] == RANGES
+        assert tiny["fingerprint"] == fingerprint
         assert variant["auto"]["source"] == "rule"
 
 
