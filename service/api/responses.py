@@ -163,7 +163,8 @@ class FullMethodList(BaseModel):
 class ModelInfo(BaseModel):
     """A served model and its limits, in tokens. ``variants`` maps a kind of training to a served model.
 
-    ``fingerprint`` is the hash of its configuration and weights, for policies. ``auto`` is null if the database is out of reach, or has a policy of another version.
+    ``fingerprint`` is the hash of its configuration and weights, for policies. ``auto`` is null if the database is out
+    of reach, or has a policy of another version.
     """
 
     id: str
