@@ -13,9 +13,9 @@ from service.api.responses import AutoChoice, AutoRanges
 from service.errors import bad_request
 from service.evaluation.request import EvaluationRequest
 from service.jobs.storage.database import StoreOutOfReach
-from service.models.policies import auto_by_rule, check_ranges
-from service.models.registry import ModelRegistry, ServedModel
-from service.policy.auto import Auto
+from service.models.policies import auto_by_rule, check_weights
+from service.models.registry import ServedModel
+from service.policy.auto import AUTO, Auto
 from service.policy.policy import InvalidPolicy
 
 AnyEvaluation = TypeVar("AnyEvaluation", bound=EvaluationRequest)
@@ -25,20 +25,16 @@ async def with_ranges(method: Method, served: ServedModel, request: Request, par
     """``method``, with the ranges in use for ``served`` if it is ``auto`` without any. It came in the field ``param``.
 
     Raises:
-        ApiError: 400 for ranges that do not fit the model; StoreOutOfReach from the database.
+        ApiError: 400 for a stored policy that this version cannot read; StoreOutOfReach from the database.
     """
-    if not isinstance(method, Auto):
+    if not isinstance(method, Auto) or method.ranges is not None:
         return method
-    models: ModelRegistry = request.app.state.models
+    if method.follows:
+        raise bad_request(f"{param}: {AUTO} with numbers of an answer needs its ranges too", param)
     try:
-        if method.ranges is None:
-            follows, method = method.follows, await ranges_in_use(served, request)
-            if follows:
-                raise InvalidPolicy("an encoding that repeats the numbers of an answer names its ranges")
-        check_ranges(method.ranges or (), served, models)
+        return await ranges_in_use(served, request)
     except InvalidPolicy as error:
         raise bad_request(f"{param}: {error}", param) from error
-    return method
 
 
 async def ranges_in_use(served: ServedModel, request: Request) -> Auto:
@@ -75,9 +71,17 @@ async def with_methods(body: AnyEvaluation, request: Request) -> AnyEvaluation:
     return body.model_copy(update={"methods": methods})
 
 
-def choice_of(method: Method, length: int) -> AutoChoice | None:
-    """The choice of ``auto`` for a reserved length; None for any other method."""
+def choice_of(method: Method, length: int, served: ServedModel, request: Request) -> AutoChoice | None:
+    """The choice of ``auto`` for a reserved length; None for any other method.
+
+    Raises:
+        ApiError: 400 for an encoding that a variant of ``served`` answers.
+    """
     if not isinstance(method, Auto):
         return None
     above, found = method.chosen(length)
+    try:
+        check_weights(found.pe, served, request.app.state.models)
+    except InvalidPolicy as error:
+        raise bad_request(f"pe: {error}", "pe") from error
     return AutoChoice(**method.origin.model_dump(), above=above, up_to=found.up_to)

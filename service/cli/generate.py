@@ -132,10 +132,8 @@ def resolved_line(result: ResultEnd) -> str:
     pe, usage, auto = result.pe, result.usage, result.auto
     facts = [f"{pe['method']} on {result.model}", f"keys rotated: {pe['rotates_at'].replace('_', ' ')}"]
     if auto is not None:
-        lengths = (
-            f"above {auto.above:,} tokens" if auto.up_to is None else f"{auto.above + 1:,} to {auto.up_to:,} tokens"
-        )
-        facts.append(f"auto by {auto.source}: {lengths}")
+        lengths = f"above {auto.above:,}" if auto.up_to is None else f"{auto.above + 1:,} to {auto.up_to:,}"
+        facts.append(f"auto by {auto.source}: {lengths} tokens")
     if pe["effective_rope_theta"]:
         facts.append(f"theta {pe['effective_rope_theta']:,.0f}")
     if pe["attention_factor"] != 1:

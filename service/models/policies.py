@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from patches import label_of, ranges_by_rule
+from patches import Method, label_of, ranges_by_rule
 from service.models.registry import ModelRegistry, ServedModel
 from service.policy.auto import Auto, Origin, Range
 from service.policy.policy import InvalidPolicy, Policy
@@ -44,17 +44,23 @@ def check_ranges(ranges: tuple[Range, ...], served: ServedModel, models: ModelRe
     """
     shortest = 1
     for index, found in enumerate(ranges):
-        if models.for_method(served, found.pe) is not served:
-            raise InvalidPolicy(
-                f"ranges.{index}.pe: another model answers under {label_of(found.pe)}: add use_variant false"
-            )
         longest = found.up_to or max(served.max_length, shortest)
         try:
+            check_weights(found.pe, served, models)
             for length in (shortest, longest):
                 served.patch.resolve(found.pe, length)
         except ValueError as error:
             raise InvalidPolicy(f"ranges.{index}.pe: {error}") from error
         shortest = longest + 1
+
+
+def check_weights(method: Method, served: ServedModel, models: ModelRegistry) -> None:
+    """Raises:
+    InvalidPolicy: when a variant of ``served`` answers under ``method``, with other weights.
+    """
+    answers = models.for_method(served, method)
+    if answers is not served:
+        raise InvalidPolicy(f"{answers.name!r} answers under {label_of(method)}: add use_variant false")
 
 
 def assign_policies(policies: dict[Path, Policy], models: ModelRegistry) -> None:

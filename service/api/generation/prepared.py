@@ -162,7 +162,7 @@ async def prepare(
         mine = tickets[number * wanted.answers : (number + 1) * wanted.answers]
         score_ticket = tickets[len(places) + number] if wanted.scored else None
         length = tokens + max_tokens
-        chosen = method.at(length), resolved, max_tokens, choice_of(method, length)
+        chosen = method.at(length), resolved, max_tokens, choice_of(method, length, model, request)
         prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, mine, score_ticket))
     sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
     check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))

@@ -192,8 +192,8 @@ class TestRangesInTheRequest:
         assert "range 0 must have up_to" in message({"up_to": None, "pe": default}, {"up_to": 9, "pe": default})
         assert "range 1 must have up_to above 9" in message({"up_to": 9, "pe": default}, {"up_to": 9, "pe": default})
         assert "pe.ranges.0.pe.factor: must be at least 1" in message({"up_to": 9, "pe": "yarn:0.5"})
-        assert "ranges.0.pe: another model answers under alibi" in message({"up_to": None, "pe": "alibi"})
-        assert "ranges.0.pe: method: learned is for models" in message({"up_to": None, "pe": "learned"})
+        assert "pe: 'tiny-alibi' answers under alibi: add use_variant" in message({"up_to": None, "pe": "alibi"})
+        assert "pe: method: learned is for models" in message({"up_to": None, "pe": "learned"})
         echo = result(served[0], 20, "yarn:4")["pe"]
         assert "leave out requested" in message({"up_to": None, "pe": echo})
         error = refusal(served[0], prompt=prompt(20), pe="auto:4")
@@ -226,6 +226,14 @@ class TestEvaluations:
         error = refusal(served[0], "/perplexity", **self.BODY | {"lengths": [300], "methods": "auto"})
         assert error["param"] == "methods.0"
         assert "beyond its last range, which ends at 256" in error["message"]
+
+    def test_every_range_is_checked_before_anything_is_measured(self, served: tuple[str, FastAPI]) -> None:
+        for pe, reason in (("learned", "method: learned is for models"), ("alibi", "'tiny-alibi' answers under alibi")):
+            auto = {"method": "auto", "ranges": [{"up_to": 40, "pe": pe}, {"up_to": None, "pe": "default"}]}
+            for body in ({"lengths": [64]}, {"lengths": [64], "background": True}):
+                error = refusal(served[0], "/perplexity", **self.BODY | body | {"methods": ["default", auto]})
+                assert error["param"] == "methods.1"
+                assert f"ranges.0.pe: {reason}" in error["message"]
 
     def test_passkey(self, served: tuple[str, FastAPI]) -> None:
         body = {"model": "tiny", "lengths": [220, 250], "methods": ["auto", "yarn:4"], "depths": [0.5]}

@@ -108,7 +108,10 @@ def test_a_folder_may_have_policies_of_other_models(
         ({"fingerprint": "0" * 64, "model": "elsewhere"}, "and 'tiny' has "),
         ({"trained_length": 128}, "trained_length: 128 in the policy, 64 for 'tiny'"),
         ({"ranges": [{"up_to": None, "pe": "learned"}]}, "ranges.0.pe: method: learned is for models"),
-        ({"ranges": [{"up_to": None, "pe": "alibi"}]}, "ranges.0.pe: another model answers under alibi"),
+        (
+            {"ranges": [{"up_to": None, "pe": "alibi"}]},
+            "ranges.0.pe: 'tiny-alibi' answers under alibi: add use_variant false",
+        ),
     ],
 )
 def test_a_policy_that_does_not_fit_is_refused(
