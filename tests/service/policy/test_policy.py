@@ -13,9 +13,9 @@ import torch
 
 from service.models.fingerprint import contents
 from service.models.loading import load
-from service.models.policies import assign_policies
+from service.models.policies import assign_policies, policy_for
 from service.models.registry import ModelRegistry
-from service.policy.policy import InvalidPolicy, Policy, parse_policy, read_policies
+from service.policy.policy import Calibration, InvalidPolicy, Policy, parse_policy, read_policies
 from service.settings import Settings
 from tests.service.conftest import tiny_checkpoint
 
@@ -150,6 +150,20 @@ def test_the_hash_of_contents_is_the_same_with_other_threads_and_in_another_fold
         torch.set_num_threads(threads)
     model.model.rotary_emb.inv_freq.mul_(1 + 1e-7)
     assert found == {contents(model)} == {fingerprint}, "the frequencies follow from the configuration"
+
+
+def test_a_calibration_makes_a_policy_that_a_file_holds(
+    models: ModelRegistry, policy: dict[str, Any], tmp_path: Path
+) -> None:
+    calibration = Calibration.model_validate(policy["calibration"])
+    made = policy_for(models.default, policy["ranges"], calibration, models)
+    assert json.loads(made.model_dump_json()) == policy
+    assign_policies(read_policies(write(tmp_path, "a.json", made.model_dump(mode="json"))), models)
+    assert models.default.policy == made
+    with pytest.raises(InvalidPolicy, match="range 1 must have up_to above 64"):
+        policy_for(models.default, [policy["ranges"][0]] * 2, calibration, models)
+    with pytest.raises(InvalidPolicy, match=r"ranges\.0\.pe: 'tiny-alibi' answers under alibi"):
+        policy_for(models.default, [{"up_to": 64, "pe": "alibi"}], calibration, models)
 
 
 def test_a_policy_is_a_value(policy: dict[str, Any]) -> None:
