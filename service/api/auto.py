@@ -34,7 +34,8 @@ async def with_ranges(method: Method, served: ServedModel, request: Request, par
     try:
         return await ranges_in_use(served, request)
     except InvalidPolicy as error:
-        raise bad_request(f"{param}: {error}", param) from error
+        message = f"{param}: the stored policy of {served.name!r} cannot be read, calibrate again: {error}"
+        raise bad_request(message, param) from error
 
 
 async def ranges_in_use(served: ServedModel, request: Request) -> Auto:

@@ -224,9 +224,13 @@ class JobStore:
             return results.get(session, tenant, result_id)
 
     def put_policy(self, tenant: str, policy: Policy) -> None:
-        """Make ``policy`` what ``auto`` means for ``tenant`` on its model; ``check_policy`` comes before."""
-        with self.database.writing() as session:
-            policies.put(session, tenant, policy)
+        """Make ``policy`` that of ``auto`` for ``tenant`` on its model; ``check_policy`` comes before."""
+        try:
+            with self.database.writing() as session:
+                policies.put(session, tenant, policy)
+        except IntegrityError:  # another process stored the first one meanwhile
+            with self.database.writing() as session:
+                policies.put(session, tenant, policy)
 
     def policy_of(self, tenant: str, fingerprint: str) -> Policy | None:
         """The policy of ``tenant`` for the model with this hash of contents, None without one.

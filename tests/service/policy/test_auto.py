@@ -14,7 +14,8 @@ from fastapi import FastAPI
 
 from service.api.http.access import ApiKeys
 from service.api.http.key_file import hash_of
-from service.policy.policy import Policy
+from service.jobs.storage.database import StoreOutOfReach
+from service.policy.policy import Policy, parse_policy
 from tests.methods import rows
 from tests.service.policy.conftest import RANGES
 from tests.service.serving import events, serving, wait_for
@@ -310,3 +311,30 @@ def test_a_tenants_calibration_is_its_own(plain: tuple[str, FastAPI], policy: di
     assert result(url, 200, "auto", ANN)["pe"]["method"] == "linear"
     models = [httpx.get(f"{url}/models", headers=key).json()["models"][0] for key in (ANN, BOB)]
     assert [model["auto"]["source"] for model in models] == ["calibration", "rule"]
+
+
+def test_a_database_out_of_reach_is_said(
+    plain: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch, policy: dict[str, Any]
+) -> None:
+    """The rule never takes the place of a policy that cannot be read."""
+    url, app = plain
+
+    def fails(tenant: str, fingerprint: str) -> None:
+        raise StoreOutOfReach("locked")
+
+    monkeypatch.setattr(app.state.jobs, "policy_of", fails)
+    body = {"prompt": prompt(20), "max_new_tokens": NEW}
+    answer = httpx.post(f"{url}/generate", json=body | {"pe": "auto"}, headers=ANN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "jobs_out_of_reach")
+    assert post(url, headers=ANN, **body)["results"], "other encodings need no database"
+    assert httpx.get(f"{url}/models", headers=ANN).json()["models"][0]["auto"] is None
+
+    def of_another_version(tenant: str, fingerprint: str) -> Policy:
+        return parse_policy(policy | {"version": 2})
+
+    monkeypatch.setattr(app.state.jobs, "policy_of", of_another_version)
+    answer = httpx.post(f"{url}/generate", json=body | {"pe": "auto"}, headers=ANN)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        "pe: the stored policy of 'tiny' cannot be read, calibrate again: version: must be 1, not 2"
+    )
