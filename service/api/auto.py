@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from fastapi import Request
@@ -21,21 +22,25 @@ from service.policy.policy import InvalidPolicy
 AnyEvaluation = TypeVar("AnyEvaluation", bound=EvaluationRequest)
 
 
-async def with_ranges(method: Method, served: ServedModel, request: Request, param: str = "pe") -> Method:
-    """``method``, with the ranges in use for ``served`` if it is ``auto`` without any. It came in the field ``param``.
+async def with_ranges(
+    methods: Sequence[Method], served: ServedModel, request: Request, param: str = "pe"
+) -> list[Method]:
+    """``methods``, with the ranges in use for ``served`` for every ``auto`` without any. They came in ``param``.
 
     Raises:
         ApiError: 400 for a stored policy that this version cannot read; StoreOutOfReach from the database.
     """
-    if not isinstance(method, Auto) or method.ranges is not None:
-        return method
-    if method.follows:
+    without = [isinstance(method, Auto) and method.ranges is None for method in methods]
+    if not any(without):
+        return list(methods)
+    if any(method.follows for method, alone in zip(methods, without, strict=True) if alone):
         raise bad_request(f"{param}: {AUTO} with numbers of an answer needs its ranges too", param)
     try:
-        return await ranges_in_use(served, request)
+        auto = await ranges_in_use(served, request)
     except InvalidPolicy as error:
         message = f"{param}: the stored policy of {served.name!r} cannot be read, calibrate again: {error}"
         raise bad_request(message, param) from error
+    return [auto if alone else method for method, alone in zip(methods, without, strict=True)]
 
 
 async def ranges_in_use(served: ServedModel, request: Request) -> Auto:
@@ -66,10 +71,7 @@ async def with_methods(body: AnyEvaluation, request: Request) -> AnyEvaluation:
     if not any(isinstance(method, Auto) for method in body.methods):
         return body
     served = request.app.state.models.get(body.model)
-    methods = [
-        await with_ranges(method, served, request, f"methods.{index}") for index, method in enumerate(body.methods)
-    ]
-    return body.model_copy(update={"methods": methods})
+    return body.model_copy(update={"methods": await with_ranges(body.methods, served, request, "methods")})
 
 
 def choice_of(method: Method, length: int, served: ServedModel, request: Request) -> AutoChoice | None:

@@ -142,7 +142,8 @@ async def prepare(
         ApiError, QueueFull: from admission and from the checks of prompts.
     """
     settings: Settings = request.app.state.settings
-    targets = [Target(model, await with_ranges(method, model, request)) for model, method in targets]
+    methods = await with_ranges([target.method for target in targets], served, request)
+    targets = [target._replace(method=method) for target, method in zip(targets, methods, strict=True)]
     most_new = settings.max_new_tokens if wanted.max_tokens is None else wanted.max_tokens
     pairs = [(index, target) for index in range(len(given)) for target in targets]
     bounds = [(target.model.engine, upper_bound(given[index], target.model.max_length)) for index, target in pairs]

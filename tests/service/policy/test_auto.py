@@ -197,6 +197,8 @@ class TestRangesInTheRequest:
         assert "pe: method: learned is for models" in message({"up_to": None, "pe": "learned"})
         echo = result(served[0], 20, "yarn:4")["pe"]
         assert "leave out requested" in message({"up_to": None, "pe": echo})
+        numbers = {"method": "auto", "frequency_hash": "0"}
+        assert "needs its ranges" in refusal(served[0], prompt=prompt(20), pe=numbers)["message"]
         error = refusal(served[0], prompt=prompt(20), pe="auto:4")
         assert (error["param"], error["message"]) == (
             "pe",
