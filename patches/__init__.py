@@ -27,6 +27,7 @@ from patches.proposals import alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples
 from patches.resolution import EchoMismatch, describe, resolve
 from patches.routes import one_per_route
+from patches.rule import ranges_by_rule
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ __all__ = [
     "patched",
     "problem",
     "problems_of",
+    "ranges_by_rule",
     "resolve",
     "to_shorthand",
     "unknown",

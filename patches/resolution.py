@@ -40,7 +40,7 @@ def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedReci
         ValueError: when the method or a parameter does not fit the model; the message names it.
         EchoMismatch: when a number that the request expects to follow differs.
     """
-    return confirmed(method, geometry, length).recipe(geometry).resolve(geometry, length)
+    return confirmed(method, geometry, length).at(length).recipe(geometry).resolve(geometry, length)
 
 
 def describe(

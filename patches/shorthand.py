@@ -164,7 +164,7 @@ def _value(text: str) -> Any:
 def label_of(method: Method) -> str:
     """Short name for tables and legends: the method and the parameters that were set."""
     given = method.model_dump(exclude_unset=True)
-    chosen = method.model_dump(exclude={"method"}, exclude_defaults=True)
+    chosen = method.model_dump(exclude={"method", *method.unlabelled}, exclude_defaults=True)
     shown = [f"{name}={_shown(given[name])}" for name in chosen if not isinstance(given[name], tuple)]
     return f"{method.method}({', '.join(shown)})" if shown else method.method
 

@@ -29,7 +29,9 @@ from service.jobs.storage.calls import StoreCalls
 from service.jobs.storage.database import StoreOutOfReach, default_url
 from service.jobs.storage.store import JobStore
 from service.metrics import Metrics
+from service.models.policies import assign_policies
 from service.models.registry import ModelRegistry
+from service.policy.policy import read_policies
 from service.settings import Settings
 from service.sharing.admission import Admission
 from service.sharing.workers import Workers
@@ -45,9 +47,11 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
+        policies = read_policies(settings.policy)
         models = app.state.models = ModelRegistry(settings, app.state.metrics)
         app.state.metrics.watch(lambda: {served.name: served.engine.load() for served in models})
         try:
+            assign_policies(policies, models)
             async with AsyncExitStack() as stack:
                 workers = app.state.workers = Workers(shared=settings.has_keys, busy=models.are_generating)
                 stack.callback(workers.close)

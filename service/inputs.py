@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, StrictInt, Tag
 
-from patches import PositionEncoding
+from service.policy.auto import Encoding
 
 MOST_TOKENS = 1 << 18
 """Token ids in one list, whatever the server's own limits are."""
@@ -77,11 +77,11 @@ Stops = Annotated[
 """A text that ends an answer, or several."""
 
 Encodings = Annotated[
-    Annotated[PositionEncoding, Tag("one")]
-    | Annotated[list[PositionEncoding], Field(min_length=1, max_length=MOST_ENCODINGS), Tag("several")],
+    Annotated[Encoding, Tag("one")]
+    | Annotated[list[Encoding], Field(min_length=1, max_length=MOST_ENCODINGS), Tag("several")],
     Discriminator(one_or_several),
 ]
 """One encoding, or several to answer every prompt under each."""
 
-TAGS = frozenset({"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang"})
+TAGS = frozenset({"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang", "auto", "named"})
 """Words that unions in requests add to the location of a problem."""

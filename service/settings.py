@@ -49,6 +49,10 @@ class Settings(BaseSettings):
         description="Chat template of every served model instead of the model's: a file, or 'plain', a built-in one "
         "for models without chat training.",
     )
+    policy: Path | None = Field(
+        None,
+        description="Policy of `auto`: a JSON file, or a folder of such files; each is for the model that it names.",
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads for the model; torch's choice when unset.")
 
     host: str = Field("127.0.0.1", description="Address to listen on.")

@@ -63,6 +63,8 @@ class Method(KnownFields):
     """Name of the kind of weights trained for this method that a served model may declare."""
     multiples: ClassVar[tuple[float, ...]] = ()
     """Values of ``factor`` to try on weights not tuned for it, divided by length / trained length."""
+    unlabelled: ClassVar[frozenset[str]] = frozenset()
+    """Fields that labels leave out."""
 
     method: str
     attention_temperature: Temperature | None = Field(
@@ -129,6 +131,18 @@ class Method(KnownFields):
         """Parameters to compare at ``length`` tokens on a model of this family whose weights were not tuned for it."""
         needed = max(1.0, length / geometry.original_max_position_embeddings)
         return [cls.model_validate({"factor": min(needed * multiple, MOST_FACTOR)}) for multiple in cls.multiples]
+
+    def at(self, length: int) -> Method:
+        """The method in effect for a reserved length in tokens: itself, unless it chooses others by length."""
+        return self
+
+    def depends_on_length(self, geometry: RopeGeometry) -> bool:
+        """True if the encoding depends on the reserved length.
+
+        Raises:
+            ValueError: as ``recipe``.
+        """
+        return self.recipe(geometry).depends_on_length
 
     def is_native(self, geometry: RopeGeometry) -> bool:
         """True if it means the checkpoint's own encoding, of any family."""

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from service import context
+from service.api.auto import with_methods
 from service.api.files import Standalone, result_file, unpacked_response
 from service.api.http.routing import DocumentsRoute
 from service.api.http.streaming import Emit, event_stream
@@ -42,6 +43,7 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
         raise bad_request("reuse is for jobs: send it with background, or to /jobs; here all is measured", "reuse")
     state = request.app.state
     models: ModelRegistry = state.models
+    body = await with_methods(body, request)
     tickets = await _admit(body, models, request)
     plan = await state.workers.run(plan_of, body, models, state.settings.at_once())
     await charge(request, plan.tokens)
@@ -154,7 +156,7 @@ async def _run_stage(
         units, engine = [plan.units[index] for index in indices], models.get(name).engine
         longest, scored = max(unit.length for unit in units), Counter[str]()
         for unit in units:
-            scored[unit.subject.method.method] += unit.tokens
+            scored[unit.method.method] += unit.tokens
         part: list[Measured] = await engine.score(
             run_units(units), longest, report, scored=scored, ticket=tickets.pop(name, None)
         )

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from patches import METHODS, InvalidEncoding, Recipe, describe_method, field_value, label_of, parse, unknown_method
+from service.api.auto import in_listings
 from service.api.files import RenderedFiles, file_response
 from service.api.http.routing import Route
 from service.api.responses import (
@@ -104,7 +105,7 @@ async def frequencies_png(name: str, request: Request, model: str | None = None,
 async def models(request: Request) -> ModelList:
     """The models in memory; the first is the default."""
     registry: ModelRegistry = request.app.state.models
-    return ModelList(models=[_info(served, served is registry.default) for served in registry])
+    return ModelList(models=[await _info(served, request) for served in registry])
 
 
 def _check_known(name: str) -> None:
@@ -180,17 +181,19 @@ def _pair(index: int, before: float, after: float, trained_length: int) -> Pair:
     )
 
 
-def _info(served: ServedModel, is_default: bool) -> ModelInfo:
+async def _info(served: ServedModel, request: Request) -> ModelInfo:
     model = served.patch.model
     return ModelInfo(
         id=served.name,
-        default=is_default,
+        default=served is request.app.state.models.default,
         architecture=type(model).__name__,
+        fingerprint=served.contents,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=served.vocab_size,
         trained_length=served.trained_length,
         max_length=served.max_length,
         pe=served.patch.describe(parse({"method": "default"}), served.trained_length),
+        auto=await in_listings(served, request),
         variants=served.variants,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,9 +33,41 @@ class Timings(BaseModel):
     decode_s: float
 
 
+class AutoOrigin(BaseModel):
+    """Origin of the ranges of ``auto``: the rule, the operator's policy file, the tenant's calibration, or the request.
+
+    ``calibration`` is the id of its job, ``created`` its time.
+    """
+
+    source: Literal["rule", "file", "calibration", "request"]
+    calibration: str | None
+    created: str | None
+
+
+class AutoChoice(AutoOrigin):
+    """The choice of ``auto``: the encoding of reserved lengths beyond ``above`` and up to ``up_to`` tokens; null is no
+    end."""
+
+    above: int
+    up_to: int | None
+
+
+class AutoRange(BaseModel):
+    """An encoding, and the longest reserved length that it has in tokens; null is no end."""
+
+    up_to: int | None
+    pe: dict[str, Any]
+
+
+class AutoRanges(AutoOrigin):
+    """The encodings of ``auto`` by reserved length."""
+
+    ranges: list[AutoRange]
+
+
 class ResultEnd(BaseModel):
     """The end of one prompt under one encoding: the last event of its stream. ``pe`` is the encoding as it took
-    effect."""
+    effect, ``auto`` the choice of that request."""
 
     index: int
     prompt_index: int
@@ -45,10 +77,11 @@ class ResultEnd(BaseModel):
     usage: Usage
     timings: Timings
     pe: dict[str, Any]
+    auto: AutoChoice | None = None
 
 
 class Result(ResultEnd):
-    """One prompt under one encoding. ``pe`` is the encoding as it took effect."""
+    """One prompt under one encoding. ``pe`` is the encoding as it took effect, ``auto`` the choice of that request."""
 
     text: str
     token_ids: list[int]
@@ -128,16 +161,22 @@ class FullMethodList(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """A served model and its limits, in tokens. ``variants`` maps a kind of training to a served model."""
+    """A served model and its limits, in tokens. ``variants`` maps a kind of training to a served model.
+
+    ``fingerprint`` is the hash of its configuration and weights, for policies. ``auto`` is null if the database is out
+    of reach, or has a policy of another version.
+    """
 
     id: str
     default: bool
     architecture: str
+    fingerprint: str
     parameters: int
     vocab_size: int
     trained_length: int
     max_length: int
     pe: dict[str, Any]
+    auto: AutoRanges | None = None
     variants: dict[str, str]
     device: str
     dtype: str

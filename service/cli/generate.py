@@ -129,8 +129,11 @@ def panels(answers: list[tuple[str, str, str]]) -> Table:
 
 def resolved_line(result: ResultEnd) -> str:
     """The resolved encoding and the speed of a result, in one line."""
-    pe, usage = result.pe, result.usage
+    pe, usage, auto = result.pe, result.usage, result.auto
     facts = [f"{pe['method']} on {result.model}", f"keys rotated: {pe['rotates_at'].replace('_', ' ')}"]
+    if auto is not None:
+        lengths = f"above {auto.above:,}" if auto.up_to is None else f"{auto.above + 1:,} to {auto.up_to:,}"
+        facts.append(f"auto by {auto.source}: {lengths} tokens")
     if pe["effective_rope_theta"]:
         facts.append(f"theta {pe['effective_rope_theta']:,.0f}")
     if pe["attention_factor"] != 1:

@@ -15,7 +15,7 @@ def method_names(incomplete: str) -> list[str]:
     """Methods that start with ``incomplete``, for shell completion."""
     from patches import METHODS
 
-    return [name for name in METHODS if name.startswith(incomplete)]
+    return [name for name in ("auto", *METHODS) if name.startswith(incomplete)]
 
 
 Server = Annotated[str | None, typer.Option(metavar="URL", help="Use this server; without it, the command starts one.")]
@@ -32,7 +32,7 @@ Encodings = Annotated[
         "--pe",
         "--method",
         metavar="ENCODING",
-        help="yarn:4, yarn:factor=4,truncate=false, JSON; repeatable.",
+        help="yarn:4, yarn:factor=4,truncate=false, auto, JSON; repeatable.",
         show_default="default",
         autocompletion=method_names,
     ),
@@ -49,14 +49,15 @@ def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, 
     """
     if not texts:
         return None
-    from patches import from_text, parse
+    from patches import from_text
+    from service.policy.auto import AUTO, parse_encoding
 
     several = []
     for text in texts:
         try:
-            fields = from_text(text)
+            fields = {"method": AUTO} if text.strip() == AUTO else from_text(text)
             if check:
-                parse(fields)
+                parse_encoding(fields)
         except ValueError as error:
             raise typer.BadParameter(f"{text}: {error}", param_hint="--pe") from None
         several.append(fields)

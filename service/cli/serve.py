@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -49,6 +50,9 @@ def serve(  # noqa: PLR0913 - one argument per option
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16, float16, or 'auto'.", show_default="auto")
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Policy of --pe auto: a JSON file, or a folder of such files.")
+    ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; repeatable. --settings lists them."),
@@ -61,7 +65,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     """Serve models over HTTP. Flags win over ROPEWAY_* variables, which win over .env."""
     from service.cli.server import StartFailed, settings_with
 
-    flags = {"model": model, "host": host, "port": port, "device": device, "dtype": dtype}
+    flags = {"model": model, "host": host, "port": port, "device": device, "dtype": dtype, "policy": policy}
     try:
         settings = settings_with(**{**_assignments(setting or []), **{k: v for k, v in flags.items() if v is not None}})
     except StartFailed as error:
@@ -135,6 +139,7 @@ def _serve(settings: Settings) -> None:
     from service.app import create_app
     from service.jobs.storage.database import StoreUnusable
     from service.models.loading import ModelLoadError
+    from service.policy.policy import InvalidPolicy
     from service.tracing import TracingUnavailable
 
     try:
@@ -161,5 +166,5 @@ def _serve(settings: Settings) -> None:
     except SystemExit:
         if watch.error is None:  # stopped by a signal, or the port is taken, and uvicorn has logged it
             raise
-        expected = isinstance(watch.error, ModelLoadError | StoreUnusable | PortUnusable)
+        expected = isinstance(watch.error, ModelLoadError | InvalidPolicy | StoreUnusable | PortUnusable)
         _refuse(settings, watch.error, expected=expected and settings.log_level != "debug")

@@ -15,7 +15,7 @@ Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
 """A text, token ids, or a list of either."""
 
 Encoding = str | Mapping[str, Any]
-"""``{"method": "yarn", "factor": 4}`` or its short form ``"yarn:4"``."""
+"""``{"method": "yarn", "factor": 4}``, its short form ``"yarn:4"``, or ``"auto"``."""
 
 DEFAULT_URL = "http://localhost:8000"
 CONNECT_S = 10.0

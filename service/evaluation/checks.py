@@ -19,7 +19,9 @@ from service.evaluation.documents import (
 from service.evaluation.request import Bos
 from service.evaluation.unit import Plan, Subject
 from service.inputs import as_list
+from service.models.policies import check_ranges
 from service.models.registry import ModelRegistry, ServedModel
+from service.policy.auto import Auto
 from service.settings import Settings
 
 DEFAULT_REACH = 32
@@ -59,6 +61,8 @@ def subjects_of(
     for index, method in enumerate(methods):
         model = models.for_method(served, method)
         try:
+            if isinstance(method, Auto):
+                check_ranges(method.ranges or (), model, models)
             confirmed = model.patch.confirmed(method, described_at or longest)
             model.patch.resolve(confirmed, longest)
         except ValueError as error:

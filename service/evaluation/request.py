@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from patches import KnownFields, PositionEncoding
+from patches import KnownFields
 from service.inputs import MOST_ENCODINGS, as_list
+from service.policy.auto import Encoding
 
 Tokens = Annotated[int, Field(ge=2, le=(1 << 24) - 1)]
 
@@ -57,9 +58,9 @@ def _several(value: Any) -> Any:
 
 
 Methods = Annotated[
-    list[PositionEncoding],
+    list[Encoding],
     Field(min_length=1, max_length=MOST_ENCODINGS),
-    BeforeValidator(_several, json_schema_input_type=PositionEncoding | list[PositionEncoding]),
+    BeforeValidator(_several, json_schema_input_type=Encoding | list[Encoding]),
 ]
 """Encodings to compare; one alone needs no list."""
 
@@ -74,7 +75,8 @@ class EvaluationRequest(KnownFields, ABC):
     methods: Methods = Field(
         default_factory=lambda: [{"method": "default"}],
         validate_default=True,
-        description="Encodings to compare, one or a list: short forms such as `yarn:4`, or objects with `method`.",
+        description="Encodings to compare, one or a list: short forms such as `yarn:4`, `auto`, or objects with "
+        "`method`. `auto` has the encoding of each length.",
     )
     lengths: Lengths | None = Field(
         None, description="Context lengths in tokens; doubling from the trained length when absent."

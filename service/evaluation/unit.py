@@ -73,6 +73,11 @@ class Unit(ABC):
     def summary(self, outcome: Outcome) -> dict[str, float]:
         """The outcome in a number or two, for progress events."""
 
+    @property
+    def method(self) -> Method:
+        """The method in effect at this length."""
+        return self.subject.method.at(self.length)
+
     @cached_property
     def resolved(self) -> ResolvedRecipe:
         return self.subject.patch.resolve(self.subject.method, self.length)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from service.evaluation.unit import Subject, Unit
+from service.evaluation.unit import Unit
 from service.models.registry import ModelRegistry
 
 CODE = ("patches", "service.evaluation")
@@ -31,7 +31,7 @@ class Addresses:
             {
                 "kind": unit.kind,
                 "inputs": unit.inputs(),
-                "encoding": encoding(unit.subject, unit.length),
+                "encoding": encoding(unit),
                 "model": self._models.get(unit.subject.model).fingerprint,
                 "code": code_version(),
                 "tenant": tenant,
@@ -51,11 +51,10 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no place in an address")
 
 
-def encoding(subject: Subject, length: int) -> dict[str, Any]:
+def encoding(unit: Unit) -> dict[str, Any]:
     """The encoding in effect, without its requested name."""
-    described = subject.patch.describe(subject.method, length)
-    resolved = subject.patch.resolve(subject.method, length)
-    inv_freq = np.asarray(resolved.inv_freq, np.float64).tobytes()
+    described = unit.subject.patch.describe(unit.method, unit.length)
+    inv_freq = np.asarray(unit.resolved.inv_freq, np.float64).tobytes()
     return {name: value for name, value in described.items() if name != "requested"} | {
         "inv_freq": hashlib.sha256(inv_freq).hexdigest()
     }

@@ -172,7 +172,7 @@ class Execution:
                 self._jobs.changed.fire()
 
         with context.acting_for(job.tenant):
-            scored = {unit.subject.method.method: unit.tokens}
+            scored = {unit.method.method: unit.tokens}
             scoring = served.engine.score(unit.run(), unit.length, report, scored=scored)
             task: asyncio.Task[Outcome] = asyncio.create_task(scoring)
         job.running.add(task)

@@ -19,33 +19,38 @@ UNRELATED = {"_name_or_path", "transformers_version"}
 BLOCK = 1 << 20
 """Numbers of a tensor that are summed at a time."""
 
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their size in bytes, to read the bits of numbers."""
 
-def fingerprint(model: Any) -> str:
-    """SHA-256 in hex of a model's contents and of the numerics it runs with."""
-    return _digest([contents(model), numerics(model)])
+
+def fingerprint(model: Any, of_contents: str | None = None) -> str:
+    """SHA-256 in hex of a model's contents, which are ``of_contents`` if known, and of the numerics it runs with."""
+    return _digest([of_contents or contents(model), numerics(model)])
 
 
 def contents(model: Any) -> str:
-    """A hash that differs for models that differ: configuration, and sums over every parameter and buffer, weighted
-    by place so that swapped rows show."""
+    """A hash that differs for models that differ: configuration, and sums over every saved tensor, weighted by place so
+    that swapped rows show. It is the same on every machine and for any number of threads."""
     config = {
         name: value for name, value in model.config.to_dict().items() if name not in UNRELATED and not callable(value)
     }
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+    saved = model.state_dict()  # computed buffers, such as frequencies, may differ in the last bit between machines
+    tensors = [*model.named_parameters(), *((name, t) for name, t in model.named_buffers() if name in saved)]
     text = json.dumps(config, sort_keys=True, default=str)
     return _digest([text, [[name, list(t.shape), str(t.dtype), _sums(t)] for name, t in tensors]])
 
 
-def _sums(tensor: torch.Tensor) -> list[list[float]]:
-    """Sum, sum of magnitudes and sum weighted by place of every block, then the first 64 values; all in float64."""
+def _sums(tensor: torch.Tensor) -> list[list[int]]:
+    """Two sums of each block's bits as integers modulo 2^64, one weighted by place; no order of sums changes them."""
     tensor = tensor.detach()
     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
-    places = torch.arange(1, min(BLOCK, len(flat)) + 1, dtype=torch.float64, device=flat.device) / BLOCK
+    bits = flat.view(INTEGERS[flat.element_size()])
+    places = torch.arange(1, min(BLOCK, len(bits)) + 1, device=bits.device)
     sums = []
-    for block in flat.split(BLOCK):
-        values = block.double()
-        sums.append(torch.stack((values.sum(), values.abs().sum(), (values * places[: len(values)]).sum())).tolist())
-    return [*sums, flat[:64].double().tolist()]
+    for block in bits.split(BLOCK):
+        values = block.long()
+        sums.append(torch.stack((values.sum(), (values * places[: len(values)]).sum())).tolist())
+    return sums
 
 
 def numerics(model: Any) -> list[Any]:

@@ -16,8 +16,9 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import verify
 from service.metrics import Metrics
-from service.models.fingerprint import fingerprint
+from service.models.fingerprint import contents, fingerprint
 from service.models.loading import Checkpoint, ModelLoadError, cache_bytes_per_token, cache_tokens, load, sources
+from service.policy.policy import Policy
 from service.settings import Settings
 
 log = structlog.get_logger()
@@ -33,14 +34,20 @@ class UnknownModel(LookupError):
 
 @dataclass
 class ServedModel:
-    """One model in memory with its engine, tokenizer and limits. ``fingerprint`` identifies its weights."""
+    """One model in memory with its engine, tokenizer and limits.
+
+    ``contents`` identifies its configuration and weights, ``fingerprint`` the numerics too. ``policy`` is the
+    operator's.
+    """
 
     name: str
+    contents: str
     fingerprint: str
     patch: Patched
     engine: Engine
     tokenizer: Any
     max_length: int
+    policy: Policy | None = None
 
     @cached_property
     def vocab_size(self) -> int:
@@ -86,7 +93,8 @@ class ModelRegistry:
 
     def _add(self, checkpoint: Checkpoint, settings: Settings) -> None:
         model = checkpoint.model
-        identity = fingerprint(model)  # before anything runs
+        weights = contents(model)  # before anything runs
+        identity = fingerprint(model, weights)
         try:
             patch = self._stack.enter_context(patched(model))
             verify(patch)
@@ -111,7 +119,13 @@ class ModelRegistry:
         self._stack.callback(engine.thread.stop, self._grace_s)
         longest = settings.max_length or engine.generations.most
         self._models[checkpoint.name] = ServedModel(
-            checkpoint.name, identity, patch, engine, checkpoint.tokenizer, min(longest, engine.generations.most)
+            name=checkpoint.name,
+            contents=weights,
+            fingerprint=identity,
+            patch=patch,
+            engine=engine,
+            tokenizer=checkpoint.tokenizer,
+            max_length=min(longest, engine.generations.most),
         )
 
     def __iter__(self) -> Iterator[ServedModel]:

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = (
+    {"policy"},
     {"context", "errors", "inputs", "logs", "metrics", "settings"},
     {"sharing", "tracing"},
     {"engine"},

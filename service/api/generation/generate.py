@@ -52,7 +52,7 @@ class GenerateRequest(KnownFields):
         default_factory=lambda: {"method": "default"},
         validate_default=True,
         description="The positional encoding: a short form such as `yarn:4`, an object with `method`, or the `pe` of "
-        "an answer. Several: every prompt is answered under each of them.",
+        "an answer; `auto` chooses by the reserved length. Several: every prompt is answered under each of them.",
     )
     model: str | None = Field(None, description="A served model; the first one when absent.")
     max_new_tokens: Annotated[int, Field(ge=1)] = 64
@@ -157,6 +157,7 @@ async def _result(body: GenerateRequest, index: int, prepared: PreparedPrompt, e
         usage=Usage(prompt_tokens=len(ids), completion_tokens=len(generation.token_ids)),
         timings=Timings(queue_s=generation.queue_s, prefill_s=generation.prefill_s, decode_s=generation.decode_s),
         pe=prepared.pe,
+        auto=prepared.auto,
     )
     if emit is not None:
         emit(result.model_dump_json(exclude={"text", "token_ids"}))

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from patches import Method, ResolvedRecipe
+from service.api.auto import choice_of, with_ranges
 from service.api.generation.pieces import Piece, Pieces
 from service.api.generation.prompts import Prompt, check_logprobs, check_min_tokens, check_prompt, prompts_of
 from service.api.quotas import admit, charge, log_prompts, upper_bound
+from service.api.responses import AutoChoice
 from service.engine.generation import Generation
 from service.engine.request import SamplingParams, TokenLogprobs
 from service.errors import context_length_exceeded
@@ -61,7 +63,7 @@ class PreparedPrompt:
     """One prompt under one encoding, checked and admitted: a ticket per generation, and one for scoring.
 
     ``index`` is the prompt's place in the request; ``resolved`` is the encoding for the prompt and ``max_tokens`` new
-    tokens.
+    tokens. ``auto`` is the choice of ``auto``, where the request asked for it.
     """
 
     index: int
@@ -70,6 +72,7 @@ class PreparedPrompt:
     method: Method
     resolved: ResolvedRecipe
     max_tokens: int
+    auto: AutoChoice | None
     wanted: Wanted
     tickets: list[Ticket]
     score_ticket: Ticket | None
@@ -139,6 +142,8 @@ async def prepare(
         ApiError, QueueFull: from admission and from the checks of prompts.
     """
     settings: Settings = request.app.state.settings
+    methods = await with_ranges([target.method for target in targets], served, request)
+    targets = [target._replace(method=method) for target, method in zip(targets, methods, strict=True)]
     most_new = settings.max_new_tokens if wanted.max_tokens is None else wanted.max_tokens
     pairs = [(index, target) for index in range(len(given)) for target in targets]
     bounds = [(target.model.engine, upper_bound(given[index], target.model.max_length)) for index, target in pairs]
@@ -157,8 +162,9 @@ async def prepare(
             raise context_length_exceeded(tokens, 0, model.engine.scores.most, wanted.param)
         mine = tickets[number * wanted.answers : (number + 1) * wanted.answers]
         score_ticket = tickets[len(places) + number] if wanted.scored else None
-        part = PreparedPrompt(index, prompts[index], model, method, resolved, max_tokens, wanted, mine, score_ticket)
-        prepared.append(part)
+        length = tokens + max_tokens
+        chosen = method.at(length), resolved, max_tokens, choice_of(method, length, model, request)
+        prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, mine, score_ticket))
     sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
     check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))
     await charge(request, sum(prompt + new for prompt, new in sizes))

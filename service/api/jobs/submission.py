@@ -8,6 +8,7 @@ from fastapi import Header, Request
 from fastapi.responses import JSONResponse
 
 from service import context
+from service.api.auto import with_methods
 from service.api.jobs.lookup import linked, runner_of, store_of, stored
 from service.api.quotas import TokenRate, log_prompts
 from service.errors import ApiError, bad_request
@@ -38,6 +39,7 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
     if body.stream or body.timeout_s is not None:
         param = "stream" if body.stream else "timeout_s"
         raise bad_request("a job takes neither stream nor timeout_s: follow its events", param)
+    body = await with_methods(body, request)
     store, runner = store_of(request), runner_of(request)
     tenant = context.current().tenant
     if key is not None and (made := await stored(request, store.submitted, tenant, body, key)):

@@ -100,6 +100,7 @@ class _Answer:
             logprobs=self._logprobs(pieces),
             finish_reason=last,
             pe=self._prepared.pe,
+            auto=self._prepared.auto,
         )
 
     async def stream(self, emit: Emit) -> None:
@@ -119,10 +120,9 @@ class _Answer:
                         parts = {"delta": {"content": piece.text}, "logprobs": shown and shown.model_dump()}
                         send([{**frame, **parts}], None)
                     if piece.finish_reason:
-                        send(
-                            [{**frame, "delta": {}, "finish_reason": piece.finish_reason, "pe": self._prepared.pe}],
-                            None,
-                        )
+                        auto = self._prepared.auto
+                        echo = {"pe": self._prepared.pe, "auto": auto and auto.model_dump()}
+                        send([{**frame, "delta": {}, "finish_reason": piece.finish_reason, **echo}], None)
 
         await together(one_choice(index) for index in range(self._body.n))
         if self._body.include_usage:

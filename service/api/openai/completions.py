@@ -162,6 +162,7 @@ class _Answer:
             logprobs=shown,
             finish_reason=finish_reason,
             pe=None if finish_reason is None else self._prompts[position].pe,
+            auto=None if finish_reason is None else self._prompts[position].auto,
         )
 
     @property

@@ -8,6 +8,7 @@ from patches import Method, examples, from_shorthand, parse, to_shorthand
 from service.api.generation.prepared import Target
 from service.errors import ApiError, bad_request
 from service.models.registry import ModelRegistry, ServedModel
+from service.policy.auto import AUTO, Auto
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ def named(models: ModelRegistry, name: str | None, pe: Method | None = None) -> 
     method = _method_of_alias(text, base)
     target = models.for_method(served, method)
     try:
-        target.patch.resolve(method, target.trained_length)
+        if not isinstance(method, Auto):  # its ranges come at admission
+            target.patch.resolve(method, target.trained_length)
     except ValueError as error:
         raise _no_such_alias(base, text, str(error)) from error
     if pe is not None and not (models.for_method(served, pe) is target and _is_same(pe, method, target)):
@@ -65,6 +67,8 @@ def presets(served: ServedModel, models: ModelRegistry) -> list[Named]:
 
 def _is_same(one: Method, other: Method, served: ServedModel) -> bool:
     """True if both give the same recipe on ``served``, whichever parameters they spell out."""
+    if one == other:
+        return True
     try:
         return one.recipe(served.patch.geometry) == other.recipe(served.patch.geometry)
     except ValueError:
@@ -73,7 +77,7 @@ def _is_same(one: Method, other: Method, served: ServedModel) -> bool:
 
 def _method_of_alias(text: str, base: str) -> Method:
     try:
-        return parse(from_shorthand(text))
+        return Auto() if text == AUTO else parse(from_shorthand(text))
     except ValueError as error:
         raise _no_such_alias(base, text, str(error)) from error
 

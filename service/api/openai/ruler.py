@@ -11,13 +11,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from patches import PositionEncoding
 from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
 from service.api.generation.prompts import check_at_most
 from service.api.http.routing import Route
 from service.api.openai.names import named
 from service.api.openai.schemas import PROMPT, Body, Drawing, ModelName, example
 from service.inputs import Text
+from service.policy.auto import Encoding
 from service.settings import Settings
 
 router = APIRouter(tags=["openai"], route_class=Route)
@@ -31,7 +31,7 @@ class VllmRequest(Drawing):
     prompt: Text
     max_tokens: NewTokens = 16
     model: ModelName | None = None
-    pe: PositionEncoding | None = None
+    pe: Encoding | None = None
 
 
 class SglangSampling(Drawing):
@@ -44,7 +44,7 @@ class SglangRequest(Body):
     text: Text
     sampling_params: SglangSampling = SglangSampling()
     model: ModelName | None = None
-    pe: PositionEncoding | None = None
+    pe: Encoding | None = None
 
 
 def _dialect(body: Any) -> str:

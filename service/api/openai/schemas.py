@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from patches import KnownFields, PositionEncoding, examples, to_shorthand
+from patches import KnownFields, examples, to_shorthand
 from service.api.generation.pieces import FinishReason
 from service.api.openai.unsupported import NOT_SUPPORTED, not_supported, only
+from service.api.responses import AutoChoice
 from service.engine.request import SamplingParams
 from service.errors import bad_request
 from service.inputs import Stops, TextOrTokens, one_or_several
+from service.policy.auto import Encoding
 
 Zero = Annotated[float, Field(ge=0, le=0), only(0)]
 One = Annotated[float, Field(ge=1, le=1), only(1)]
@@ -73,10 +75,12 @@ class GenerationBody(Drawing):
     """Fields shared by completions and chats."""
 
     model: ModelName | None = Field(
-        None, description="A served model, or `<model>@<encoding>` as in `<model>@yarn:4`; the first model when absent."
+        None,
+        description="A served model, or `<model>@<encoding>` as in `<model>@yarn:4` or `<model>@auto`; the first model "
+        "when absent.",
     )
-    pe: PositionEncoding | None = Field(
-        None, description="The positional encoding, a short form or an object; the model's own when absent."
+    pe: Encoding | None = Field(
+        None, description="The positional encoding: a short form, `auto` or an object; the model's own when absent."
     )
     n: Annotated[int, Field(ge=1, le=128)] = Field(1, description="Answers per prompt.")
     stream: bool = False
@@ -236,7 +240,8 @@ class PromptLogprob(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """``pe`` is the encoding as it took effect; in a stream it comes with the finish reason."""
+    """``pe`` is the encoding as it took effect, ``auto`` the choice of that request; in a stream both come with the
+    finish reason."""
 
     index: int
     text: str
@@ -244,6 +249,7 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason | None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     pe: dict[str, Any] | None = None
+    auto: AutoChoice | None = None
 
 
 class Completion(BaseModel):
@@ -280,6 +286,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     pe: dict[str, Any]
+    auto: AutoChoice | None = None
 
 
 class Chat(BaseModel):

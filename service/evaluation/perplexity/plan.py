@@ -144,7 +144,7 @@ class PerplexityPlan(Plan):
     def _lengths_of_passes(self, subject: Subject) -> list[tuple[int, list[int]]]:
         """(length of the pass, lengths it answers): one pass for a whole curve unless the schedule depends on the
         length."""
-        by_length = subject.patch.resolve(subject.method, self.lengths[-1]).recipe.depends_on_length
+        by_length = subject.method.depends_on_length(subject.patch.geometry)
         if self.protocol == "curve" and not by_length:
             return [(self.lengths[-1], self.lengths)]
         return [(length, [length]) for length in self.lengths]

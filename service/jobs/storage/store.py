@@ -16,12 +16,13 @@ from service import context
 from service.evaluation.request import EvaluationRequest
 from service.jobs.planning import asked_by, body_of
 from service.jobs.records import ENDED_EARLY, UNFINISHED, JobInfo, JobState, UnitDone
-from service.jobs.storage import results
+from service.jobs.storage import policies, results
 from service.jobs.storage.database import Database
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
 from service.jobs.storage.results import Packed
 from service.jobs.storage.tables import FinishedUnit, Job, StoredResult, written
+from service.policy.policy import Policy
 
 ID = re.compile(r"[0-9a-f]{32}")
 
@@ -221,6 +222,24 @@ class JobStore:
             return None
         with self.database.reading() as session:
             return results.get(session, tenant, result_id)
+
+    def put_policy(self, tenant: str, policy: Policy) -> None:
+        """Make ``policy`` that of ``auto`` for ``tenant`` on its model; ``check_policy`` comes before."""
+        try:
+            with self.database.writing() as session:
+                policies.put(session, tenant, policy)
+        except IntegrityError:  # another process stored the first one meanwhile
+            with self.database.writing() as session:
+                policies.put(session, tenant, policy)
+
+    def policy_of(self, tenant: str, fingerprint: str) -> Policy | None:
+        """The policy of ``tenant`` for the model with this hash of contents, None without one.
+
+        Raises:
+            InvalidPolicy: when this version cannot read it.
+        """
+        with self.database.reading() as session:
+            return policies.get(session, tenant, fingerprint)
 
     def close(self) -> None:
         self.database.close()

@@ -23,7 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.jobs.records import JobState
 
-VERSION = "0003"
+VERSION = "0004"
 """The newest migration. A database of this version is opened without Alembic, whose import takes a while."""
 
 BigId = BigInteger().with_variant(Integer, "sqlite")
@@ -158,3 +158,14 @@ class StoredResult(Base):
     created_at: Mapped[datetime] = mapped_column(Moment)
     size: Mapped[int] = mapped_column(BigInteger)
     data: Mapped[bytes] = mapped_column(LargeBinary, deferred=True)
+
+
+class StoredPolicy(Base):
+    """The policy of ``auto`` that a tenant's last calibration of a model made. ``fingerprint`` is the model's hash."""
+
+    __tablename__ = "policies"
+
+    tenant: Mapped[str] = mapped_column(Text, primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    policy: Mapped[dict[str, Any]] = mapped_column(Json)

@@ -70,7 +70,7 @@ def end_of(index: int, method: str) -> tuple[str, dict[str, Any]]:
         "frequency_hash": f"hash-of-{method}",
     }
     usage, timings = {"prompt_tokens": 3, "completion_tokens": 5}, {"queue_s": 0, "prefill_s": 0.1, "decode_s": 0.5}
-    asked = {"index": index, "prompt_index": 0, "model": "tiny", "pe": pe}
+    asked = {"index": index, "prompt_index": 0, "model": "tiny", "pe": pe, "auto": None}
     return "", {**asked, "finish_reason": "length", "logprobs": None, "usage": usage, "timings": timings}
 
 

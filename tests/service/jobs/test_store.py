@@ -15,6 +15,7 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.storage.refusals import IdempotencyMismatch, JobUnfinished, UnknownJob
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import Job
+from service.policy.policy import Policy
 from tests.service.jobs.adding import add, queue_of
 from tests.service.jobs.conftest import body
 
@@ -39,6 +40,35 @@ class TestIdempotency:
         with ThreadPoolExecutor(8) as pool:
             made = {job.id for job in pool.map(lambda _: add(store, key="a"), range(16))}
         assert len(made) == len(store.list("anna")) == 1
+
+
+class TestPolicies:
+    """A policy is a tenant's own, one per model, and the last one counts."""
+
+    @staticmethod
+    def policy(fingerprint: str, factor: float) -> Policy:
+        ranges = [{"up_to": 64, "pe": "default"}, {"up_to": None, "pe": {"method": "yarn", "factor": factor}}]
+        calibration = {"id": "a" * 32, "created": "2026-11-22T10:00:00+00:00", "measured": {"loss": [0.1, 1e-300]}}
+        fields = {"version": 1, "model": "tiny", "fingerprint": fingerprint * 64, "trained_length": 64}
+        return Policy.model_validate({**fields, "ranges": ranges, "calibration": calibration})
+
+    def test_a_policy_comes_back_to_its_tenant_only(self, store: JobStore) -> None:
+        anna, other = self.policy("a", 2.0), self.policy("b", 4.0)
+        store.put_policy("anna", anna)
+        store.put_policy("anna", other)
+        assert store.policy_of("anna", anna.fingerprint) == anna
+        assert store.policy_of("anna", other.fingerprint) == other
+        assert store.policy_of("berta", anna.fingerprint) is None
+        store.put_policy("berta", self.policy("a", 8.0))
+        store.put_policy("anna", newer := self.policy("a", 3.0))
+        assert store.policy_of("anna", anna.fingerprint) == newer
+        assert store.policy_of("berta", anna.fingerprint) == self.policy("a", 8.0)
+
+    def test_many_at_once_leave_one(self, store: JobStore) -> None:
+        several = [self.policy("c", float(factor)) for factor in range(2, 10)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda policy: store.put_policy("anna", policy), several))
+        assert store.policy_of("anna", "c" * 64) in several
 
 
 class TestTenants:

@@ -1,0 +1,28 @@
+"""The policies that calibrations of a tenant made, one per model."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy.orm import Session
+
+from service.jobs.storage.tables import StoredPolicy
+from service.policy.policy import Policy, parse_policy
+
+
+def put(session: Session, tenant: str, policy: Policy) -> None:
+    """Store ``policy`` in place of the tenant's last one for the same model."""
+    fields = policy.model_dump(mode="json")
+    session.merge(
+        StoredPolicy(tenant=tenant, fingerprint=policy.fingerprint, created_at=datetime.now(UTC), policy=fields)
+    )
+
+
+def get(session: Session, tenant: str, fingerprint: str) -> Policy | None:
+    """The tenant's policy for a model, None where there is none.
+
+    Raises:
+        InvalidPolicy: when this version cannot read it.
+    """
+    found = session.get(StoredPolicy, (tenant, fingerprint))
+    return None if found is None else parse_policy(found.policy)

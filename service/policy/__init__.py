@@ -1,0 +1,1 @@
+"""Policies: encodings by reserved length, in requests and in files."""

@@ -1,0 +1,342 @@
+"""``auto`` over HTTP: the encoding of the reserved length, its echo, and its origin."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service.api.http.access import ApiKeys
+from service.api.http.key_file import hash_of
+from service.jobs.storage.database import StoreOutOfReach
+from service.policy.policy import Policy, parse_policy
+from tests.methods import rows
+from tests.service.policy.conftest import RANGES
+from tests.service.serving import events, serving, wait_for
+
+NEW = 8
+LENGTHS = {20: (0, 64), 64: (0, 64), 65: (64, 128), 128: (64, 128), 129: (128, 256), 256: (128, 256)}
+"""Reserved length -> the range that it lies in."""
+
+CHOSEN = {64: "default", 128: "self_extend", 256: "yarn"}
+
+
+def prompt(reserved: int, seed: int = 0) -> list[int]:
+    return [(7 * n + seed) % 380 + 2 for n in range(reserved - NEW)]
+
+
+@pytest.fixture(scope="module")
+def served(
+    checkpoints: Path, tmp_path_factory: pytest.TempPathFactory, policy: dict[str, Any]
+) -> Iterator[tuple[str, FastAPI]]:
+    """A server with the operator's policy."""
+    file = tmp_path_factory.mktemp("policies") / "tiny.json"
+    file.write_text(json.dumps(policy))
+    with serving(checkpoints, policy=file) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
+    """A server without a policy, and with two keys."""
+    with serving(checkpoints, api_keys="ann-key, bob-key") as running:
+        yield running
+
+
+ANN, BOB = {"x-api-key": "ann-key"}, {"x-api-key": "bob-key"}
+
+
+def post(url: str, path: str = "/generate", headers: dict[str, str] | None = None, **body: Any) -> Any:
+    answer = httpx.post(f"{url}{path}", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refusal(url: str, path: str = "/generate", status: int = 400, **body: Any) -> dict[str, Any]:
+    answer = httpx.post(f"{url}{path}", json=body, timeout=60)
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+def result(url: str, reserved: int, pe: Any, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
+    body = {"prompt": prompt(reserved), "pe": pe, "max_new_tokens": NEW, "ignore_eos": True} | body
+    (found,) = post(url, headers=headers, **body)["results"]
+    return dict(found)
+
+
+class TestWithAPolicy:
+    def test_every_reserved_length_has_the_encoding_of_its_range(self, served: tuple[str, FastAPI]) -> None:
+        """The same request with the echoed encoding, and with the one that the policy names, is the same request."""
+        url = served[0]
+        for reserved, (above, up_to) in LENGTHS.items():
+            found = result(url, reserved, "auto")
+            origin = {"source": "file", "calibration": "a" * 32, "created": "2026-11-22T10:00:00+00:00"}
+            assert found["auto"] == {**origin, "above": above, "up_to": up_to}
+            assert found["pe"]["method"] == CHOSEN[up_to]
+            fixed = next(r["pe"] for r in RANGES if r["up_to"] == up_to)
+            for pe in (found["pe"], fixed):
+                again = result(url, reserved, pe)
+                assert (again["pe"], again["token_ids"]) == (found["pe"], found["token_ids"])
+                assert again["auto"] is None
+
+    def test_the_encodings_of_the_ranges_give_different_tokens(self, served: tuple[str, FastAPI]) -> None:
+        ids = {pe: result(served[0], 200, pe, max_new_tokens=32)["token_ids"] for pe in ("auto", "default")}
+        assert ids["auto"] != ids["default"]
+
+    def test_beyond_the_last_range_a_request_is_refused(self, served: tuple[str, FastAPI]) -> None:
+        error = refusal(served[0], prompt=prompt(257), pe="auto", max_new_tokens=NEW)
+        assert error["param"] == "pe"
+        assert "257" in error["message"]
+        assert "256" in error["message"]
+
+    def test_new_tokens_count(self, served: tuple[str, FastAPI]) -> None:
+        assert result(served[0], 60, "auto", max_new_tokens=NEW + 5)["auto"]["up_to"] == 128
+
+    def test_auto_is_an_item_of_a_list_and_each_prompt_has_its_own(self, served: tuple[str, FastAPI]) -> None:
+        body = {"prompt": [prompt(20), prompt(200)], "pe": ["default", "auto"], "max_new_tokens": NEW}
+        results = post(served[0], **body)["results"]
+        assert [found["pe"]["method"] for found in results] == ["default", "default", "default", "yarn"]
+        assert [found["auto"] and found["auto"]["up_to"] for found in results] == [None, 64, None, 256]
+        assert results[0]["token_ids"] == results[1]["token_ids"], "within the trained length the tokens are native"
+
+    def test_a_stream_ends_with_the_choice(self, served: tuple[str, FastAPI]) -> None:
+        body = {"prompt": prompt(200), "pe": "auto", "max_new_tokens": NEW, "ignore_eos": True}
+        found = events(served[0], **body)
+        end = found[-1][1]
+        whole = result(served[0], 200, "auto")
+        assert (end["pe"], end["auto"]) == (whole["pe"], whole["auto"])
+        assert [t for _, data in found for t in data.get("token_ids", [])] == whole["token_ids"]
+
+    def test_the_openai_routes(self, served: tuple[str, FastAPI]) -> None:
+        url = served[0]
+        greedy = {"prompt": prompt(200), "max_tokens": NEW, "temperature": 0}
+        (fixed,) = post(url, "/v1/completions", **greedy, pe="yarn:4")["choices"]
+        for names in ({"pe": "auto"}, {"model": "tiny@auto"}, {"model": "tiny@auto", "pe": "auto"}):
+            (found,) = post(url, "/v1/completions", **greedy, **names)["choices"]
+            assert found["auto"]["up_to"] == 256
+            assert (found["text"], found["pe"]) == (fixed["text"], fixed["pe"])
+        chunks = events(url, "/v1/completions", **greedy, model="tiny@auto")
+        assert [c["choices"][0]["auto"] for _, c in chunks][:-1] == [None] * (len(chunks) - 1)
+        assert chunks[-1][1]["choices"][0]["auto"]["up_to"] == 256
+        scored = {"prompt": [prompt(100)], "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        (found,) = post(url, "/v1/completions", **scored, model="tiny@auto")["choices"]
+        (same,) = post(url, "/v1/completions", **scored, pe=found["pe"])["choices"]
+        assert found["pe"]["method"] == "self_extend"
+        assert found["logprobs"] == same["logprobs"]
+        error = refusal(url, "/v1/completions", **greedy, model="tiny@auto", pe="yarn:4")
+        assert error["param"] == "pe"
+        assert "auto:4" in refusal(url, "/v1/completions", 404, **greedy, model="tiny@auto:4")["message"]
+        assert httpx.get(f"{url}/v1/models/tiny@auto").json()["parent"] == "tiny"
+
+    def test_metrics_name_the_encoding_in_effect(self, served: tuple[str, FastAPI]) -> None:
+        url = served[0]
+        result(url, 200, "auto")
+        text = httpx.get(f"{url}/metrics").text
+        assert 'pe_method="yarn"' in text
+        assert 'pe_method="auto"' not in text
+
+    def test_cached_prefixes_are_those_of_the_encoding(self, served: tuple[str, FastAPI]) -> None:
+        url = served[0]
+
+        def hits() -> float:
+            lines = httpx.get(f"{url}/metrics").text.splitlines()
+            return sum(float(line.split()[-1]) for line in lines if "prefix_cache_hits_total{" in line)
+
+        result(url, 200, "yarn:4", prompt=prompt(200, seed=3))
+        before = hits()
+        result(url, 200, "auto", prompt=prompt(200, seed=3))
+        assert hits() > before
+
+    def test_models_show_the_ranges(self, served: tuple[str, FastAPI], fingerprint: str) -> None:
+        tiny, variant = httpx.get(f"{served[0]}/models").json()["models"]
+        assert tiny["auto"]["source"] == "file"
+        assert tiny["auto"]["ranges"] == RANGES
+        assert tiny["fingerprint"] == fingerprint
+        assert variant["auto"]["source"] == "rule"
+
+
+class TestRangesInTheRequest:
+    def test_any_encoding_of_any_range_is_that_of_its_echo(self, served: tuple[str, FastAPI]) -> None:
+        """Random ranges over the requests of every rotary method, at random reserved lengths."""
+        drawn = random.Random(0)
+        encodings = [fields for row in rows(pairs=8, trained_length=64, heads=4) for fields in row.requests]
+        for _ in range(12):
+            ends = sorted(drawn.sample(range(16, 300), 2))
+            pes = drawn.sample(encodings, 3)
+            pes = [pe | ({"use_variant": False} if pe["method"] == "alibi" else {}) for pe in pes]
+            ranges = [{"up_to": up_to, "pe": pe} for up_to, pe in zip([*ends, None], pes, strict=True)]
+            auto = {"method": "auto", "ranges": ranges}
+            reserved = drawn.randrange(NEW + 1, 330)
+            found = result(served[0], reserved, auto)
+            expected = 0 if reserved <= ends[0] else 1 if reserved <= ends[1] else 2
+            fixed = result(served[0], reserved, pes[expected])
+            again = result(served[0], reserved, found["pe"])
+            assert found["pe"] == fixed["pe"], auto
+            assert found["token_ids"] == fixed["token_ids"] == again["token_ids"], auto
+            assert found["auto"]["source"] == "request"
+            assert found["auto"]["up_to"] == [*ends, None][expected]
+
+    def test_bad_ranges_are_refused_by_name(self, served: tuple[str, FastAPI]) -> None:
+        def message(*ranges: dict[str, Any]) -> str:
+            error = refusal(served[0], prompt=prompt(20), pe={"method": "auto", "ranges": ranges})
+            return str(error["message"])
+
+        default = {"method": "default"}
+        assert "at least 1 entry" in message()
+        assert "range 0 must have up_to" in message({"up_to": None, "pe": default}, {"up_to": 9, "pe": default})
+        assert "range 1 must have up_to above 9" in message({"up_to": 9, "pe": default}, {"up_to": 9, "pe": default})
+        assert "pe.ranges.0.pe.factor: must be at least 1" in message({"up_to": 9, "pe": "yarn:0.5"})
+        assert "pe: 'tiny-alibi' answers under alibi: add use_variant" in message({"up_to": None, "pe": "alibi"})
+        assert "pe: method: learned is for models" in message({"up_to": None, "pe": "learned"})
+        echo = result(served[0], 20, "yarn:4")["pe"]
+        assert "leave out requested" in message({"up_to": None, "pe": echo})
+        numbers = {"method": "auto", "frequency_hash": "0"}
+        assert "needs its ranges" in refusal(served[0], prompt=prompt(20), pe=numbers)["message"]
+        error = refusal(served[0], prompt=prompt(20), pe="auto:4")
+        assert (error["param"], error["message"]) == (
+            "pe",
+            "pe: auto takes no parameters: it chooses by the reserved length",
+        )
+
+
+class TestEvaluations:
+    BODY = {"input": [n % 380 + 2 for n in range(400)], "lengths": [32, 64, 96, 200], "model": "tiny"}  # noqa: RUF012
+
+    @pytest.mark.parametrize("protocol", ["curve", "disjoint"])
+    def test_every_length_has_its_own_encoding(self, served: tuple[str, FastAPI], protocol: str) -> None:
+        fixed = [found["pe"] for found in RANGES]
+        body = self.BODY | {"protocol": protocol, "methods": ["auto", *fixed]}
+        auto, *others = post(served[0], "/perplexity", **body)["methods"]
+        assert (auto["label"], auto["pe"]["method"]) == ("auto", "auto")
+        assert auto["pe"]["ranges"] == RANGES
+        assert auto["pe"]["origin"]["calibration"] == "a" * 32
+        for position, which in enumerate([0, 0, 1, 2]):
+            length = self.BODY["lengths"][position]
+            means = [method["lengths"][position]["nll_mean"] for method in (auto, others[which])]
+            assert means[0] == pytest.approx(means[1], abs=1e-5), "up to the chunks of the pass"
+            assert auto["frequency_hashes"][str(length)] == others[which]["frequency_hashes"][str(length)]
+        (again,) = post(served[0], "/perplexity", **body | {"methods": [auto["pe"]]})["methods"]
+        assert again == auto
+
+    def test_a_reserved_length_beyond_the_last_range_is_refused(self, served: tuple[str, FastAPI]) -> None:
+        error = refusal(served[0], "/perplexity", **self.BODY | {"lengths": [300], "methods": "auto"})
+        assert error["param"] == "methods.0"
+        assert "beyond its last range, which ends at 256" in error["message"]
+
+    def test_every_range_is_checked_before_anything_is_measured(self, served: tuple[str, FastAPI]) -> None:
+        for pe, reason in (("learned", "method: learned is for models"), ("alibi", "'tiny-alibi' answers under alibi")):
+            auto = {"method": "auto", "ranges": [{"up_to": 40, "pe": pe}, {"up_to": None, "pe": "default"}]}
+            for body in ({"lengths": [64]}, {"lengths": [64], "background": True}):
+                error = refusal(served[0], "/perplexity", **self.BODY | body | {"methods": ["default", auto]})
+                assert error["param"] == "methods.1"
+                assert f"ranges.0.pe: {reason}" in error["message"]
+
+    def test_passkey(self, served: tuple[str, FastAPI]) -> None:
+        body = {"model": "tiny", "lengths": [220, 250], "methods": ["auto", "yarn:4"], "depths": [0.5]}
+        auto, fixed = post(served[0], "/passkey", **body)["methods"]
+        assert auto["cells"] == fixed["cells"], "yarn:4 is the encoding of the last range"
+
+    def test_sweep(self, served: tuple[str, FastAPI]) -> None:
+        body = {"model": "tiny", "lengths": [64, 200], "methods": ["auto", "yarn:4"]}
+        parts = [{"evaluation": "perplexity", "input": self.BODY["input"], "protocol": "disjoint"}]
+        found = post(served[0], "/sweep", **body, evaluations=parts)
+        by_label = {method["label"]: method for method in found["methods"]}
+        assert {"auto", "yarn(factor=4)"} <= set(by_label)
+        at_target = [method["judgements"][0]["value"] for method in (by_label["auto"], by_label["yarn(factor=4)"])]
+        assert at_target[0] == at_target[1], "yarn:4 is the encoding of the last range"
+        within = {method["label"]: method["lengths"][0] for method in found["evaluations"][0]["methods"]}
+        assert within["auto"] == within["default"], "within the trained length auto is the model's own encoding"
+
+    def test_a_job_stores_the_ranges_and_shares_outcomes(self, served: tuple[str, FastAPI]) -> None:
+        url = served[0]
+        body = {"evaluation": "perplexity", **self.BODY, "protocol": "disjoint"}
+        fixed = done(url, httpx.post(f"{url}/jobs", json=body | {"methods": [RANGES[0]["pe"]]}).json())
+        assert fixed["units_reused"] == 0
+        job = done(url, httpx.post(f"{url}/jobs", json=body | {"methods": ["auto"]}).json())
+        assert job["request"]["methods"][0]["ranges"] == RANGES
+        assert (job["units_total"], job["units_reused"]) == (4, 2), "two of its lengths have the native encoding"
+        text = httpx.get(f"{url}/metrics").text
+        assert 'pe_method="auto"' not in text
+
+
+def done(url: str, job: dict[str, Any]) -> dict[str, Any]:
+    """The job at its end."""
+    found: dict[str, Any] = {}
+
+    def ended() -> bool:
+        found.update(httpx.get(f"{url}/jobs/{job['id']}").json())
+        return found["state"] in ("done", "failed")
+
+    wait_for(ended, 60)
+    assert found["state"] == "done", found
+    return found
+
+
+class TestTheRule:
+    def test_within_the_trained_length_the_tokens_are_native(self, plain: tuple[str, FastAPI]) -> None:
+        for reserved in (12, 40, 64):
+            found, native = (result(plain[0], reserved, pe, ANN) for pe in ("auto", "default"))
+            assert (found["token_ids"], found["pe"]) == (native["token_ids"], native["pe"])
+            origin = {"source": "rule", "calibration": None, "created": None}
+            assert found["auto"] == {**origin, "above": 0, "up_to": 64}
+
+    def test_beyond_it_dynamic_yarn_scales_by_the_reserved_length(self, plain: tuple[str, FastAPI]) -> None:
+        found = result(plain[0], 256, "auto", ANN)
+        assert (found["pe"]["method"], found["pe"]["reserved_length"]) == ("dynamic_yarn", 256)
+        assert (found["auto"]["above"], found["auto"]["up_to"]) == (64, None)
+        fixed = result(plain[0], 256, "yarn:4", ANN)
+        assert found["pe"]["frequency_hash"] == fixed["pe"]["frequency_hash"]
+        again = result(plain[0], 256, found["pe"], ANN)
+        assert (again["pe"], again["token_ids"]) == (found["pe"], found["token_ids"])
+
+
+def test_a_tenants_calibration_is_its_own(plain: tuple[str, FastAPI], policy: dict[str, Any]) -> None:
+    """A request under another key does not see it, and the newest one counts."""
+    url, app = plain
+    ann = ApiKeys([hash_of("ann-key")], None).tenant_of(["ann-key"])
+    assert ann is not None
+    assert result(url, 200, "auto", ANN)["auto"]["source"] == "rule"
+    app.state.jobs.put_policy(ann, Policy.model_validate(policy))
+    found = result(url, 200, "auto", ANN)
+    assert (found["auto"]["source"], found["auto"]["calibration"]) == ("calibration", "a" * 32)
+    assert found["pe"]["method"] == "yarn"
+    assert result(url, 200, "auto", BOB)["auto"]["source"] == "rule"
+    newer = policy | {"ranges": [{"up_to": None, "pe": {"method": "linear", "factor": 4.0}}]}
+    app.state.jobs.put_policy(ann, Policy.model_validate(newer))
+    assert result(url, 200, "auto", ANN)["pe"]["method"] == "linear"
+    models = [httpx.get(f"{url}/models", headers=key).json()["models"][0] for key in (ANN, BOB)]
+    assert [model["auto"]["source"] for model in models] == ["calibration", "rule"]
+
+
+def test_a_database_out_of_reach_is_said(
+    plain: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch, policy: dict[str, Any]
+) -> None:
+    """The rule never takes the place of a policy that cannot be read."""
+    url, app = plain
+
+    def fails(tenant: str, fingerprint: str) -> None:
+        raise StoreOutOfReach("locked")
+
+    monkeypatch.setattr(app.state.jobs, "policy_of", fails)
+    body = {"prompt": prompt(20), "max_new_tokens": NEW}
+    answer = httpx.post(f"{url}/generate", json=body | {"pe": "auto"}, headers=ANN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "jobs_out_of_reach")
+    assert post(url, headers=ANN, **body)["results"], "other encodings need no database"
+    assert httpx.get(f"{url}/models", headers=ANN).json()["models"][0]["auto"] is None
+
+    def of_another_version(tenant: str, fingerprint: str) -> Policy:
+        return parse_policy(policy | {"version": 2})
+
+    monkeypatch.setattr(app.state.jobs, "policy_of", of_another_version)
+    answer = httpx.post(f"{url}/generate", json=body | {"pe": "auto"}, headers=ANN)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        "pe: the stored policy of 'tiny' cannot be read, calibrate again: version: must be 1, not 2"
+    )
