@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe, ResolvedRecipe
+from patches.encoding.schedule import RopeType
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, problem, problems_of, unknown
 from patches.registry import METHODS, describe_method, describe_methods, examples
-from patches.resolution import EchoMismatch, describe, resolve
+from patches.resolution import EchoMismatch, describe, effective, resolve
+from patches.rope_parameters import NoRopeParameters, closest, grouping, in_configuration, is_by_layer, rope_parameters
 from patches.routes import one_per_route
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
 
@@ -38,19 +40,23 @@ __all__ = [
     "InvalidEncoding",
     "KnownFields",
     "Method",
+    "NoRopeParameters",
     "Patched",
     "PositionEncoding",
     "Problem",
     "Recipe",
     "ResolvedRecipe",
     "RopeGeometry",
+    "RopeType",
     "SlotTable",
     "SlotsExhausted",
     "UnsupportedModel",
+    "closest",
     "decode",
     "describe",
     "describe_method",
     "describe_methods",
+    "effective",
     "effective_distance",
     "encode",
     "examples",
@@ -58,6 +64,9 @@ __all__ = [
     "from_shorthand",
     "from_text",
     "geometry_of",
+    "grouping",
+    "in_configuration",
+    "is_by_layer",
     "label_of",
     "one_per_route",
     "packed_batch",
@@ -66,6 +75,7 @@ __all__ = [
     "problem",
     "problems_of",
     "resolve",
+    "rope_parameters",
     "to_shorthand",
     "unknown",
     "unknown_method",

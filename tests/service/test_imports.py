@@ -16,7 +16,7 @@ LAYERS = (
     {"sharing", "tracing"},
     {"engine"},
     {"models"},
-    {"evaluation"},
+    {"evaluation", "export"},
     {"figures", "jobs"},
     {"reports"},
     {"api"},
