@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import AfterValidator, ConfigDict, Field
@@ -12,8 +12,9 @@ from service.api.docs.openapi import SAMPLE
 from service.api.http.routing import Route
 from service.api.responses import ExportResult
 from service.errors import ApiError, bad_request
-from service.export.targets import TARGETS, NotExpressible, Source, default_length, export
+from service.export.targets import TARGETS, LengthRequired, NotExpressible, Source, default_length, export
 from service.models.registry import ModelRegistry, ServedModel
+from service.sharing.workers import Workers
 
 router = APIRouter(tags=["methods"], route_class=Route)
 
@@ -41,16 +42,20 @@ class ExportRequest(KnownFields):
     )
 
 
-@router.post("/export", response_model=ExportResult)
-def exported(body: ExportRequest, request: Request) -> ExportResult:
+@router.post("/export")
+async def export_encoding(body: ExportRequest, request: Request) -> ExportResult:
     """An encoding as configuration and options of another system.
 
-    What the system cannot express is refused with 400, and `closest` names an encoding that it can.
+    The answer to an encoding that the system cannot express is 400; its `closest` is one that it can.
     """
-    models: ModelRegistry = request.app.state.models
+    workers: Workers = request.app.state.workers
+    return await workers.run(_exported, body, request.app.state.models)
+
+
+def _exported(body: ExportRequest, models: ModelRegistry) -> ExportResult:
     served = models.for_method(models.get(body.model), body.pe)
     target = TARGETS[body.target]
-    source = Source(served.patch.geometry, _own(served))
+    source = _source(served)
     try:
         length = body.length or default_length(body.pe, source.geometry)
         pe = served.patch.describe(body.pe, length)
@@ -58,6 +63,8 @@ def exported(body: ExportRequest, request: Request) -> ExportResult:
     except NotExpressible as error:
         extra = {"closest": error.closest}
         raise ApiError(400, str(error), param="pe", code="not_expressible", extra=extra) from error
+    except LengthRequired as error:
+        raise bad_request(str(error), "length") from error
     except ValueError as error:
         raise bad_request(str(error), "pe") from error
     return ExportResult(
@@ -77,15 +84,13 @@ def exported(body: ExportRequest, request: Request) -> ExportResult:
     )
 
 
-def _own(served: ServedModel) -> dict[str, Any]:
-    """``rope_parameters`` of the checkpoint's configuration; empty without any.
-
-    Raises:
-        ApiError: 400 for a model that is a part of a larger one, whose configuration the entries would miss.
+def _source(served: ServedModel) -> Source:
+    """Raises:
+    ApiError: 400 for a model that is a part of a larger one, whose configuration the entries would miss.
     """
     config = served.patch.model.config
     if config.get_text_config() is not config:
         raise bad_request(
             f"model: {served.name} is the language part of a larger model, which no export covers", "model"
         )
-    return dict(getattr(config, "rope_parameters", None) or {})
+    return Source(served.patch.geometry, getattr(config, "rope_parameters", None) or {}, config.model_type)

@@ -22,6 +22,7 @@ from service.export.target import (
     fixed,
     number,
     one_set_of_frequencies,
+    within_reach,
 )
 
 KINDS = {RopeType.DEFAULT: "none", RopeType.LINEAR: str(RopeType.LINEAR), RopeType.YARN: str(RopeType.YARN)}
@@ -35,6 +36,15 @@ OPTIONS = {
     "beta_slow": "--yarn-beta-slow",
 }
 """Options by the entries of ``rope_parameters``."""
+
+ARCHITECTURES = {
+    **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
+    **{name: name for name in ("qwen2", "qwen3", "phi3", "gemma", "gemma2", "stablelm", "starcoder2", "smollm3")},
+    **{name: name for name in ("olmo", "olmo2", "glm4", "granite", "nemotron", "falcon", "cohere2")},
+    **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "phi": "phi2", "gpt_neox": "gptneox", "cohere": "command-r"},
+    **{"deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "gpt_oss": "gpt-oss"},
+}
+"""Names in GGUF files by ``model_type`` (``gguf.constants``, 0.19)."""
 
 GROUP_SIZE = "--grp-attn-n"
 """An option of ``llama-completion`` only; the server lost it in 2024 (pull request 9860)."""
@@ -53,8 +63,10 @@ class LlamaCpp(Target):
         grouped = grouping(wanted.resolved)
         if grouped is not None:
             return self._grouped(wanted, *grouped)
-        form = first(wanted, set(KINDS), lambda form: form.keys() <= {"rope_type", *OPTIONS})
-        return Expression({}, [*_scaling(form), *self.unchanged(wanted.length).arguments], fixed(wanted))
+        form = first(wanted, set(KINDS), lambda form: _fits(form, wanted.length))
+        limit, capped = _limit(form, wanted)
+        arguments = [*_scaling(form), *limit, *self.unchanged(wanted.length).arguments]
+        return Expression({}, arguments, [*fixed(wanted), *capped])
 
     def _grouped(self, wanted: Wanted, size: int, window: int, rest: ResolvedRecipe) -> Expression:
         forms = rope_parameters(rest, wanted.geometry, wanted.length)
@@ -73,6 +85,20 @@ class LlamaCpp(Target):
     def usage(self, model: str, expression: Expression) -> str:
         program = "llama-completion" if GROUP_SIZE in expression.arguments else "llama-server"
         return shlex.join([program, "--model", f"{model}.gguf", *expression.arguments])
+
+
+def _fits(form: Form, length: int) -> bool:
+    return form.keys() <= {"rope_type", *OPTIONS} and within_reach(form, length)
+
+
+def _limit(form: Form, wanted: Wanted) -> tuple[list[str], list[str]]:
+    """Options and differences: without YaRN, ``llama-server`` cuts contexts to ``context_length`` of the file."""
+    if form["rope_type"] == RopeType.YARN or wanted.length <= wanted.geometry.max_position_embeddings:
+        return [], []
+    name = ARCHITECTURES.get(wanted.model_type)
+    if name is None:
+        return [], ["llama-server cuts contexts to context_length of the file; --override-kv can raise it."]
+    return ["--override-kv", f"{name}.context_length=int:{wanted.length}"], []
 
 
 def _scaling(form: Form) -> list[str]:

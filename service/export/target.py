@@ -26,13 +26,14 @@ class Wanted:
     """An encoding on one model, for at most ``length`` tokens.
 
     ``forms`` are equal ways to write it, the most specific first; empty with ``obstacle`` if there are none.
-    ``own`` is ``rope_parameters`` of the checkpoint's configuration.
+    ``own`` is ``rope_parameters`` of the checkpoint's configuration, ``model_type`` its kind of model.
     """
 
     geometry: RopeGeometry
     length: int
     resolved: ResolvedRecipe
     own: Form
+    model_type: str
     forms: tuple[Form, ...] = ()
     obstacle: str = ""
 

@@ -37,6 +37,10 @@ TARGETS: dict[str, Target] = {
 }
 
 
+class LengthRequired(ValueError):
+    """No length was given for an encoding that depends on it."""
+
+
 class NotExpressible(ValueError):
     """A system cannot carry an encoding. ``closest`` is one that it can, in the short form, or None."""
 
@@ -49,10 +53,11 @@ class NotExpressible(ValueError):
 
 @dataclass(frozen=True)
 class Source:
-    """A model to export for: its geometry, and ``rope_parameters`` of its configuration."""
+    """A model to export for: its geometry, and ``rope_parameters`` and ``model_type`` of its configuration."""
 
     geometry: RopeGeometry
     own: Mapping[str, Any]
+    model_type: str
 
 
 def shorthand(method: Method) -> str:
@@ -81,10 +86,11 @@ def default_length(method: Method, geometry: RopeGeometry) -> int:
     """Factor times trained length; without a factor, the length that the checkpoint declares.
 
     Raises:
-        ValueError: for an encoding that depends on the length.
+        LengthRequired: for an encoding that depends on the length.
+        ValueError: when the encoding does not fit the model; the message names the field.
     """
     if method.recipe(geometry).depends_on_length:
-        raise ValueError("length: required, since this encoding depends on it")
+        raise LengthRequired("length: required, since this encoding depends on it")
     in_effect = effective(method, geometry)
     parameters = in_effect.parameters(geometry)
     factor: float | None = parameters.get("factor") or (parameters.get("base") or {}).get("factor")
@@ -100,7 +106,7 @@ def _expressed(method: Method, source: Source, target: Target, length: int) -> E
         parse({"method": "default"}), geometry, length
     ):
         return target.unchanged(length)
-    wanted = Wanted(geometry, length, resolved, source.own)
+    wanted = Wanted(geometry, length, resolved, source.own, source.model_type)
     try:
         wanted = replace(wanted, forms=tuple(rope_parameters(resolved, geometry, length)))
     except NoRopeParameters as error:

@@ -41,7 +41,7 @@ def patch() -> Iterator[Patched]:
 
 
 def exported(patch: Patched, fields: Fields, length: int = LENGTH) -> Expression:
-    source = Source(patch.geometry, dict(patch.model.config.rope_parameters))
+    source = Source(patch.geometry, patch.model.config.rope_parameters, patch.model.config.model_type)
     return export(parse(fields), source, TARGETS["transformers"], length)
 
 
