@@ -50,8 +50,8 @@ class NoRopeParameters(ValueError):
 def rope_parameters(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int) -> list[dict[str, Any]]:
     """Equal ways to write an encoding for a reserved length in tokens, the most specific first.
 
-    The first may be a type of its own, which may follow the length; then a base alone, where one gives the same
-    frequencies; the last has a divisor per pair. Entries with the default of every reader are left out.
+    A type that transformers names comes first, and it may follow the length. A base alone comes next, if one gives the
+    same frequencies. The last way has a divisor per pair. Entries with the default of every reader are left out.
 
     Raises:
         NoRopeParameters: naming the part that is more than a frequency per pair and a factor on cos and sin.

@@ -10,6 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from patches import METHODS, describe_method, parse, to_shorthand
+from service.cli import export_docs
 from service.figures.drawing.raster import svg
 from service.figures.encodings.methods import method_figure
 from service.figures.encodings.positions import multipliers_figure
@@ -78,9 +79,10 @@ FACTS = {
 
 
 def write_docs(folder: Path) -> list[Path]:
-    """Write the page and every picture below ``folder``; returns the paths."""
+    """Write the two pages and every picture below ``folder``; returns the paths."""
     (folder / PICTURES).mkdir(parents=True, exist_ok=True)
-    texts = {PAGE: methods_page()} | {f"{PICTURES}/{name}.svg": picture for name, picture in pictures()}
+    texts = {PAGE: methods_page(), export_docs.PAGE: export_docs.export_page()}
+    texts |= {f"{PICTURES}/{name}.svg": picture for name, picture in pictures()}
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in texts]

@@ -11,7 +11,7 @@ import shlex
 from dataclasses import replace
 from typing import ClassVar
 
-from patches import ResolvedRecipe, RopeType, grouping, rope_parameters
+from patches import ResolvedRecipe, RopeType, grouping
 from service.export.target import (
     Expression,
     Form,
@@ -69,8 +69,7 @@ class LlamaCpp(Target):
         return Expression({}, arguments, [*fixed(wanted), *capped])
 
     def _grouped(self, wanted: Wanted, size: int, window: int, rest: ResolvedRecipe) -> Expression:
-        forms = rope_parameters(rest, wanted.geometry, wanted.length)
-        scaled = self.express(replace(wanted, resolved=rest, forms=tuple(forms), obstacle=""))
+        scaled = self.express(replace(wanted, resolved=rest))
         width = math.ceil(window / size) * size  # tools/completion/completion.cpp asks for a multiple
         grouped = [GROUP_SIZE, str(size), "--grp-attn-w", str(width)]
         difference = (

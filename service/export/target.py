@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
-from patches import ResolvedRecipe, RopeGeometry, RopeType, is_by_layer
+from patches import NoRopeParameters, ResolvedRecipe, RopeGeometry, RopeType, is_by_layer, rope_parameters
 
 Form = Mapping[str, Any]
 """An encoding as transformers' ``rope_parameters``."""
@@ -25,7 +26,6 @@ class Inexpressible(ValueError):
 class Wanted:
     """An encoding on one model, for at most ``length`` tokens.
 
-    ``forms`` are equal ways to write it, the most specific first; empty with ``obstacle`` if there are none.
     ``own`` is ``rope_parameters`` of the checkpoint's configuration, ``model_type`` its kind of model.
     """
 
@@ -34,17 +34,23 @@ class Wanted:
     resolved: ResolvedRecipe
     own: Form
     model_type: str
-    forms: tuple[Form, ...] = ()
-    obstacle: str = ""
+
+    @cached_property
+    def forms(self) -> Sequence[Form]:
+        """Equal ways to write it, the most specific first.
+
+        Raises:
+            Inexpressible: naming the part that none of them has.
+        """
+        try:
+            return rope_parameters(self.resolved, self.geometry, self.length)
+        except NoRopeParameters as error:
+            raise Inexpressible(str(error)) from None
 
     @property
     def follows_length(self) -> bool:
         """True if the encoding differs by reserved length."""
         return self.resolved.length is not None
-
-    @property
-    def trained_length(self) -> int:
-        return self.geometry.original_max_position_embeddings
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Target(ABC):
     version: ClassVar[str]
     documentation: ClassVar[str]
     apply: ClassVar[str]
-    """Where the result goes, as one sentence."""
+    """The place of the result, as one sentence."""
 
     @abstractmethod
     def express(self, wanted: Wanted) -> Expression:
@@ -88,8 +94,6 @@ def first(wanted: Wanted, types: set[RopeType], fits: Callable[[Form], bool] = l
     Raises:
         Inexpressible: when there is none.
     """
-    if wanted.obstacle:
-        raise Inexpressible(wanted.obstacle)
     for form in wanted.forms:
         if form["rope_type"] in types and fits(form):
             return form
@@ -118,8 +122,7 @@ def has_one_list(form: Form) -> bool:
 
 def within_reach(form: Form, length: int) -> bool:
     """True if a system's table of angles covers ``length``: factor times the trained length under YaRN."""
-    reach: float = length if form["rope_type"] != RopeType.YARN else form["factor"] * form[TRAINED]
-    return reach >= length
+    return form["rope_type"] != RopeType.YARN or bool(length <= form["factor"] * form[TRAINED])
 
 
 def maximum(form: Form, length: int) -> int:

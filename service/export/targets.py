@@ -9,14 +9,13 @@ from typing import Any
 
 from patches import (
     Method,
-    NoRopeParameters,
+    ResolvedRecipe,
     RopeGeometry,
     closest,
     effective,
     label_of,
     parse,
     resolve,
-    rope_parameters,
     to_shorthand,
 )
 from service.export.exllamav3 import ExLlamaV3
@@ -102,17 +101,17 @@ def default_length(method: Method, geometry: RopeGeometry) -> int:
 def _expressed(method: Method, source: Source, target: Target, length: int) -> Expression:
     geometry = source.geometry
     resolved = resolve(method, geometry, length)
-    if length <= geometry.max_position_embeddings and resolved == resolve(
-        parse({"method": "default"}), geometry, length
-    ):
+    if length <= geometry.max_position_embeddings and _is_own(resolved, geometry, length):
         return target.unchanged(length)
-    wanted = Wanted(geometry, length, resolved, source.own, source.model_type)
-    try:
-        wanted = replace(wanted, forms=tuple(rope_parameters(resolved, geometry, length)))
-    except NoRopeParameters as error:
-        wanted = replace(wanted, obstacle=str(error))
-    expression = target.express(wanted)
+    expression = target.express(Wanted(geometry, length, resolved, source.own, source.model_type))
     return replace(expression, config=json.loads(json.dumps(expression.config)))  # plain strings for enums
+
+
+def _is_own(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int) -> bool:
+    try:
+        return resolve(parse({"method": "default"}), geometry, length) == resolved
+    except ValueError:  # the checkpoint's own table ends before
+        return False
 
 
 def _is_expressible(method: Method, source: Source, target: Target, length: int) -> bool:

@@ -74,7 +74,8 @@ def test_the_same_picture_is_the_same_text(name: str) -> None:
 def test_writes_the_page_and_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.cli.method_docs.pictures", lambda: iter([("yarn", "<svg/>")]))
     written = write_docs(tmp_path / "new")
-    assert [path.relative_to(tmp_path / "new").as_posix() for path in written] == ["methods.md", "methods/yarn.svg"]
+    names = [path.relative_to(tmp_path / "new").as_posix() for path in written]
+    assert names == ["methods.md", "export.md", "methods/yarn.svg"]
     assert written[0].read_text(encoding="utf-8") == PAGE
     assert written[1].read_text(encoding="utf-8") == "<svg/>"
 

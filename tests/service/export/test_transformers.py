@@ -107,7 +107,7 @@ def test_a_refusal_names_the_part_and_the_closest(patch: Patched, fields: Fields
 @pytest.mark.parametrize("family", ["gpt_neox", "gemma3", "glm4", "stablelm"])
 @torch.no_grad()
 def test_other_entries_and_other_layers_stay(family: str) -> None:
-    """Partial rotary embeddings, and layers with frequencies of their own."""
+    """Partial rotary embeddings, and layers whose frequencies differ."""
     fields: Fields = {"method": "yarn", "factor": 4.0}
     _, model = tiny_model(family)
     tokens = tiny_tokens(1, 160)
