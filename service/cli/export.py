@@ -54,7 +54,7 @@ def export(
         notes = [f"The checkpoint's own encoding: {system} needs no option for it, only the length."]
     else:
         notes = [f"{result.pe['method']} on {result.model}, up to {result.length} tokens, for {system}. {result.apply}"]
-    if result.config:
+    if json.dumps(result.config) not in result.arguments and result.config:
         typer.echo(json.dumps(result.config, indent=2))
     typer.echo(result.usage)
     for line in [*notes, *result.differences, f"Options: {result.documentation}"]:

@@ -117,7 +117,7 @@ def fixed(wanted: Wanted) -> list[str]:
 
 def has_one_list(form: Form) -> bool:
     """True for divisors that do not depend on the length."""
-    return form["rope_type"] == RopeType.LONGROPE and form["short_factor"] == form["long_factor"]
+    return form["rope_type"] == RopeType.LONGROPE and bool(form["short_factor"] == form["long_factor"])
 
 
 def within_reach(form: Form, length: int) -> bool:

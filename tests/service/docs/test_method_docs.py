@@ -77,7 +77,7 @@ def test_writes_the_page_and_the_pictures(tmp_path: Path, monkeypatch: pytest.Mo
     names = [path.relative_to(tmp_path / "new").as_posix() for path in written]
     assert names == ["methods.md", "export.md", "methods/yarn.svg"]
     assert written[0].read_text(encoding="utf-8") == PAGE
-    assert written[1].read_text(encoding="utf-8") == "<svg/>"
+    assert written[2].read_text(encoding="utf-8") == "<svg/>"
 
 
 def test_groups_are_told_from_the_parts() -> None:
