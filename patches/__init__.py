@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe, ResolvedRecipe
+from patches.encoding.schedule import RopeType
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, problem, problems_of, unknown
 from patches.proposals import alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples
-from patches.resolution import EchoMismatch, describe, resolve
+from patches.resolution import EchoMismatch, describe, effective, resolve
+from patches.rope_parameters import NoRopeParameters, closest, grouping, in_configuration, is_by_layer, rope_parameters
 from patches.routes import one_per_route
 from patches.rule import ranges_by_rule
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
@@ -49,21 +51,25 @@ __all__ = [
     "InvalidEncoding",
     "KnownFields",
     "Method",
+    "NoRopeParameters",
     "Patched",
     "PositionEncoding",
     "Problem",
     "Recipe",
     "ResolvedRecipe",
     "RopeGeometry",
+    "RopeType",
     "SlotTable",
     "SlotsExhausted",
     "UnsupportedModel",
     "alike",
     "candidates",
+    "closest",
     "decode",
     "describe",
     "describe_method",
     "describe_methods",
+    "effective",
     "effective_distance",
     "encode",
     "examples",
@@ -71,6 +77,9 @@ __all__ = [
     "from_shorthand",
     "from_text",
     "geometry_of",
+    "grouping",
+    "in_configuration",
+    "is_by_layer",
     "label_of",
     "one_per_route",
     "packed_batch",
@@ -80,6 +89,7 @@ __all__ = [
     "problems_of",
     "ranges_by_rule",
     "resolve",
+    "rope_parameters",
     "to_shorthand",
     "unknown",
     "unknown_method",

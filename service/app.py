@@ -14,7 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from service import tracing
-from service.api import errors, evaluations, health, methods, metrics, openai, static
+from service.api import errors, evaluations, export, health, methods, metrics, openai, static
 from service.api.docs import page
 from service.api.docs.openapi import ABOUT, TAGS
 from service.api.files import RenderedFiles
@@ -91,7 +91,8 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app)
     tracing.install(app, settings)
     # No router includes another: FastAPI would build the routes of both at start-up.
-    for router in (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, methods.router):
+    listings = (methods.router, export.router)
+    for router in (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, *listings):
         app.include_router(router, responses=failures(), dependencies=page.KEYS)
     app.include_router(static.router)
     app.include_router(health.router, responses=failures([503]))

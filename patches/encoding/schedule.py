@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.rotary import base_inv_freq
@@ -32,6 +33,29 @@ class Schedule(Protocol):
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies: ...
 
 
+class RopeType(StrEnum):
+    """Kinds of scaling by their names in transformers' ``rope_parameters`` (5.23), which other systems read too."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    DYNAMIC = "dynamic"
+    YARN = "yarn"
+    LLAMA3 = "llama3"
+    LONGROPE = "longrope"
+
+
+@runtime_checkable
+class NamedSchedule(Schedule, Protocol):
+    """A schedule that transformers has too."""
+
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any] | None:
+        """transformers' object for a reserved length in tokens; None where it has none after all.
+
+        ``attention_factor`` is an entry exactly where the type takes one.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class UnscaledSchedule:
     """rope_theta^(-2i/d), whatever the length."""
@@ -41,6 +65,9 @@ class UnscaledSchedule:
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         return Frequencies(base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype), 1.0, self.rope_theta)
+
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any]:
+        return {"rope_type": RopeType.DEFAULT, "rope_theta": self.rope_theta}
 
 
 @dataclass(frozen=True)
@@ -57,3 +84,7 @@ class TemperedSchedule:
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length, dtype)
         return Frequencies(inv_freq, attention_factor * self.factor, rope_theta)
+
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any] | None:
+        inner = self.schedule
+        return inner.rope_parameters(geometry, length) if isinstance(inner, NamedSchedule) else None

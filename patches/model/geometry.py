@@ -17,9 +17,7 @@ from patches.encoding.method import FrequencyMethod, Method
 from patches.model.architectures import Architecture, architecture_of
 from patches.parsing import InvalidEncoding, parse
 from patches.registry import METHODS
-
-SHARED = "full_attention"
-"""The rotary type whose encoding requests choose, of several by layer: that of full attention."""
+from patches.rope_parameters import SHARED
 
 NOT_OF_THE_ENCODING = frozenset({"llama_4_scaling_beta", "max_position_embeddings"})
 """Entries of ``rope_parameters`` that a model's attention applies by itself, or that only repeat its length."""

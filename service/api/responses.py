@@ -209,6 +209,29 @@ class Ready(BaseModel):
     models: dict[str, dict[str, int]]
 
 
+class ExportResult(BaseModel):
+    """An encoding in the syntax of another system, by the sources of its ``version``.
+
+    ``config`` has the entries of the checkpoint's ``config.json``, ``arguments`` the options of the command; ``usage``
+    is a whole line. ``changes`` is false for the checkpoint's own encoding. ``exact`` is false where ``differences``
+    has the differences to the encoding here.
+    """
+
+    target: str
+    version: str
+    documentation: str
+    model: str
+    pe: dict[str, Any]
+    length: int
+    exact: bool
+    changes: bool
+    config: dict[str, Any]
+    arguments: list[str]
+    usage: str
+    apply: str
+    differences: list[str]
+
+
 class ErrorInfo(BaseModel):
     """``param`` is the field at fault; further keys hold numbers, as of a context that is too long."""
 

@@ -1,4 +1,4 @@
-"""The shell: ``ropeway serve``, ``generate``, one command per evaluation, ``jobs``, ``report`` and listings."""
+"""The shell: ``ropeway serve``, ``generate``, a command per evaluation, ``jobs``, ``report``, ``export``, listings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from service.cli import evaluations
 from service.cli.demo import demo
+from service.cli.export import export
 from service.cli.generate import generate
 from service.cli.jobs import jobs, report
 from service.cli.keys import keys
@@ -45,5 +46,5 @@ for command in (serve, generate):
 evaluations.add_to(app, {"perplexity": perplexity})
 app.add_typer(jobs, name="jobs")
 app.add_typer(keys, name="keys")
-for listing in (report, methods, models, demo):
+for listing in (report, methods, models, export, demo):
     app.command()(listing)

@@ -6,6 +6,7 @@ Importing this loads no model library, and neither does an encoding in the short
 from __future__ import annotations
 
 from service.api.responses import (
+    ExportResult,
     GenerateResponse,
     MethodInfo,
     ModelInfo,
@@ -26,6 +27,7 @@ from service.jobs.records import JobInfo, UnitDone
 __all__ = [
     "AsyncRopeway",
     "EvaluationResult",
+    "ExportResult",
     "GenerateResponse",
     "JobInfo",
     "MethodInfo",

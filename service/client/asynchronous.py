@@ -13,7 +13,7 @@ from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
 from service.api import responses
-from service.api.responses import GenerateResponse, MethodInfo, ModelInfo, Ready
+from service.api.responses import ExportResult, GenerateResponse, MethodInfo, ModelInfo, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated
 from service.client.events import StreamEvent, job_event, json_of, payload, read, stream_event, typed, typed_result
 from service.client.requests import (
@@ -187,6 +187,18 @@ class AsyncRopeway:
         """All positional encodings, as ``method`` returns them."""
         listed = await self._ask(responses.FullMethodList, "GET", "/methods?full=true")
         return listed.methods
+
+    async def export(
+        self,
+        pe: Encoding,
+        target: str,
+        *,
+        length: int | None = None,
+        model: str | None = None,
+    ) -> ExportResult:
+        """An encoding in the syntax of another system (``vllm``, ``llama.cpp``), for at most ``length`` tokens."""
+        body = given({"pe": pe, "target": target, "length": length, "model": model})
+        return await self._ask(ExportResult, "POST", "/export", body)
 
     async def models(self) -> list[ModelInfo]:
         """The served models; one of them is the default."""

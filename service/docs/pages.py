@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.docs import methods, primer
+from service.docs import export, methods, primer
 
 
 def write_docs(folder: Path) -> list[Path]:
     """Write every generated page and picture below ``folder``; returns the paths."""
     written = []
-    for name, text in (*methods.files(), *primer.files()):
+    for name, text in (*methods.files(), *export.files(), *primer.files()):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -17,7 +17,7 @@ LAYERS = (
     {"sharing", "tracing"},
     {"engine"},
     {"models"},
-    {"evaluation"},
+    {"evaluation", "export"},
     {"figures", "jobs"},
     {"reports"},
     {"api", "docs"},

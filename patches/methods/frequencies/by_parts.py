@@ -18,7 +18,7 @@ from patches.encoding.method import TrainedLengthMethod
 from patches.encoding.ramps import TurnRange, TurnRangeMethod, linear_ramp, mscale, pair_range, turns_of
 from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
-from patches.encoding.schedule import Frequencies
+from patches.encoding.schedule import Frequencies, RopeType
 from patches.encoding.temperature import ConstantTemperature
 
 if TYPE_CHECKING:
@@ -65,6 +65,19 @@ class YarnSchedule:
         inv_freq = plain / self.factor * (1 - kept) + plain * kept
         return Frequencies(inv_freq, self.attention_factor, self.range.rope_theta)
 
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any]:
+        turns = self.range
+        return {
+            "rope_type": RopeType.YARN,
+            "rope_theta": turns.rope_theta,
+            "factor": self.factor,
+            "attention_factor": self.attention_factor,
+            "beta_fast": turns.beta_fast,
+            "beta_slow": turns.beta_slow,
+            "truncate": turns.truncate,
+            "original_max_position_embeddings": turns.trained_length,
+        }
+
 
 @dataclass(frozen=True)
 class DynamicYarnSchedule:
@@ -74,8 +87,14 @@ class DynamicYarnSchedule:
     depends_on_length: bool = True
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
+        return self._at(length).frequencies(geometry, length, dtype)
+
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any]:
+        return self._at(length).rope_parameters(geometry, length)
+
+    def _at(self, length: int) -> YarnSchedule:
         factor = max(1.0, length / self.range.trained_length)
-        return YarnSchedule(self.range, factor, mscale(factor)).frequencies(geometry, length, dtype)
+        return YarnSchedule(self.range, factor, mscale(factor))
 
 
 @dataclass(frozen=True)

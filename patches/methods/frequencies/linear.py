@@ -7,7 +7,7 @@ at admission, so that all its keys agree.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import FrequencyMethod, TrainedLengthMethod
 from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
-from patches.encoding.schedule import Frequencies
+from patches.encoding.schedule import Frequencies, RopeType
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,9 @@ class LinearSchedule:
         inv_freq = base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype) / self.factor
         return Frequencies(inv_freq, 1.0, self.rope_theta)
 
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any]:
+        return {"rope_type": RopeType.LINEAR, "rope_theta": self.rope_theta, "factor": self.factor}
+
 
 @dataclass(frozen=True)
 class DynamicLinearSchedule:
@@ -42,8 +45,13 @@ class DynamicLinearSchedule:
     depends_on_length: bool = True
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
-        factor = max(1.0, length / self.trained_length)
-        return LinearSchedule(self.rope_theta, factor).frequencies(geometry, length, dtype)
+        return self._at(length).frequencies(geometry, length, dtype)
+
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any]:
+        return self._at(length).rope_parameters(geometry, length)
+
+    def _at(self, length: int) -> LinearSchedule:
+        return LinearSchedule(self.rope_theta, max(1.0, length / self.trained_length))
 
 
 class Linear(FrequencyMethod):

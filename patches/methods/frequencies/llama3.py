@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,7 @@ from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import TrainedLengthMethod
 from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
-from patches.encoding.schedule import Frequencies
+from patches.encoding.schedule import Frequencies, RopeType
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,16 @@ class Llama3Schedule:
         inv_freq = torch.where(wavelength > self.trained_length / self.low_freq_factor, plain / self.factor, smoothed)
         inv_freq = torch.where(wavelength < self.trained_length / self.high_freq_factor, plain, inv_freq)
         return Frequencies(inv_freq, 1.0, self.rope_theta)
+
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any]:
+        return {
+            "rope_type": RopeType.LLAMA3,
+            "rope_theta": self.rope_theta,
+            "factor": self.factor,
+            "low_freq_factor": self.low_freq_factor,
+            "high_freq_factor": self.high_freq_factor,
+            "original_max_position_embeddings": self.trained_length,
+        }
 
 
 class Llama3(TrainedLengthMethod):

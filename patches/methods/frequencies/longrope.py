@@ -16,7 +16,7 @@ from patches.encoding.fields import AttentionFactor, Factor
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import TrainedLengthMethod
 from patches.encoding.recipe import Recipe
-from patches.encoding.schedule import Frequencies
+from patches.encoding.schedule import Frequencies, RopeType
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,16 @@ class LongRopeSchedule:
         exponent = torch.arange(0, geometry.rotary_dim, 2, dtype=dtype) / geometry.rotary_dim
         inv_freq = 1.0 / (divisors * self.rope_theta**exponent)
         return Frequencies(inv_freq, self.attention_factor, self.rope_theta)
+
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any]:
+        return {
+            "rope_type": RopeType.LONGROPE,
+            "rope_theta": self.rope_theta,
+            "short_factor": list(self.short_factor),
+            "long_factor": list(self.long_factor),
+            "attention_factor": self.attention_factor,
+            "original_max_position_embeddings": self.trained_length,
+        }
 
 
 class LongRope(TrainedLengthMethod):

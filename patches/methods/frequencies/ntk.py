@@ -8,7 +8,7 @@ grows while cached keys keep their old base.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import FrequencyMethod, TrainedLengthMethod
 from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
-from patches.encoding.schedule import Frequencies
+from patches.encoding.schedule import Frequencies, RopeType
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +59,14 @@ class DynamicNtkSchedule:
         scale = self.factor * n / self.trained_length - (self.factor - 1)
         theta = ntk_theta(self.rope_theta, scale, geometry.rotary_dim)
         return Frequencies(base_inv_freq(theta, geometry.rotary_dim, dtype), 1.0, theta)
+
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any]:
+        return {
+            "rope_type": RopeType.DYNAMIC,
+            "rope_theta": self.rope_theta,
+            "factor": self.factor,
+            "original_max_position_embeddings": self.trained_length,
+        }
 
 
 class Ntk(FrequencyMethod):

@@ -80,6 +80,7 @@ EASY: dict[str, dict[str, Any]] = {
         **{name: value for name, value in EVALUATED.items() if name != "input"},
         **{"evaluations": [{"evaluation": "perplexity", "input": EVALUATED["input"]}], "factors": None, "target": {}},
     },
+    "POST /export": {"model": "tiny", "pe": {"method": "default"}, "target": "vllm", "length": None},
     "POST /v1/completions": {**ONE_PROMPT, "max_tokens": 2, "n": 1, "stream_options": None},
     "POST /v1/chat/completions": {
         **{name: value for name, value in ONE_PROMPT.items() if name != "prompt"},

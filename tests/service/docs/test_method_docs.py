@@ -62,7 +62,7 @@ def test_writes_the_pages_and_the_pictures(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("service.docs.primer.files", lambda: iter([("primer.md", "# A"), ("primer/b.svg", "<svg/>")]))
     written = write_docs(tmp_path / "new")
     names = [path.relative_to(tmp_path / "new").as_posix() for path in written]
-    assert names == ["methods.md", "methods/yarn.svg", "primer.md", "primer/b.svg"]
+    assert names == ["methods.md", "methods/yarn.svg", "export.md", "primer.md", "primer/b.svg"]
     assert written[0].read_text(encoding="utf-8") == PAGE
     assert written[1].read_text(encoding="utf-8") == "<svg/>"
 

@@ -1,0 +1,172 @@
+"""A resolved encoding as transformers' ``rope_parameters``, for systems that read one encoding from a configuration.
+
+The numbers decide, never the method: LongRoPE's lists of divisors (arXiv:2402.13753) carry any fixed frequencies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from patches.encoding.geometry import RopeGeometry
+from patches.encoding.masks import CAUSAL, DistanceRange
+from patches.encoding.method import Method, WrappingMethod
+from patches.encoding.positions import Grouped
+from patches.encoding.ramps import mscale
+from patches.encoding.recipe import Band, ResolvedRecipe
+from patches.encoding.rotary import base_inv_freq
+from patches.encoding.schedule import NamedSchedule, RopeType
+from patches.encoding.temperature import ConstantTemperature
+from patches.methods.frequencies.by_parts import Yarn
+from patches.methods.frequencies.default import Default
+
+STILL = 1e30
+"""Divisor of a pair that does not rotate: its angle stays below 1e-22 at any position."""
+
+OPTIONAL: dict[str, Any] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+"""Entries that every reader fills with these values."""
+
+
+SHARED = "full_attention"
+"""The type of layer whose encoding requests choose, where a configuration has an object per type."""
+
+SCALING = {
+    *("rope_type", "type", "rope_theta", "factor", "attention_factor", "attn_factor", "alpha"),
+    *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor"),
+    *("short_factor", "long_factor", "short_mscale", "long_mscale"),
+    *("original_max_position_embeddings", "max_position_embeddings"),
+}
+"""Entries of ``rope_parameters`` that scale frequencies, in transformers, vLLM and SGLang."""
+
+
+class NoRopeParameters(ValueError):
+    """A part of the encoding that no ``rope_parameters`` describe; the message names it."""
+
+
+def rope_parameters(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int) -> list[dict[str, Any]]:
+    """Equal ways to write an encoding for a reserved length in tokens, the most specific first.
+
+    A type that transformers names comes first, and it may follow the length. A base alone comes next, if one gives the
+    same frequencies. The last way has a divisor per pair. Entries with the default of every reader are left out.
+
+    Raises:
+        NoRopeParameters: naming the part that is more than a frequency per pair and a factor on cos and sin.
+    """
+    factor = _factor_on_cos_and_sin(resolved, geometry)
+    return [
+        *_named(resolved, geometry, length, factor),
+        *_of_a_base(resolved, geometry, factor),
+        _listed(resolved, geometry, length, factor),
+    ]
+
+
+def closest(method: Method, geometry: RopeGeometry, length: int) -> list[Method]:
+    """Simpler encodings that serve the same length, the closest first."""
+    found: list[Method] = []
+    if method.attention_temperature is not None:
+        found.append(method.model_copy(update={"attention_temperature": None}))
+    if isinstance(method, WrappingMethod) and method.base is not None:
+        found.append(method.base)
+    if geometry.rotates:
+        factor = length / geometry.original_max_position_embeddings
+        found.append(Yarn(factor=math.ceil(factor)) if factor > 1 else Default())
+    return [other for other in found if other != method]
+
+
+def _factor_on_cos_and_sin(resolved: ResolvedRecipe, geometry: RopeGeometry) -> float:
+    """The factor that gives every score its multiplier.
+
+    Raises:
+        NoRopeParameters: as ``rope_parameters``.
+    """
+    recipe = resolved.recipe
+    if not resolved.rotates:
+        raise NoRopeParameters("it rotates nothing")
+    if any(not band.keeps_positions for band in recipe.bands):
+        raise NoRopeParameters("it moves the positions of queries and keys by their distance")
+    if any(band.predicate != CAUSAL for band in recipe.bands):
+        raise NoRopeParameters("it limits the keys that a query attends to")
+    if recipe.score_bias is not None or recipe.relative is not None:
+        raise NoRopeParameters("it adds a term to the scores")
+    temperature = recipe.attention_temperature
+    if temperature is None:
+        return resolved.attention_factor
+    if not isinstance(temperature, ConstantTemperature):
+        raise NoRopeParameters("its attention_temperature depends on the position of the query")
+    if geometry.rotary_dim != geometry.head_dim:
+        raise NoRopeParameters(
+            f"its attention_temperature multiplies whole scores, and this model rotates {geometry.rotary_dim} of "
+            f"{geometry.head_dim} dimensions"
+        )
+    return resolved.attention_factor * math.sqrt(temperature.multiplier)
+
+
+def _named(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int, factor: float) -> list[dict[str, Any]]:
+    schedule = resolved.recipe.schedule
+    own = schedule.rope_parameters(geometry, length) if isinstance(schedule, NamedSchedule) else None
+    if own is None or ("attention_factor" not in own and factor != 1.0):
+        return []
+    if "attention_factor" in own:
+        own["attention_factor"] = factor
+    if own["rope_type"] == RopeType.YARN and factor == mscale(own["factor"]):
+        del own["attention_factor"]
+    return [{name: value for name, value in own.items() if OPTIONAL.get(name) != value}]
+
+
+def _of_a_base(resolved: ResolvedRecipe, geometry: RopeGeometry, factor: float) -> list[dict[str, Any]]:
+    import torch
+
+    if factor != 1.0 or not resolved.rope_theta:
+        return []
+    frequencies = base_inv_freq(resolved.rope_theta, geometry.rotary_dim, torch.float32)
+    if tuple(frequencies.tolist()) != resolved.inv_freq:
+        return []
+    return [{"rope_type": RopeType.DEFAULT, "rope_theta": resolved.rope_theta}]
+
+
+def _listed(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int, factor: float) -> dict[str, Any]:
+    """A divisor per pair of the model's own base, whatever the length."""
+    trained_length = geometry.original_max_position_embeddings
+    exponents = np.arange(0, geometry.rotary_dim, 2) / geometry.rotary_dim
+    rotates = np.array(resolved.inv_freq) > 0
+    frequencies = np.where(rotates, np.array(resolved.inv_freq), 1.0)
+    divisors = np.where(rotates, geometry.rope_theta**-exponents / frequencies, STILL).tolist()
+    return {
+        "rope_type": RopeType.LONGROPE,
+        "rope_theta": geometry.rope_theta,
+        "short_factor": divisors,
+        "long_factor": divisors,
+        "factor": max(1.0, length / trained_length),  # unused, but transformers warns without it
+        "attention_factor": factor,
+        "original_max_position_embeddings": trained_length,
+    }
+
+
+def is_by_layer(own: Mapping[str, Any]) -> bool:
+    """True if a configuration's ``rope_parameters`` has an object per type of layer."""
+    return SHARED in own
+
+
+def in_configuration(parameters: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """``parameters`` in place of a configuration's ``own``, whose other entries and other layers stay."""
+    if is_by_layer(own):
+        return {**own, SHARED: in_configuration(parameters, own[SHARED] or {})}
+    return {**parameters, **{name: value for name, value in own.items() if name not in SCALING}}
+
+
+def grouping(resolved: ResolvedRecipe) -> tuple[int, int, ResolvedRecipe] | None:
+    """(group size, neighbour window, the rest) of Self-Extend (arXiv:2401.01325); None for any other encoding."""
+    bands = resolved.recipe.bands
+    if len(bands) != 2 or not bands[0].keeps_positions:
+        return None
+    near, far, keys = bands[0].predicate, bands[1].predicate, bands[1].key_map
+    if not isinstance(near, DistanceRange) or not isinstance(keys, Grouped) or near.high is None:
+        return None
+    size, window = keys.group_size, near.high
+    if far != DistanceRange(window) or bands[1].query_map != Grouped(size, window - window // size):
+        return None
+    return size, window, replace(resolved, recipe=replace(resolved.recipe, bands=(Band(),)))

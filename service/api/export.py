@@ -1,0 +1,96 @@
+"""``POST /export``: an encoding in the syntax of another system."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import AfterValidator, ConfigDict, Field
+
+from patches import KnownFields, PositionEncoding, unknown
+from service.api.docs.openapi import SAMPLE
+from service.api.http.routing import Route
+from service.api.responses import ExportResult
+from service.errors import ApiError, bad_request
+from service.export.targets import TARGETS, LengthRequired, NotExpressible, Source, default_length, export
+from service.models.registry import ModelRegistry, ServedModel
+from service.sharing.workers import Workers
+
+router = APIRouter(tags=["methods"], route_class=Route)
+
+
+def _known(target: str) -> str:
+    if target not in TARGETS:
+        raise ValueError(unknown("target", target, TARGETS))
+    return target
+
+
+class ExportRequest(KnownFields):
+    """An encoding, and the system that is to serve the model with it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"pe": SAMPLE, "target": next(iter(TARGETS))}]})
+
+    pe: PositionEncoding = Field(description="A short form such as `yarn:4`, or an object with `method`.")
+    target: Annotated[str, AfterValidator(_known)] = Field(
+        description="The system.", json_schema_extra={"enum": list(TARGETS)}
+    )
+    model: str | None = Field(None, description="A served model; the first one when absent.")
+    length: Annotated[int, Field(ge=2, lt=1 << 24)] | None = Field(
+        None,
+        description="Longest text in tokens, new ones included. When absent: the factor times the trained length, or "
+        "the length that the checkpoint declares for an encoding without a factor.",
+    )
+
+
+@router.post("/export")
+async def export_encoding(body: ExportRequest, request: Request) -> ExportResult:
+    """An encoding as configuration and options of another system.
+
+    The answer to an encoding that the system cannot express is 400; its `closest` is one that it can.
+    """
+    workers: Workers = request.app.state.workers
+    return await workers.run(_exported, body, request.app.state.models)
+
+
+def _exported(body: ExportRequest, models: ModelRegistry) -> ExportResult:
+    served = models.for_method(models.get(body.model), body.pe)
+    target = TARGETS[body.target]
+    source = _source(served)
+    try:
+        length = body.length or default_length(body.pe, source.geometry)
+        pe = served.patch.describe(body.pe, length)
+        expression = export(served.patch.confirmed(body.pe, length), source, target, length)
+    except NotExpressible as error:
+        extra = {"closest": error.closest}
+        raise ApiError(400, str(error), param="pe", code="not_expressible", extra=extra) from error
+    except LengthRequired as error:
+        raise bad_request(str(error), "length") from error
+    except ValueError as error:
+        raise bad_request(str(error), "pe") from error
+    return ExportResult(
+        target=target.name,
+        version=target.version,
+        documentation=target.documentation,
+        model=served.name,
+        pe=pe,
+        length=length,
+        exact=not expression.differences,
+        changes=bool(expression.config) or expression.arguments != target.unchanged(length).arguments,
+        config=expression.config,
+        arguments=expression.arguments,
+        usage=target.usage(served.name, expression),
+        apply=target.apply,
+        differences=expression.differences,
+    )
+
+
+def _source(served: ServedModel) -> Source:
+    """Raises:
+    ApiError: 400 for a model that is a part of a larger one, whose configuration the entries would miss.
+    """
+    config = served.patch.model.config
+    if config.get_text_config() is not config:
+        raise bad_request(
+            f"model: {served.name} is the language part of a larger model, which no export covers", "model"
+        )
+    return Source(served.patch.geometry, getattr(config, "rope_parameters", None) or {}, config.model_type)

@@ -1,0 +1,74 @@
+"""``ropeway export``: an encoding in the syntax of another system."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from service.cli.client import connected
+from service.cli.listings import AsJson
+from service.cli.options import ModelName, Server, encodings, method_names
+from service.cli.terminal import stderr
+
+
+def target_names(incomplete: str) -> list[str]:
+    """Systems that start with ``incomplete``, for shell completion."""
+    from service.export.targets import TARGETS
+
+    return [name for name in TARGETS if name.startswith(incomplete)]
+
+
+def export(
+    pe: Annotated[str, typer.Argument(metavar="ENCODING", help="yarn:4, or JSON.", autocompletion=method_names)],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="SYSTEM",
+            help="transformers, vllm, sglang, llama.cpp, exllamav3 or tgi.",
+            autocompletion=target_names,
+        ),
+    ],
+    length: Annotated[
+        int | None,
+        typer.Option(min=2, help="Longest text in tokens.", show_default="factor x trained length"),
+    ] = None,
+    model: ModelName = None,
+    as_json: AsJson = False,
+    server: Server = None,
+) -> None:
+    """Print ENCODING as configuration and options of another system."""
+    (fields,) = encodings([pe], check=server is None) or []
+    if server is None:
+        _check_target(target)
+    with connected(server, model) as client:
+        result = client.export(fields, target, length=length, model=model if server else None)
+    if as_json:
+        typer.echo(result.model_dump_json(indent=2))
+        return
+    system = f"{result.target} {result.version}"
+    if not result.changes:
+        notes = [f"The checkpoint's own encoding: {system} needs no option for it, only the length."]
+    else:
+        notes = [f"{result.pe['method']} on {result.model}, up to {result.length} tokens, for {system}. {result.apply}"]
+    if json.dumps(result.config) not in result.arguments and result.config:
+        typer.echo(json.dumps(result.config, indent=2))
+    typer.echo(result.usage)
+    for line in [*notes, *result.differences, f"Options: {result.documentation}"]:
+        stderr.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def _check_target(target: str) -> None:
+    """Refuse an unknown system before a model is loaded.
+
+    Raises:
+        typer.BadParameter: naming the systems.
+    """
+    from patches import unknown
+    from service.export.targets import TARGETS
+
+    if target not in TARGETS:
+        raise typer.BadParameter(unknown("target", target, TARGETS), param_hint="--to")

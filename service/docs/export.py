@@ -1,0 +1,112 @@
+"""The page of exports, generated from the targets: every method on every system."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from patches import METHODS, examples, parse, to_shorthand
+from service.export.target import Expression, Target
+from service.export.targets import TARGETS, NotExpressible, Source, export
+from service.figures.encodings.samples import GEOMETRY, GROUPS, TIMES_LONGER, TRAINED, Sample, samples
+
+PAGE = "export.md"
+EXAMPLE = examples()[1]
+OWN = {"rope_type": "default", "rope_theta": GEOMETRY.rope_theta}
+SOURCE = Source(GEOMETRY, OWN, "llama")
+
+
+def files() -> Iterator[tuple[str, str]]:
+    """(path, text) of the page."""
+    yield PAGE, export_page()
+
+
+def export_page() -> str:
+    """The systems, what each can express, and an example of each."""
+    systems = ["| system | version | where the result goes |", "|---|---|---|"]
+    systems += [f"| `{t.name}` | [{t.version}]({t.documentation}) | {t.apply} |" for t in TARGETS.values()]
+    rows = [f"| kind | method | {' | '.join(TARGETS)} |", "|---" * (len(TARGETS) + 2) + "|"]
+    rows += [_row(drawn) for group in GROUPS for drawn in samples() if drawn.group == group]
+    blocks = [_introduction(), "\n".join(systems), _legend(), "\n".join(rows), "## Differences", _differences()]
+    return "\n\n".join([*blocks, "## Examples", *_examples()]) + "\n"
+
+
+def _introduction() -> str:
+    short = to_shorthand(EXAMPLE)
+    return f"""# Export
+
+<!-- Written by `ropeway methods --docs docs`. A test compares. -->
+
+An encoding that suits a model here can serve it elsewhere. These three give the same:
+
+```sh
+ropeway export {short} --model MODEL --to vllm --length 131072
+curl localhost:8000/export --json '{{"pe": "{short}", "target": "vllm", "length": 131072}}'
+python -c 'from service.client import Ropeway; print(Ropeway().export("{short}", "vllm", length=131072).usage)'
+```
+
+The default length is the factor times the trained length. An encoding that depends on the length needs one.
+`--json` prints the whole answer. A checkpoint's own scaling is replaced: factors are relative to its trained length.
+Option names are those of the versions below, whose sources were read."""
+
+
+def _legend() -> str:
+    return f"""## Methods and systems
+
+- **exact:** the same numbers for every request.
+- **close:** with a difference that the answer names; the list is below.
+- **own:** the checkpoint was trained with it, so it needs no option.
+- **→ `...`:** refused with 400. The answer has the reason, and this closest encoding in `closest`.
+- **refused:** as before, and nothing that the model was trained for is close.
+
+Each method has the parameters of its picture in [Methods](methods.md), on a model of {TRAINED} trained tokens, for
+{TIMES_LONGER * TRAINED}. Other parameters may change the answer. transformers, vLLM and SGLang read a divisor per pair
+(LongRoPE's lists), so that every fixed schedule is exact there."""
+
+
+def _row(drawn: Sample) -> str:
+    cells = [drawn.group, f"[`{drawn.name}`](methods.md#{drawn.name})", *(_cell(drawn, t) for t in TARGETS.values())]
+    return f"| {' | '.join(cells)} |"
+
+
+def _exported(drawn: Sample, target: Target) -> Expression | NotExpressible:
+    geometry, own = drawn.geometry, OWN if drawn.geometry.rotates else {}
+    if geometry.family in METHODS:  # the table or formula that the model was trained with
+        geometry = replace(geometry, native=parse({"method": geometry.family}))
+    source = Source(geometry, own, "llama")
+    try:
+        return export(parse(drawn.fields), source, target, drawn.length)
+    except NotExpressible as error:
+        return error
+
+
+def _cell(drawn: Sample, target: Target) -> str:
+    expression = _exported(drawn, target)
+    if isinstance(expression, NotExpressible):
+        return "refused" if expression.closest is None else f"→ `{expression.closest}`"
+    if expression == target.unchanged(drawn.length):
+        return "own"
+    return "close" if expression.differences else "exact"
+
+
+def _differences() -> str:
+    found: dict[str, dict[str, None]] = {}
+    for drawn in samples():
+        for target in TARGETS.values():
+            for difference in getattr(_exported(drawn, target), "differences", ()):
+                found.setdefault(difference, {})[target.name] = None
+    lines = {difference: [name for name in TARGETS if name in names] for difference, names in found.items()}
+    return "\n".join(f"- {', '.join(names)}: {difference}" for difference, names in lines.items())
+
+
+def _examples() -> Iterator[str]:
+    length = round(EXAMPLE["factor"] * TRAINED)
+    yield f"`{to_shorthand(EXAMPLE)}` on a model of {TRAINED} trained tokens, for {length:,}."
+    for target in TARGETS.values():
+        expression = export(parse(EXAMPLE), SOURCE, target, length)
+        yield f"### {target.name}"
+        if expression.config and not any(json.dumps(expression.config) in text for text in expression.arguments):
+            yield f"```text\n{json.dumps(expression.config, indent=2)}\n```"
+        language = "sh" if expression.arguments else "text"  # a formatter would break a line of Python
+        yield f"```{language}\n{target.usage('MODEL', expression)}\n```"

@@ -1,0 +1,108 @@
+"""llama.cpp: ``--rope-scaling`` and its neighbours, and ``--ctx-size``.
+
+``common/arg.cpp`` has the options, ``src/llama-context.cpp`` their meaning. ``--yarn-attn-factor`` has no effect under
+YaRN there, so a chosen factor on cos and sin is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import replace
+from typing import ClassVar
+
+from patches import ResolvedRecipe, RopeType, grouping
+from service.export.target import (
+    Expression,
+    Form,
+    Inexpressible,
+    Target,
+    Wanted,
+    first,
+    fixed,
+    number,
+    one_set_of_frequencies,
+    within_reach,
+)
+
+KINDS = {RopeType.DEFAULT: "none", RopeType.LINEAR: str(RopeType.LINEAR), RopeType.YARN: str(RopeType.YARN)}
+"""Values of ``--rope-scaling``."""
+
+OPTIONS = {
+    "rope_theta": "--rope-freq-base",
+    "factor": "--rope-scale",
+    "original_max_position_embeddings": "--yarn-orig-ctx",
+    "beta_fast": "--yarn-beta-fast",
+    "beta_slow": "--yarn-beta-slow",
+}
+"""Options by the entries of ``rope_parameters``."""
+
+ARCHITECTURES = {
+    **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
+    **{name: name for name in ("qwen2", "qwen3", "phi3", "gemma", "gemma2", "stablelm", "starcoder2", "smollm3")},
+    **{name: name for name in ("olmo", "olmo2", "glm4", "granite", "nemotron", "falcon", "cohere2")},
+    **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "phi": "phi2", "gpt_neox": "gptneox", "cohere": "command-r"},
+    **{"deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "gpt_oss": "gpt-oss"},
+}
+"""Names in GGUF files by ``model_type`` (``gguf.constants``, 0.19)."""
+
+GROUP_SIZE = "--grp-attn-n"
+"""An option of ``llama-completion`` only; the server lost it in 2024 (pull request 9860)."""
+
+
+class LlamaCpp(Target):
+    name: ClassVar[str] = "llama.cpp"
+    version: ClassVar[str] = "b11549"
+    documentation: ClassVar[str] = "https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md"
+    apply: ClassVar[str] = "Add the options to `llama-server`; group attention is an option of `llama-completion` only."
+
+    def express(self, wanted: Wanted) -> Expression:
+        one_set_of_frequencies(wanted)
+        if wanted.own.get("rope_type") in (RopeType.LLAMA3, RopeType.LONGROPE):
+            raise Inexpressible("its GGUF files contain this checkpoint's own divisors, which no option removes")
+        grouped = grouping(wanted.resolved)
+        if grouped is not None:
+            return self._grouped(wanted, *grouped)
+        form = first(wanted, set(KINDS), lambda form: _fits(form, wanted.length))
+        limit, capped = _limit(form, wanted)
+        arguments = [*_scaling(form), *limit, *self.unchanged(wanted.length).arguments]
+        return Expression({}, arguments, [*fixed(wanted), *capped])
+
+    def _grouped(self, wanted: Wanted, size: int, window: int, rest: ResolvedRecipe) -> Expression:
+        scaled = self.express(replace(wanted, resolved=rest))
+        width = math.ceil(window / size) * size  # tools/completion/completion.cpp asks for a multiple
+        grouped = [GROUP_SIZE, str(size), "--grp-attn-w", str(width)]
+        difference = (
+            f"llama.cpp groups cached keys in blocks of {width} tokens as the text grows; Self-Extend groups by "
+            "distance for every query."
+        )
+        return Expression({}, [*scaled.arguments, *grouped], [*scaled.differences, difference])
+
+    def unchanged(self, length: int) -> Expression:
+        return Expression({}, ["--ctx-size", str(length)])
+
+    def usage(self, model: str, expression: Expression) -> str:
+        program = "llama-completion" if GROUP_SIZE in expression.arguments else "llama-server"
+        return shlex.join([program, "--model", f"{model}.gguf", *expression.arguments])
+
+
+def _fits(form: Form, length: int) -> bool:
+    return form.keys() <= {"rope_type", *OPTIONS} and within_reach(form, length)
+
+
+def _limit(form: Form, wanted: Wanted) -> tuple[list[str], list[str]]:
+    """Options and differences: without YaRN, ``llama-server`` cuts contexts to ``context_length`` of the file."""
+    if form["rope_type"] == RopeType.YARN or wanted.length <= wanted.geometry.max_position_embeddings:
+        return [], []
+    name = ARCHITECTURES.get(wanted.model_type)
+    if name is None:
+        return [], ["llama-server cuts contexts to context_length of the file; --override-kv can raise it."]
+    return ["--override-kv", f"{name}.context_length=int:{wanted.length}"], []
+
+
+def _scaling(form: Form) -> list[str]:
+    arguments = ["--rope-scaling", KINDS[form["rope_type"]]]
+    for entry, option in OPTIONS.items():
+        if entry in form:
+            arguments += [option, number(form[entry])]
+    return arguments

@@ -1,0 +1,145 @@
+"""A system that an encoding is exported to, and the encoding as every system gets it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from patches import NoRopeParameters, ResolvedRecipe, RopeGeometry, RopeType, is_by_layer, rope_parameters
+
+Form = Mapping[str, Any]
+"""An encoding as transformers' ``rope_parameters``."""
+
+
+TRAINED = "original_max_position_embeddings"
+
+
+class Inexpressible(ValueError):
+    """The system has no option for a part of the encoding; the message names the part."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An encoding on one model, for at most ``length`` tokens.
+
+    ``own`` is ``rope_parameters`` of the checkpoint's configuration, ``model_type`` its kind of model.
+    """
+
+    geometry: RopeGeometry
+    length: int
+    resolved: ResolvedRecipe
+    own: Form
+    model_type: str
+
+    @cached_property
+    def forms(self) -> Sequence[Form]:
+        """Equal ways to write it, the most specific first.
+
+        Raises:
+            Inexpressible: naming the part that none of them has.
+        """
+        try:
+            return rope_parameters(self.resolved, self.geometry, self.length)
+        except NoRopeParameters as error:
+            raise Inexpressible(str(error)) from None
+
+    @property
+    def follows_length(self) -> bool:
+        """True if the encoding differs by reserved length."""
+        return self.resolved.length is not None
+
+
+@dataclass(frozen=True)
+class Expression:
+    """Entries of the checkpoint's ``config.json``, options of the command, and differences to the encoding here."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
+class Target(ABC):
+    """One system. ``version`` is the one whose sources were read; ``documentation`` has the options."""
+
+    name: ClassVar[str]
+    version: ClassVar[str]
+    documentation: ClassVar[str]
+    apply: ClassVar[str]
+    """The place of the result, as one sentence."""
+
+    @abstractmethod
+    def express(self, wanted: Wanted) -> Expression:
+        """The encoding in this system's syntax.
+
+        Raises:
+            Inexpressible: naming what the system has no option for.
+        """
+
+    @abstractmethod
+    def unchanged(self, length: int) -> Expression:
+        """The checkpoint's own encoding, for at most ``length`` tokens."""
+
+    @abstractmethod
+    def usage(self, model: str, expression: Expression) -> str:
+        """One line for a shell or for Python."""
+
+
+def first(wanted: Wanted, types: set[RopeType], fits: Callable[[Form], bool] = lambda form: True) -> Form:
+    """The first form of a type that a system reads and that ``fits``.
+
+    Raises:
+        Inexpressible: when there is none.
+    """
+    for form in wanted.forms:
+        if form["rope_type"] in types and fits(form):
+            return form
+    raise Inexpressible("it has no option for these frequencies or their factor on cos and sin")
+
+
+def one_set_of_frequencies(wanted: Wanted) -> None:
+    """Raises:
+    Inexpressible: for a model whose layers differ.
+    """
+    if is_by_layer(wanted.own):
+        raise Inexpressible("this model's frequencies differ by layer, and its options reach all layers")
+
+
+def fixed(wanted: Wanted) -> list[str]:
+    """The difference of a system that chooses frequencies once, for encodings that follow the length."""
+    if not wanted.follows_length:
+        return []
+    return [f"Frequencies are fixed for {wanted.length} tokens; shorter requests get the same ones."]
+
+
+def has_one_list(form: Form) -> bool:
+    """True for divisors that do not depend on the length."""
+    return form["rope_type"] == RopeType.LONGROPE and bool(form["short_factor"] == form["long_factor"])
+
+
+def within_reach(form: Form, length: int) -> bool:
+    """True if a system's table of angles covers ``length``: factor times the trained length under YaRN."""
+    return form["rope_type"] != RopeType.YARN or bool(length <= form["factor"] * form[TRAINED])
+
+
+def maximum(form: Form, length: int) -> int:
+    """``max_position_embeddings`` for systems that multiply it by a linear factor."""
+    return math.ceil(length / form["factor"]) if form["rope_type"] == RopeType.LINEAR else length
+
+
+def with_mscales(form: Form, length: int) -> dict[str, Any]:
+    """LongRoPE's lists with vLLM's names for the factor; equal lists apply to all ``length`` tokens."""
+    if form["rope_type"] != RopeType.LONGROPE:
+        return dict(form)
+    kept = {name: value for name, value in form.items() if name not in ("attention_factor", "factor")}
+    if has_one_list(form):
+        kept["original_max_position_embeddings"] = length
+    return kept | dict.fromkeys(("short_mscale", "long_mscale"), form["attention_factor"])
+
+
+def number(value: float) -> str:
+    """A number as a command line has it, with all its digits."""
+    return str(int(value)) if float(value).is_integer() else repr(float(value))

@@ -1,0 +1,122 @@
+"""The systems that an encoding can be exported to, and the export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from patches import (
+    Method,
+    ResolvedRecipe,
+    RopeGeometry,
+    closest,
+    effective,
+    label_of,
+    parse,
+    resolve,
+    to_shorthand,
+)
+from service.export.exllamav3 import ExLlamaV3
+from service.export.llama_cpp import LlamaCpp
+from service.export.sglang import SGLang
+from service.export.target import Expression, Inexpressible, Target, Wanted
+from service.export.tgi import TextGenerationInference
+from service.export.transformers import Transformers
+from service.export.vllm import VLLM
+
+TARGETS: dict[str, Target] = {
+    "transformers": Transformers(),
+    "vllm": VLLM(),
+    "sglang": SGLang(),
+    "llama.cpp": LlamaCpp(),
+    "exllamav3": ExLlamaV3(),
+    "tgi": TextGenerationInference(),
+}
+
+
+class LengthRequired(ValueError):
+    """No length was given for an encoding that depends on it."""
+
+
+class NotExpressible(ValueError):
+    """A system cannot carry an encoding. ``closest`` is one that it can, in the short form, or None."""
+
+    def __init__(self, method: Method, target: Target, reason: str, closest: str | None) -> None:
+        name = f"{target.name} {target.version}"
+        instead = "" if closest is None else f". The closest encoding that it can: {closest}"
+        super().__init__(f"pe: {name} cannot express {label_of(method)}: {reason}{instead}")
+        self.closest = closest
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to export for: its geometry, and ``rope_parameters`` and ``model_type`` of its configuration."""
+
+    geometry: RopeGeometry
+    own: Mapping[str, Any]
+    model_type: str
+
+
+def shorthand(method: Method) -> str:
+    """The request fields in the short form."""
+    given = method.model_dump(exclude_unset=True, exclude_none=True) | {"method": method.method}
+    whole = {key: int(value) for key, value in given.items() if isinstance(value, float) and value.is_integer()}
+    return to_shorthand(given | whole)
+
+
+def export(method: Method, source: Source, target: Target, length: int) -> Expression:
+    """``method`` for texts of at most ``length`` tokens, in the syntax of ``target``.
+
+    Raises:
+        NotExpressible: naming the reason, and the closest encoding that the target can express.
+        ValueError: when the encoding does not fit the model; the message names the field.
+    """
+    try:
+        return _expressed(method, source, target, length)
+    except Inexpressible as error:
+        others = (other for other in closest(method, source.geometry, length))
+        found = next((shorthand(other) for other in others if _is_expressible(other, source, target, length)), None)
+        raise NotExpressible(method, target, str(error), found) from None
+
+
+def default_length(method: Method, geometry: RopeGeometry) -> int:
+    """Factor times trained length; without a factor, the length that the checkpoint declares.
+
+    Raises:
+        LengthRequired: for an encoding that depends on the length.
+        ValueError: when the encoding does not fit the model; the message names the field.
+    """
+    if method.recipe(geometry).depends_on_length:
+        raise LengthRequired("length: required, since this encoding depends on it")
+    in_effect = effective(method, geometry)
+    parameters = in_effect.parameters(geometry)
+    factor: float | None = parameters.get("factor") or (parameters.get("base") or {}).get("factor")
+    if factor is None:
+        return geometry.max_position_embeddings
+    return round(factor * in_effect.trained_length(geometry))
+
+
+def _expressed(method: Method, source: Source, target: Target, length: int) -> Expression:
+    geometry = source.geometry
+    resolved = resolve(method, geometry, length)
+    if length <= geometry.max_position_embeddings and _is_own(resolved, geometry, length):
+        return target.unchanged(length)
+    expression = target.express(Wanted(geometry, length, resolved, source.own, source.model_type))
+    return replace(expression, config=json.loads(json.dumps(expression.config)))  # plain strings for enums
+
+
+def _is_own(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int) -> bool:
+    try:
+        return resolve(parse({"method": "default"}), geometry, length) == resolved
+    except ValueError:  # the checkpoint's own table ends before
+        return False
+
+
+def _is_expressible(method: Method, source: Source, target: Target, length: int) -> bool:
+    try:
+        _expressed(method, source, target, length)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,111 @@
+"""``POST /export``, its client method and ``ropeway export``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from service.client import AsyncRopeway, Ropeway, RopewayError
+from service.export.targets import TARGETS
+from tests.service.cli.shell import ropeway
+
+YARN = {"method": "yarn", "factor": 4}
+
+
+def refused(client: httpx.Client, **body: Any) -> dict[str, Any]:
+    response = client.post("/export", json=body)
+    assert response.status_code == 400, response.text
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def test_a_client_gets_configuration_options_and_a_line(server: str) -> None:
+    with Ropeway(server) as client:
+        result = client.export("yarn:4", "vllm", model="tiny")
+    expected = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    assert result.config == {"rope_parameters": expected, "max_position_embeddings": 256}
+    assert result.arguments == ["--hf-overrides", json.dumps(result.config), "--max-model-len", "256"]
+    assert result.usage.startswith("vllm serve tiny --hf-overrides '{")
+    assert (result.exact, result.changes, result.length) == (True, True, 256)
+    assert (result.pe["method"], result.pe["factor"]) == ("yarn", 4.0)
+
+
+async def test_both_clients_answer_alike(server: str) -> None:
+    async with AsyncRopeway(server) as client:
+        theirs = await client.export(YARN, "llama.cpp", length=200)
+    with Ropeway(server) as blocking:
+        assert blocking.export(YARN, "llama.cpp", length=200) == theirs
+    assert theirs.arguments[-2:] == ["--ctx-size", "200"]
+
+
+def test_the_echo_of_an_answer_is_exported_as_the_encoding_itself(client: httpx.Client) -> None:
+    body = {"pe": YARN, "target": "sglang", "length": 200}
+    first = client.post("/export", json=body).json()
+    assert client.post("/export", json=body | {"pe": first["pe"]}).json() == first
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_checkpoints_own_encoding_needs_no_option(client: httpx.Client, target: str) -> None:
+    answer = client.post("/export", json={"pe": "default", "target": target}).json()
+    assert (answer["changes"], answer["exact"], answer["config"], answer["length"]) == (False, True, {}, 64)
+    assert "rope" not in answer["usage"]
+
+
+def test_the_length_defaults_to_the_factor_under_a_wrapper_too(client: httpx.Client) -> None:
+    body = {"pe": {"method": "resonance", "base": {"method": "yarn", "factor": 3}}, "target": "transformers"}
+    assert client.post("/export", json=body).json()["length"] == 192
+
+
+def test_bad_input_is_refused_with_the_field_and_what_it_takes(client: httpx.Client) -> None:
+    error = refused(client, pe="self_extend:4", target="vllm", length=256)
+    assert (error["code"], error["param"], error["closest"]) == ("not_expressible", "pe", "yarn:4")
+    assert "vllm 0.33.0 cannot express" in error["message"]
+    error = refused(client, pe=YARN, target="vlm")
+    assert error["param"] == "target"
+    assert "vllm" in error["message"]
+    error = refused(client, pe="dynamic", target="vllm")
+    assert (error["param"], error["message"]) == ("length", "length: required, since this encoding depends on it")
+    error = refused(client, pe=YARN, target="vllm", length=1)
+    assert error["param"] == "length"
+    error = refused(client, pe={"method": "yarn", "factor": 4, "partial_rotary_factor": 0.5}, target="vllm")
+    assert "partial_rotary_factor" in error["message"]
+    assert client.post("/export", json={"pe": YARN, "target": "vllm", "model": "x"}).status_code == 404
+
+
+def test_a_bias_on_the_model_that_was_trained_with_it_is_its_own_encoding(client: httpx.Client) -> None:
+    answer = client.post("/export", json={"pe": "alibi", "target": "vllm"}).json()
+    assert (answer["model"], answer["changes"]) == ("tiny-alibi", False)
+    error = refused(client, pe="alibi:slope_factor=2", target="vllm")
+    assert "it rotates nothing" in error["message"]
+    assert error["closest"] is None
+
+
+def test_the_command_prints_what_is_pasted_on_stdout_and_the_rest_on_stderr(server: str) -> None:
+    result = ropeway("export", "yarn:4", "--to", "exllamav3", "--server", server)
+    assert result.exit_code == 0, result.stderr
+    config, line = result.stdout.rsplit("}\n", 1)
+    assert json.loads(config + "}")["rope_scaling"]["rope_type"] == "yarn"
+    assert line.strip() == "python examples/chat.py --model_dir tiny --cache_size 256"
+    assert "1.6.5" in result.stderr
+    as_json = ropeway("export", "yarn:4", "--to", "exllamav3", "--json", "--server", server)
+    with Ropeway(server) as client:
+        assert json.loads(as_json.stdout) == client.export("yarn:4", "exllamav3").model_dump()
+
+
+def test_the_command_refuses_before_it_loads_a_model() -> None:
+    result = ropeway("export", "yarn:4", "--to", "lama.cpp")
+    assert result.exit_code == 2
+    assert "llama.cpp" in result.stderr
+    assert ropeway("export", "yarm:4", "--to", "vllm").exit_code == 2
+
+
+def test_the_client_raises_the_servers_words(server: str) -> None:
+    with (
+        Ropeway(server) as client,
+        pytest.raises(RopewayError, match="closest encoding that it can: yarn:4") as refused,
+    ):
+        client.export("rerope", "tgi", length=256)
+    assert refused.value.code == "not_expressible"
