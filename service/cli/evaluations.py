@@ -6,6 +6,7 @@ import difflib
 import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -119,6 +120,10 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         plots: Plots = None,
         report: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a report as one HTML file.")] = None,
         include_text: IncludeText = False,
+        policy: Annotated[
+            Path | None,
+            typer.Option("--policy", metavar="FILE", help="Save the encodings by length: a file for `ropeway serve`."),
+        ] = None,
         as_json: AsJson = False,
         as_csv: AsCsv = False,
         cancel: Annotated[bool, typer.Option("--cancel", help="With --server: Ctrl-C cancels the job.")] = False,
@@ -131,9 +136,11 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         if fields:
             print_fields(name)
             return
-        check_outputs(plots, report, as_json=as_json, as_csv=as_csv)
+        check_outputs(plots, report, policy, as_json=as_json, as_csv=as_csv)
         if background and server is None:
             raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
+        if policy is not None and not EVALUATIONS[name].chooses:
+            raise typer.BadParameter(f"{name} chooses no encodings by length", param_hint="--policy")
         if include_text and report is None:
             raise typer.BadParameter("--include-text needs a report: add --report")
         paths, own = separated(files or [], own_fields(name))
@@ -150,6 +157,8 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
             result = client.result(job.id)
             if report is not None:
                 save(report, client.download(job.id, "report.html", include_text=include_text))
+            if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:
+                save(policy, made.model_dump_json(indent=2).encode())
         deliver(result, names, plots, as_json=as_json, as_csv=as_csv)
 
 

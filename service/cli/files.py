@@ -33,7 +33,9 @@ def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
     return names, texts[0] if len(texts) == 1 else texts
 
 
-def check_outputs(plots: list[Path] | None, report: Path | None = None, *, as_json: bool, as_csv: bool) -> None:
+def check_outputs(
+    plots: list[Path] | None, report: Path | None = None, policy: Path | None = None, *, as_json: bool, as_csv: bool
+) -> None:
     """Refuse impossible outputs before the work begins.
 
     Raises:
@@ -43,8 +45,9 @@ def check_outputs(plots: list[Path] | None, report: Path | None = None, *, as_js
         raise typer.BadParameter("--json and --csv exclude each other")
     for path in plots or []:
         _check_plot(path)
-    if report is not None and not report.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {str(report.parent)!r}", param_hint="--report")
+    for option, file in (("--report", report), ("--policy", policy)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {str(file.parent)!r}", param_hint=option)
 
 
 def _check_plot(path: Path) -> None:

@@ -30,6 +30,7 @@ from service.client.retries import RECONNECT_S, Following, async_retrying
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult, Progress
 from service.jobs.records import JobInfo, JobState, UnitDone
+from service.policy.policy import Policy
 
 if TYPE_CHECKING:
     from service.evaluation.recommend.results import RecommendResult
@@ -199,6 +200,14 @@ class AsyncRopeway:
         """An encoding in the syntax of another system (``vllm``, ``llama.cpp``), for at most ``length`` tokens."""
         body = given({"pe": pe, "target": target, "length": length, "model": model})
         return await self._ask(ExportResult, "POST", "/export", body)
+
+    async def calibrate(self, result_id: str) -> Policy:
+        """Make the encodings of a recommendation, by its id, those of ``auto`` for this API key."""
+        return await self._ask(Policy, "POST", "/policies", {"result": result_id})
+
+    async def forget_policy(self, model: str) -> None:
+        """Remove the policy that ``calibrate`` made for a model."""
+        await self._answer("DELETE", f"/policies/{quote(model, safe='')}")
 
     async def models(self) -> list[ModelInfo]:
         """The served models; one of them is the default."""

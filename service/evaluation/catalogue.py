@@ -26,7 +26,8 @@ class Evaluation:
 
     Its ``folder`` (the name when empty) has three modules. For ``long_perplexity``: ``request.py`` with
     ``LongPerplexityRequest``, ``results.py`` with ``LongPerplexityResult``, and ``plan.py`` with ``plan_of``.
-    ``drawn_by`` is the import path of a function from a result to its pictures. Each is imported on first use.
+    ``chooses`` is true if its result is also a policy of ``auto``. ``drawn_by`` is the import path of a function from a
+    result to its pictures. Each is imported on first use.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Evaluation:
     drawn_by: str
     folder: str = ""
     in_sweeps: bool = True
+    chooses: bool = False
 
     @property
     def request(self) -> type[EvaluationRequest]:
@@ -112,6 +114,7 @@ _ALL = (
         "The encoding to use for a model and a length, with the evidence for it.",
         "service.figures.evaluations.recommend:recommend_pictures",
         in_sweeps=False,
+        chooses=True,
     ),
 )
 

@@ -11,8 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.evaluation.formatting import percent, short_number
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import pandas
     import pyarrow
+
+    from service.policy.policy import Policy
 
 Row = dict[str, str | int | float | bool | None]
 """One line of a table: the same keys in every row of a result."""
@@ -143,6 +147,10 @@ class EvaluationResult(BaseModel, ABC):
 
     def overview(self) -> Overview | None:
         """The table of a result without scores; None for all others."""
+        return None
+
+    def policy(self, created: datetime) -> Policy | None:
+        """The policy of ``auto`` that it names, made at ``created``; None if it names no encodings by length."""
         return None
 
     def parts(self) -> Sequence[EvaluationResult]:

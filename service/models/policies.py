@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from patches import Method, label_of, ranges_by_rule
 from service.models.registry import ModelRegistry, ServedModel
 from service.policy.auto import Auto, Origin, Range
-from service.policy.policy import Calibration, InvalidPolicy, Policy, parse_policy
+from service.policy.policy import InvalidPolicy, Policy
 
 log = structlog.get_logger()
 
@@ -20,28 +18,6 @@ def auto_by_rule(served: ServedModel) -> Auto:
     """The method of ``auto`` for a model without a policy."""
     ranges = tuple(Range(up_to=up_to, pe=method) for up_to, method in ranges_by_rule(served.patch.geometry))
     return Auto(ranges=ranges, origin=Origin(source="rule"))
-
-
-def policy_for(
-    served: ServedModel, ranges: Sequence[Mapping[str, Any]], calibration: Calibration, models: ModelRegistry
-) -> Policy:
-    """The policy that a calibration of ``served`` makes; every range has ``up_to`` and ``pe``.
-
-    Raises:
-        InvalidPolicy: when the ranges are not in order, or an encoding does not fit the model.
-    """
-    policy = parse_policy(
-        {
-            "version": 1,
-            "model": served.name,
-            "fingerprint": served.contents,
-            "trained_length": served.trained_length,
-            "ranges": ranges,
-            "calibration": calibration,
-        }
-    )
-    check_policy(policy, served, models)
-    return policy
 
 
 def check_policy(policy: Policy, served: ServedModel, models: ModelRegistry) -> None:

@@ -50,6 +50,7 @@ class RecommendPlan(Plan):
     in_stages: ClassVar[bool] = True
 
     model: str
+    fingerprint: str
     trained_length: int
     subjects: tuple[Subject, ...]
     proposed: bool
@@ -142,6 +143,7 @@ class RecommendPlan(Plan):
         judge, target = self._judge(outcomes), self.schedule.target
         return RecommendResult(
             model=self.model,
+            fingerprint=self.fingerprint,
             trained_length=self.trained_length,
             target_length=target,
             reference_length=self.schedule.reference,
@@ -194,6 +196,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     schedule = _within_budget(schedule, request.budget)
     plan = RecommendPlan(
         model=served.name,
+        fingerprint=served.contents,
         trained_length=served.trained_length,
         subjects=tuple(subjects),
         proposed=not request.names_candidates,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -19,6 +20,7 @@ from service.evaluation.results import (
     name_of,
 )
 from service.evaluation.sweep.results import Cost
+from service.policy.policy import Calibration, Policy, parse_policy
 
 Verdict = Literal["recommended", "tied", "worse", "dropped", "windowed"]
 
@@ -103,6 +105,7 @@ class RecommendResult(EvaluationResult):
     """The answer, and the evidence of every candidate."""
 
     evaluation: Literal["recommend"] = "recommend"
+    fingerprint: str = Field(description="SHA-256 of the measured model's configuration and weights.")
     target_length: int
     reference_length: int = Field(description="The checkpoint's own encoding is the reference at this length.")
     lengths: list[int]
@@ -118,9 +121,18 @@ class RecommendResult(EvaluationResult):
     answer: Answer
     methods: list[RecommendMethod]
 
-    def ranges(self) -> list[dict[str, Any]]:
-        """The cheapest encoding that is good enough by length, ascending, as requests: ``up_to`` tokens and ``pe``."""
-        return [{"up_to": found.up_to, "pe": found.pe} for found in self.answer.ranges]
+    def policy(self, created: datetime) -> Policy:
+        """The cheapest encoding that is good enough, by length; it ends at the target length."""
+        return parse_policy(
+            {
+                "version": 1,
+                "model": self.model,
+                "fingerprint": self.fingerprint,
+                "trained_length": self.trained_length,
+                "ranges": [{"up_to": found.up_to, "pe": found.pe} for found in self.answer.ranges],
+                "calibration": Calibration(id=self.id or None, created=created, measured=[*self.words()]),
+            }
+        )
 
     def scores(self) -> Scores:
         """Perplexity by context length."""

@@ -26,3 +26,11 @@ def get(session: Session, tenant: str, fingerprint: str) -> Policy | None:
     """
     found = session.get(StoredPolicy, (tenant, fingerprint))
     return None if found is None else parse_policy(found.policy)
+
+
+def drop(session: Session, tenant: str, fingerprint: str) -> bool:
+    """Remove the tenant's policy for a model; false if there is none."""
+    found = session.get(StoredPolicy, (tenant, fingerprint))
+    if found is not None:
+        session.delete(found)
+    return found is not None

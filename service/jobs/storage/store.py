@@ -241,6 +241,11 @@ class JobStore:
         with self.database.reading() as session:
             return policies.get(session, tenant, fingerprint)
 
+    def drop_policy(self, tenant: str, fingerprint: str) -> bool:
+        """Remove that policy; false if there is none."""
+        with self.database.writing() as session:
+            return policies.drop(session, tenant, fingerprint)
+
     def close(self) -> None:
         self.database.close()
 

@@ -16,7 +16,9 @@ import pytest
 import yaml
 
 from patches import METHODS
+from service.api.responses import AutoChoice
 from service.evaluation.catalogue import EVALUATIONS
+from service.policy.policy import parse_policy
 from tests.conftest import ROOT
 from tests.service.docs.terminal import Terminal, blocks, installed, missing, pages, repository, terminal
 from tests.service.serving import wait_for
@@ -160,10 +162,15 @@ def cloned(shell: Terminal, script: str, clone: Path) -> str:
 
 def test_bodies_that_pages_show_are_valid() -> None:
     found = [text for page in pages() for text in re.findall(r"^```json\n(.*?)^```$", page.read_text(), re.S | re.M)]
-    assert found
+    assert len(found) >= 3
     for text in found:
         body = json.loads(text)
-        assert EVALUATIONS[body["evaluation"]].request.model_validate(body)
+        if "ranges" in body:
+            assert parse_policy(body)
+        elif "source" in body:
+            assert AutoChoice.model_validate(body)
+        else:
+            assert EVALUATIONS[body["evaluation"]].request.model_validate(body)
 
 
 def free_port() -> int:

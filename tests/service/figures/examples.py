@@ -374,6 +374,7 @@ def recommend(names: Sequence[str] = NAMES) -> RecommendResult:
         words=[f"For 2,048 tokens use {chosen}.", f"Avoid {names[0]}."],
     )
     return RecommendResult(
+        fingerprint="0" * 64,
         model="tiny",
         trained_length=256,
         target_length=2048,

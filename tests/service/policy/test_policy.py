@@ -13,9 +13,9 @@ import torch
 
 from service.models.fingerprint import contents
 from service.models.loading import load
-from service.models.policies import assign_policies, policy_for
+from service.models.policies import assign_policies, check_policy
 from service.models.registry import ModelRegistry
-from service.policy.policy import Calibration, InvalidPolicy, Policy, parse_policy, read_policies
+from service.policy.policy import InvalidPolicy, Policy, parse_policy, read_policies
 from service.settings import Settings
 from tests.service.conftest import tiny_checkpoint
 
@@ -155,15 +155,15 @@ def test_the_hash_of_contents_is_the_same_with_other_threads_and_in_another_fold
 def test_a_calibration_makes_a_policy_that_a_file_holds(
     models: ModelRegistry, policy: dict[str, Any], tmp_path: Path
 ) -> None:
-    calibration = Calibration.model_validate(policy["calibration"])
-    made = policy_for(models.default, policy["ranges"], calibration, models)
+    made = parse_policy(policy)
+    check_policy(made, models.default, models)
     assert json.loads(made.model_dump_json()) == policy
     assign_policies(read_policies(write(tmp_path, "a.json", made.model_dump(mode="json"))), models)
     assert models.default.policy == made
     with pytest.raises(InvalidPolicy, match="range 1 must have up_to above 64"):
-        policy_for(models.default, [policy["ranges"][0]] * 2, calibration, models)
+        parse_policy(policy | {"ranges": [policy["ranges"][0]] * 2})
     with pytest.raises(InvalidPolicy, match=r"ranges\.0\.pe: 'tiny-alibi' answers under alibi"):
-        policy_for(models.default, [{"up_to": 64, "pe": "alibi"}], calibration, models)
+        check_policy(parse_policy(policy | {"ranges": [{"up_to": 64, "pe": "alibi"}]}), models.default, models)
 
 
 def test_a_policy_is_a_value(policy: dict[str, Any]) -> None:

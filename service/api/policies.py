@@ -1,0 +1,86 @@
+"""``/policies``: a recommendation becomes the choice of ``auto``, for one API key and one model."""
+
+from __future__ import annotations
+
+import gzip
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import ConfigDict, Field
+
+from patches import KnownFields
+from service import context
+from service.api.http.routing import Route
+from service.api.jobs.lookup import store_of, stored
+from service.errors import ApiError, bad_request
+from service.evaluation.catalogue import EVALUATIONS
+from service.jobs.storage.results import Packed
+from service.models.policies import check_policy
+from service.models.registry import ModelRegistry, ServedModel
+from service.policy.policy import InvalidPolicy, Policy
+
+router = APIRouter(prefix="/policies", tags=["methods"], route_class=Route)
+
+
+class PolicyRequest(KnownFields):
+    """The id of a result that names encodings by length: of a job, or of a request answered at once."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"result": "0" * 32}]})
+
+    result: str = Field(min_length=1, max_length=64)
+
+
+@router.post("", response_model=Policy)
+async def calibrate(body: PolicyRequest, request: Request) -> JSONResponse:
+    """Make the encodings of a recommendation those of `auto`, for this API key and the model that it measured.
+
+    The answer is the policy, as a file for `ropeway serve --policy` has it.
+    """
+    tenant, store = context.current().tenant, store_of(request)
+    packed = await stored(request, store.kept, tenant, body.result)
+    if packed is None:
+        raise ApiError(404, "no such result", param="result", code="not_found")
+    policy = await request.app.state.workers.run(_policy, packed, request.app.state.models)
+    await stored(request, store.put_policy, tenant, policy)
+    return JSONResponse(policy.model_dump(mode="json"))
+
+
+@router.get("/{model}", response_model=Policy)
+async def policy(model: str, request: Request) -> JSONResponse:
+    """The policy of this API key for a model; 404 without one."""
+    try:
+        served = request.app.state.models.get(model)
+        found = await stored(request, store_of(request).policy_of, context.current().tenant, served.contents)
+    except InvalidPolicy as error:
+        raise bad_request(f"model: the stored policy cannot be read, calibrate again: {error}", "model") from error
+    if found is None:
+        raise _without(served)
+    return JSONResponse(found.model_dump(mode="json"))
+
+
+@router.delete("/{model}", status_code=204)
+async def forget(model: str, request: Request) -> None:
+    """Remove the policy of this API key for a model: `auto` follows the operator's policy or the rule again."""
+    served = request.app.state.models.get(model)
+    if not await stored(request, store_of(request).drop_policy, context.current().tenant, served.contents):
+        raise _without(served)
+
+
+def _without(served: ServedModel) -> ApiError:
+    return ApiError(404, f"this API key has no policy for {served.name!r}", param="model", code="not_found")
+
+
+def _policy(packed: Packed, models: ModelRegistry) -> Policy:
+    """Raises:
+    ApiError: 400 for a result without encodings by length, or of weights that are not served.
+    """
+    result = EVALUATIONS[packed.evaluation].result.model_validate_json(gzip.decompress(packed.data))
+    try:
+        policy = result.policy(datetime.now(UTC))
+        if policy is None:
+            raise bad_request(f"result: {packed.evaluation} names no encodings by length", "result")
+        check_policy(policy, models.get(policy.model), models)
+    except InvalidPolicy as error:
+        raise bad_request(f"result: {error}", "result") from error
+    return policy
