@@ -20,6 +20,7 @@ NAMES = (
     "sweep_speed",
     "method_cost",
     "method_table",
+    "recall_table",
     "dynamic_consistency",
     "load",
     "siege",
