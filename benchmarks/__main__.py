@@ -21,6 +21,7 @@ NAMES = (
     "recommend_regret",
     "method_cost",
     "method_table",
+    "recall_table",
     "dynamic_consistency",
     "load",
     "siege",

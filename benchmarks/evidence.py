@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dynamic_consistency import LABELS
-from service.evaluation.formatting import short_number
+from service.evaluation.formatting import percent, short_number
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "docs" / "evidence.md", ROOT / "docs" / "method-table.md")
@@ -97,8 +97,20 @@ def _consistency(numbers: Numbers) -> Iterator[list[str]]:
             yield [model["model"], times, *(short_number(model[key][index]) for key in LABELS)]
 
 
-SOURCES = ("method_table", "dynamic_consistency")
-TABLES: dict[str, Callable[[Numbers], Iterator[list[str]]]] = {"consistency": _consistency}
+def _recall(numbers: Numbers) -> Iterator[list[str]]:
+    """Passkeys found, with the interval, over perplexity."""
+    table = numbers["recall_table"]
+    yield ["model", "method", *(f"{multiple}x" for multiple in table["multiples"])]
+    for model in table["models"]:
+        for entry in model["methods"]:
+            recall = zip(entry["recall"], entry["interval"], strict=True)
+            found = [f"{percent(share)} <sub>{percent(low)} to {percent(high)}</sub>" for share, (low, high) in recall]
+            cells = [f"{a}<br>{short_number(b)}" for a, b in zip(found, entry["perplexity"], strict=True)]
+            yield [model["model"], f"`{entry['label']}`", *cells]
+
+
+SOURCES = ("method_table", "dynamic_consistency", "recall_table")
+TABLES: dict[str, Callable[[Numbers], Iterator[list[str]]]] = {"consistency": _consistency, "recall": _recall}
 
 
 def _markdown(rows: Iterator[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""``ropeway demo``: serves the embedded models, sends requests, draws the perplexity curve."""
+"""``ropeway demo``: serves the embedded models, sends requests, draws perplexity and recall by length."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,8 +35,10 @@ PROMPT_FROM, PROMPT_CHARS = "The party from Uppercross", 1500
 """A passage of plain prose, several hundred tokens of the demo models: past the length they were trained at."""
 ANSWER: dict[str, Any] = {"max_new_tokens": 48, "temperature": 0.7, "seed": 1}
 """Models of this size repeat themselves without sampling."""
-WINDOWS_EVERY = 60_000
-"""Tokens from one scored window to the next: three windows, spread over the default document."""
+WINDOWS_EVERY = 15_000
+"""Tokens from one scored window to the next: a dozen windows, spread over the default document."""
+SAMPLES = 3
+"""Passkeys per length and depth: fifteen at every length."""
 ENCODINGS: dict[str, list[str]] = json.loads((Path(__file__).parent / "demo.json").read_text())
 """The encodings to compare, by route, in the short form."""
 
@@ -51,7 +54,7 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 takes a free one.")] = 0,
     model: Annotated[str, typer.Option(help="Model to serve; the embedded demo models by default.")] = "demo",
 ) -> None:
-    """Serve the demo models, generate under several encodings, measure perplexity, save the curve, stop."""
+    """Serve the demo models, generate under several encodings, measure perplexity and recall, draw both, stop."""
     from service.client import RopewayError
 
     began = time.perf_counter()
@@ -62,6 +65,7 @@ def demo(
         with _server(model, port, output / "server.log") as client:
             _answers(client)
             _curve(client, output)
+            _recall(client, output)
     except (DemoFailed, RopewayError, OSError) as error:
         fail(f"{error or type(error).__name__} (the server's log: {output / 'server.log'})")
     stdout.print(f"server stopped cleanly; {time.perf_counter() - began:.0f} s in all")
@@ -182,3 +186,32 @@ def _curve(client: Ropeway, output: Path) -> None:
     (output / "result.json").write_text(result.model_dump_json(indent=2), encoding="utf-8")
     files = "curve.png curve.html table.csv result.json"
     stdout.print(Text(f"scored in {result.seconds:.1f} s; saved in {output}: {files}"))
+
+
+def _recall(client: Ropeway, output: Path) -> None:
+    """Hide passkeys from the trained length to eight times it, and save the share found.
+
+    A model whose trained length is shorter than the prompt's frame gets a line with the reason.
+    """
+    from service.client import RopewayError
+    from service.evaluation.retrieval.results import DepthResult
+    from service.figures.evaluations.retrieval import score_picture
+
+    trained = client.models()[0].trained_length
+    names = ENCODINGS["passkey"]
+    lengths = [trained << step for step in range(4)]
+    stdout.rule(Text(f"POST /passkey: {len(names)} encodings, {trained} to {trained << 3} tokens"))
+    try:
+        with status(f"POST /passkey, {len(names)} encodings"):
+            result = client.evaluate("passkey", methods=encodings(names), lengths=lengths, samples=SAMPLES)
+    except RopewayError as error:
+        if error.status != HTTPStatus.BAD_REQUEST:
+            raise
+        stdout.print(Text(f"not measured: {error}"))
+        return
+    assert isinstance(result, DepthResult)
+    show(result)
+    drawn = score_picture(result)
+    (output / "recall.png").write_bytes(drawn.png())
+    (output / "recall.html").write_text(drawn.html(), encoding="utf-8")
+    stdout.print(Text(f"saved in {output}: recall.png recall.html"))

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import torch
 import typer
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from service.models.training import card as model_card
@@ -29,12 +30,14 @@ from service.models.training.corpus import (
     read_standard_library,
     training_texts,
 )
+from service.models.training.curriculum import Curriculum, Stage
 from service.models.training.shape import (
     FAMILIES,
     KINDS,
     PRESETS,
     Model,
     Preset,
+    initial_model,
     model_config,
     new_model,
     save_folder,
@@ -74,6 +77,10 @@ Precision = Annotated[
 ]
 Checkpoint = Annotated[float, typer.Option(min=0.0, help="Minutes between checkpoints.")]
 Output = Annotated[Path, typer.Option(help="Folder that receives one Hugging Face folder per model.")]
+Initial = Annotated[
+    Path | None,
+    typer.Option(exists=True, file_okay=False, help="Folder of trained models to go on from: an earlier --output."),
+]
 
 
 @app.command()
@@ -113,6 +120,7 @@ def train(  # noqa: PLR0913  a command's options
     threads: Threads = None,
     precision: Precision = "bf16",
     checkpoint_minutes: Checkpoint = 5.0,
+    initial: Initial = None,
     run_dir: RunDir = Path("runs"),
     output: Output = DEMO,
 ) -> None:
@@ -122,10 +130,12 @@ def train(  # noqa: PLR0913  a command's options
     for kind in model:
         if kind not in FAMILIES:
             raise typer.BadParameter(f"{kind!r} is not one of {', '.join(FAMILIES)}")
-        run = Run(_preset(preset), 0, seed, precision, run_dir / served_name(kind), checkpoint_minutes)
+        name = served_name(kind)
+        begun = str(initial / name) if initial else ""
+        run = Run(_preset(preset), 0, seed, precision, run_dir / name, checkpoint_minutes, begun)
         try:
-            _train_one(kind, run, run_dir, (tokens, minutes), output / served_name(kind))
-        except (CheckpointMismatch, CorpusError) as error:
+            _train_one(kind, run, run_dir, (tokens, minutes), output / name)
+        except (CheckpointMismatch, CorpusError, ValueError, OSError) as error:
             raise typer.BadParameter(str(error)) from error
 
 
@@ -192,7 +202,6 @@ def _train_one(kind: str, run: Run, run_dir: Path, budget: tuple[int | None, flo
         raise CorpusError(f"no prepared data in {run_dir}: run `prepare` first")
     tokenizer = load_tokenizer(tokenizer_folder)
     bos, eos = special_ids(tokenizer)
-    data = PackedTokens(run_dir / "train.bin", bos, run.preset.context)
     heldout = PackedTokens(run_dir / "heldout.bin", bos, run.preset.context)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = model_config(kind, run.preset, tokenizer.get_vocab_size(), bos, eos)
@@ -200,10 +209,12 @@ def _train_one(kind: str, run: Run, run_dir: Path, budget: tuple[int | None, flo
     if minutes is None:
         steps = -(-(tokens or run.preset.tokens) // (run.preset.batch * run.preset.context))
     else:
-        steps = _steps_for(minutes, new_model(config, run.seed, device), run, data, run_dir / "steps.json")
+        trial = _batches(run_dir, tokenizer, replace(run, steps=1))
+        steps = _steps_for(minutes, new_model(config, run.seed, device), run, trial, run_dir / "steps.json")
     run = replace(run, steps=steps)
-    model = new_model(config, run.seed, device)
-    progress = train_model(model, run, data, heldout, _progress_bar(served_name(kind), run))
+    model = initial_model(Path(run.initial), config, device) if run.initial else new_model(config, run.seed, device)
+    batches = _batches(run_dir, tokenizer, run)
+    progress = train_model(model, run, batches, heldout, _progress_bar(served_name(kind), run))
     with seams(model):
         losses = position_losses(model, heldout, FINAL_ROWS, run.precision).tolist()
     facts = model_card.Facts(
@@ -219,6 +230,8 @@ def _train_one(kind: str, run: Run, run_dir: Path, budget: tuple[int | None, flo
         documents=read_records(run_dir),
         log=progress.log,
         position_losses=losses,
+        initial=run.initial,
+        initial_training=model_card.training_of(Path(run.initial)) if run.initial else "",
     )
     facts.save(run.folder / "facts.json")
     save_folder(model, tokenizer_folder, folder)
@@ -226,7 +239,14 @@ def _train_one(kind: str, run: Run, run_dir: Path, budget: tuple[int | None, flo
     typer.echo(f"{folder}: validation loss {progress.log[-1].validation_loss:.3f}")
 
 
-def _steps_for(minutes: float, model: Model, run: Run, data: PackedTokens, path: Path) -> int:
+def _batches(run_dir: Path, tokenizer: Tokenizer, run: Run) -> Curriculum:
+    preset = run.preset
+    stages = preset.stages or (Stage(1.0, preset.context),)
+    tokens = preset.batch * preset.context
+    return Curriculum(run_dir / "train.bin", tokenizer, stages, tokens, run.steps, run.seed)
+
+
+def _steps_for(minutes: float, model: Model, run: Run, data: Curriculum, path: Path) -> int:
     """Measured once and written down: every kind of the same size trains for the same number of steps."""
     key = {"minutes": minutes, "preset": asdict(run.preset), "precision": run.precision}
     if path.exists():

@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 
 from service.models.training.corpus import DocumentRecord
+from service.models.training.curriculum import Stage
 from service.models.training.shape import KINDS, PRESETS, SHIPPED, Preset, encoding_of, served_name
 from service.models.training.train import LogEntry
 
+TRAINING = "## Training"
 TABLE_START, TABLE_END = "<!-- table:start -->", "<!-- table:end -->"
 BUCKETS = 8
 """Position buckets, the first one halved: the first tokens differ most."""
@@ -56,6 +58,8 @@ class Facts:
     documents: list[DocumentRecord]
     log: list[LogEntry]
     position_losses: list[float]
+    initial: str = ""
+    initial_training: str = ""
 
     @property
     def tokens(self) -> int:
@@ -67,7 +71,8 @@ class Facts:
     @classmethod
     def load(cls, path: Path) -> Facts:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        stored["preset"] = Preset(**stored["preset"])
+        stages = tuple(Stage(**stage) for stage in stored["preset"].pop("stages"))
+        stored["preset"] = Preset(**stored["preset"], stages=stages)
         stored["documents"] = [DocumentRecord(**record) for record in stored["documents"]]
         stored["log"] = [LogEntry(**entry) for entry in stored["log"]]
         return cls(**stored)
@@ -88,6 +93,8 @@ def write_card(facts: Facts, path: Path) -> None:
     """Write the card to ``path``, with the table of an earlier card there."""
     table = _table_in(path.read_text(encoding="utf-8")) if path.exists() else "Not measured yet."
     sections = [_about(facts), _data(facts), _training(facts), _evaluation(facts), _length_section(table)]
+    if facts.initial_training:
+        sections.insert(2, facts.initial_training.replace(TRAINING, "## First training: text alone"))
     search = "of the hyper-parameters only two learning rates were compared"
     if not _ships(facts):
         search = "no hyper-parameter was searched for this model"
@@ -172,10 +179,10 @@ def _training(facts: Facts) -> str:
         [f"{e.step:,}", f"{e.train_loss:.3f}", f"{e.validation_loss:.3f}", f"{e.seconds / 60:.1f}"] for e in facts.log
     ]
     curve = markdown_table(["step", "training loss", "validation loss", "minutes"], rows)
-    return f"""## Training
+    return f"""{TRAINING}
 
-AdamW (0.9, 0.95), weight decay 0.1 on matrices, peak learning rate {facts.preset.learning_rate:g}, 3 % warmup,
-cosine to a tenth, gradients clipped at 1.0; {facts.steps:,} steps of
+{_rows_of(facts)}AdamW (0.9, 0.95), weight decay 0.1 on matrices, peak learning rate {facts.preset.learning_rate:g},
+3 % warmup, cosine to a tenth, gradients clipped at 1.0; {facts.steps:,} steps of
 {facts.preset.batch} x {facts.preset.context} tokens, seed {facts.seed}, precision {facts.precision}.
 {facts.seconds / 60:.0f} minutes at {speed:,.0f} tokens/s on
 {facts.hardware}; {facts.threads} thread(s).
@@ -187,9 +194,35 @@ Losses in nats per token.
 {curve}"""
 
 
+def _rows_of(facts: Facts) -> str:
+    """The stages, in words."""
+    if not facts.preset.stages:
+        return ""
+    stages = [
+        f"{stage.share:.0%} of the steps on rows of {stage.context} tokens, {stage.recall:.0%} of them recall"
+        for stage in facts.preset.stages
+    ]
+    return f"""Training went on with text and synthetic recall: repeated text, repeated random tokens, values hidden in
+text, and key-value pairs. {"; ".join(stages)}. Tokens that nothing predicts are no targets.
+
+"""
+
+
+def training_of(folder: Path) -> str:
+    """The section on training in the card of the model in ``folder``.
+
+    Raises:
+        ValueError: when its card has none.
+    """
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    if TRAINING not in card:
+        raise ValueError(f"{folder / 'README.md'} has no section {TRAINING!r}: it is no model of this program")
+    return TRAINING + card.split(TRAINING)[1].split("\n## ")[0].rstrip() + "\n"
+
+
 def _command(facts: Facts) -> str:
     if _ships(facts):
-        return f'make train-demo ARGS="all --corpus DIR --tokens {facts.tokens}"'
+        return f'make train-demo ARGS="train --preset recall --initial DIR --tokens {facts.tokens}"'
     preset = next((name for name, preset in PRESETS.items() if preset == facts.preset), "NAME")
     return f'make train-demo FAMILY={facts.kind} PRESET={preset} CORPUS=DIR ARGS="--tokens {facts.tokens}"'
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from patches import METHODS
 from service.models import architecture
 from service.models.architecture import RopewayDemoConfig, RopewayDemoForCausalLM
 from service.models.chat import PLAIN
+from service.models.training.curriculum import RECALL, Stage
 
 Model = LlamaForCausalLM
 BASE = "ropeway-demo"
@@ -38,7 +39,10 @@ FAMILIES = (*KINDS, *REPARAMETERIZED, *architecture.FAMILIES)
 
 @dataclass(frozen=True)
 class Preset:
-    """Shape and optimizer of one size; ``batch`` in rows of ``context`` tokens, ``tokens`` as the default run."""
+    """Shape and optimizer of one size; ``batch`` in rows of ``context`` tokens, ``tokens`` as the default run.
+
+    Without ``stages``, every row is text of ``context`` tokens.
+    """
 
     hidden_size: int
     layers: int
@@ -51,20 +55,38 @@ class Preset:
     batch: int
     learning_rate: float
     tokens: int
+    stages: tuple[Stage, ...] = ()
 
 
+TEXT = Preset(192, 4, 4, 2, 64, 448, 2048, 256, batch=8, learning_rate=1.5e-3, tokens=17_203_200)
 PRESETS = {
-    "cpu": Preset(192, 4, 4, 2, 64, 448, 2048, 256, batch=8, learning_rate=1.5e-3, tokens=12_000_000),
+    "cpu": TEXT,
+    "recall": replace(TEXT, tokens=6_553_600, stages=RECALL),
     "gpu": Preset(256, 6, 4, 2, 64, 704, 2048, 256, batch=256, learning_rate=3e-3, tokens=400_000_000),
     "small": Preset(128, 3, 4, 2, 32, 320, 2048, 256, batch=8, learning_rate=2e-3, tokens=4_000_000),
     "tiny": Preset(32, 2, 2, 1, 16, 64, 320, 32, batch=8, learning_rate=5e-3, tokens=5_000),
 }
 """``tiny`` is for tests; ``small`` trains in about ten minutes on one thread, to compare families; ``gpu`` has more
-than twice the parameters of ``cpu``."""
+than twice the parameters of ``cpu``; ``recall`` goes on from the models of ``cpu`` (``train --initial``)."""
 
-
-SHIPPED = "cpu"
+SHIPPED = "recall"
 """The preset of the models that ship."""
+
+
+def initial_model(folder: Path, config: LlamaConfig, device: torch.device) -> Model:
+    """The trained weights of ``folder`` in float32, as the model to go on from.
+
+    Raises:
+        ValueError: when its model has another configuration; the message names the first field that differs.
+    """
+    kind: Any = RopewayDemoForCausalLM if isinstance(config, RopewayDemoConfig) else LlamaForCausalLM
+    model: Model = kind.from_pretrained(folder, dtype=torch.float32)
+    asked, found = config.to_dict(), model.config.to_dict()
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "position_encoding"):
+        if asked.get(name) != found.get(name):
+            raise ValueError(f"{folder}: {name} is {found.get(name)}, and the preset has {asked.get(name)}")
+    torch.nn.Module.to(model, device)
+    return model
 
 
 def served_name(kind: str) -> str:

@@ -22,7 +22,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patches import patched
 from service.models.architecture import RopewayDemoForCausalLM
-from service.models.training.corpus import PackedTokens, batch_order
+from service.models.training.corpus import PackedTokens
+from service.models.training.curriculum import Curriculum
+from service.models.training.recall import IGNORED
 from service.models.training.shape import Preset
 
 VALIDATION_ROWS = 64
@@ -37,7 +39,7 @@ MAX_GRADIENT_NORM = 1.0
 
 @dataclass(frozen=True)
 class Run:
-    """One training run. ``folder`` holds its checkpoint and log."""
+    """One training run. ``folder`` holds its checkpoint and log; ``initial`` is the folder of the first weights."""
 
     preset: Preset
     steps: int
@@ -45,6 +47,7 @@ class Run:
     precision: str
     folder: Path
     checkpoint_minutes: float = 5.0
+    initial: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def new_optimizer(model: torch.nn.Module, peak: float) -> torch.optim.AdamW:
 
 
 def token_losses(model: Any, inputs: torch.Tensor, targets: torch.Tensor, precision: str) -> torch.Tensor:
-    """Negative log-likelihood of every target, float32 [rows, tokens]."""
+    """Negative log-likelihood of every target, float32 [rows, tokens]; 0 where the target is ``IGNORED``."""
     device = model.device
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         logits = model(input_ids=inputs.to(device), use_cache=False).logits
@@ -118,7 +121,7 @@ def seams(model: Any) -> Iterator[None]:
         yield
 
 
-def train(model: Any, run: Run, data: PackedTokens, heldout: PackedTokens, on_step: OnStep | None = None) -> Progress:
+def train(model: Any, run: Run, data: Curriculum, heldout: PackedTokens, on_step: OnStep | None = None) -> Progress:
     """Train ``model`` in place, from the checkpoint in ``run.folder`` if there is one.
 
     Raises:
@@ -144,11 +147,11 @@ def train(model: Any, run: Run, data: PackedTokens, heldout: PackedTokens, on_st
     return progress
 
 
-def _step(model: Any, optimizer: torch.optim.AdamW, run: Run, data: PackedTokens, step: int) -> float:
+def _step(model: Any, optimizer: torch.optim.AdamW, run: Run, data: Curriculum, step: int) -> float:
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(step, run.steps, run.preset.learning_rate)
-    rows = data.rows(batch_order(len(data), run.preset.batch, step, run.seed))
-    loss = token_losses(model, *rows, run.precision).mean()
+    inputs, targets = data.batch(step)
+    loss = token_losses(model, inputs, targets, run.precision).sum() / (targets != IGNORED).sum()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
     optimizer.step()
@@ -203,10 +206,11 @@ def load_checkpoint(run: Run, model: Any, optimizer: torch.optim.AdamW) -> Progr
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    return {"preset": asdict(run.preset), "steps": run.steps, "seed": run.seed, "precision": run.precision}
+    named = {"preset": asdict(run.preset), "steps": run.steps, "seed": run.seed, "precision": run.precision}
+    return named | {"initial": run.initial}
 
 
-def measure_steps(model: Any, run: Run, data: PackedTokens, minutes: float, trial_seconds: float = 20.0) -> int:
+def measure_steps(model: Any, run: Run, data: Curriculum, minutes: float, trial_seconds: float = 20.0) -> int:
     """Number of steps that fit into ``minutes`` here, from about ``trial_seconds`` of training; changes ``model``."""
     optimizer = new_optimizer(model, 0.0)
     with seams(model):

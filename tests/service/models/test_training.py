@@ -20,6 +20,7 @@ from patches import patched
 from service.evaluation.documents import BUILT_IN, DEFAULT_DOCUMENT
 from service.models.training import __main__ as cli
 from service.models.training import card, corpus, shape
+from service.models.training.curriculum import Curriculum, Stage
 from service.models.training.tokenizer import EOS, load_tokenizer, save_tokenizer, special_ids, train_tokenizer
 from service.models.training.train import (
     CheckpointMismatch,
@@ -92,23 +93,19 @@ def fresh(run_dir: Path, kind: str, seed: int = 0) -> Any:
 
 
 def progressed(model: Any, run: Run, run_dir: Path, on_step: Any = None) -> Progress:
-    return train(model, run, packed(run_dir, "train.bin"), packed(run_dir, "heldout.bin"), on_step)
+    return train(model, run, batches(run_dir, run), packed(run_dir, "heldout.bin"), on_step)
+
+
+def batches(run_dir: Path, run: Run, stages: tuple[Stage, ...] = (Stage(1.0, TINY.context),)) -> Curriculum:
+    tokens = run.preset.batch * run.preset.context
+    tokenizer = load_tokenizer(run_dir / "tokenizer")
+    return Curriculum(run_dir / "train.bin", tokenizer, stages, tokens, run.steps, run.seed)
 
 
 @pytest.fixture(scope="module")
 def stored(trained: Path) -> Any:
     """The tokenizer as a service loads it."""
     return AutoTokenizer.from_pretrained(trained / shape.BASE)
-
-
-class RecordedTokens(corpus.PackedTokens):
-    """Packed tokens that remember which rows were asked for."""
-
-    asked: list[int]
-
-    def rows(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        self.asked = [*getattr(self, "asked", []), *index.tolist()]
-        return super().rows(index)
 
 
 class TestTokenizer:
@@ -256,14 +253,20 @@ class TestTraining:
             if step == 3:
                 raise KeyboardInterrupt
 
-        plain, heldout = packed(run_dir, "train.bin"), packed(run_dir, "heldout.bin")
-        data = RecordedTokens(run_dir / "train.bin", plain.bos_token_id, TINY.context)
+        heldout = packed(run_dir, "heldout.bin")
         run = Run(TINY, 6, 4, "fp32", tmp_path, checkpoint_minutes=0.0)
+        data, asked = batches(run_dir, run), []
+        data.batch = lambda step: asked.append(step) or Curriculum.batch(data, step)  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             train(fresh(run_dir, shape.ROTARY), run, data, heldout, interrupt)
         train(fresh(run_dir, shape.ROTARY), run, data, heldout)
-        expected = [corpus.batch_order(len(data), TINY.batch, step, run.seed) for step in range(6)]
-        assert data.asked == np.concatenate(expected).tolist()
+        assert asked == list(range(6))
+
+    def test_a_batch_of_text_has_the_rows_of_its_step(self, run_dir: Path, tmp_path: Path) -> None:
+        run, text = Run(TINY, 6, 4, "fp32", tmp_path), packed(run_dir, "train.bin")
+        for step in range(6):
+            rows = text.rows(corpus.batch_order(len(text), TINY.batch, step, run.seed))
+            assert all(map(torch.equal, batches(run_dir, run).batch(step), rows))
 
     def test_a_checkpoint_of_another_job_is_refused(self, run_dir: Path, tmp_path: Path) -> None:
         run = Run(TINY, 2, 0, "fp32", tmp_path)
@@ -309,7 +312,8 @@ class TestTraining:
         torch.testing.assert_close(position_losses(model, data, 10**6, "fp32"), expected.detach())
 
     def test_measured_steps_fill_the_time(self, run_dir: Path, tmp_path: Path) -> None:
-        run, data = Run(TINY, 0, 0, "bf16", tmp_path), packed(run_dir, "train.bin")
+        run = Run(TINY, 1, 0, "bf16", tmp_path)
+        data = batches(run_dir, run)
         short, long = (measure_steps(fresh(run_dir, shape.ROTARY), run, data, m, 0.3) for m in (0.01, 1.0))
         assert 1 <= short < long
 
