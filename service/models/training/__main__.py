@@ -231,7 +231,7 @@ def _train_one(kind: str, run: Run, run_dir: Path, budget: tuple[int | None, flo
         log=progress.log,
         position_losses=losses,
         initial=run.initial,
-        initial_training=model_card.training_of(Path(run.initial)) if run.initial else "",
+        initial_training=model_card.training_of(Path(run.initial)) if run.initial else [],
     )
     facts.save(run.folder / "facts.json")
     save_folder(model, tokenizer_folder, folder)
@@ -248,7 +248,8 @@ def _batches(run_dir: Path, tokenizer: Tokenizer, run: Run) -> Curriculum:
 
 def _steps_for(minutes: float, model: Model, run: Run, data: Curriculum, path: Path) -> int:
     """Measured once and written down: every kind of the same size trains for the same number of steps."""
-    key = {"minutes": minutes, "preset": asdict(run.preset), "precision": run.precision}
+    preset = asdict(run.preset) | {"stages": [asdict(stage) for stage in run.preset.stages]}
+    key = {"minutes": minutes, "preset": preset, "precision": run.precision}
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored["for"] == key:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from service.models.training.curriculum import Stage
 from service.models.training.shape import KINDS, PRESETS, SHIPPED, Preset, encoding_of, served_name
 from service.models.training.train import LogEntry
 
-TRAINING = "## Training"
+TRAINING = "Training"
 TABLE_START, TABLE_END = "<!-- table:start -->", "<!-- table:end -->"
 BUCKETS = 8
 """Position buckets, the first one halved: the first tokens differ most."""
@@ -34,8 +34,8 @@ LIMITS = """## Limits
 - A measuring instrument for positional encodings, not a useful language model: it writes grammatical
   fragments without sense, knows no facts, follows no instructions and was not filtered for bias. Its
   corpus carries the language and the prejudices of its time.
-- Effects of context extension are real here, their sizes are not those of large models: attention over
-  {context} tokens of a model this small uses little more than the last sentences.
+- Effects of context extension are real here, their sizes are not those of large models. Beyond the synthetic
+  recall that it was trained for, attention of a model this small uses little more than the last sentences.
 - One seed, one run; {search}. Differences of a few
   per cent between the models are within what another seed may give.
 - Weights are stored in float16; the losses above were measured before rounding.
@@ -59,7 +59,7 @@ class Facts:
     log: list[LogEntry]
     position_losses: list[float]
     initial: str = ""
-    initial_training: str = ""
+    initial_training: list[str] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -92,13 +92,11 @@ def hardware(device: torch.device) -> str:
 def write_card(facts: Facts, path: Path) -> None:
     """Write the card to ``path``, with the table of an earlier card there."""
     table = _table_in(path.read_text(encoding="utf-8")) if path.exists() else "Not measured yet."
-    sections = [_about(facts), _data(facts), _training(facts), _evaluation(facts), _length_section(table)]
-    if facts.initial_training:
-        sections.insert(2, facts.initial_training.replace(TRAINING, "## First training: text alone"))
-    search = "of the hyper-parameters only two learning rates were compared"
+    sections = [_about(facts), _data(facts), *_runs(facts), _evaluation(facts), _length_section(table)]
+    search = "of the hyper-parameters two learning rates and two mixtures of recall were compared"
     if not _ships(facts):
         search = "no hyper-parameter was searched for this model"
-    limits = LIMITS.format(context=facts.preset.context, search=search)
+    limits = LIMITS.format(search=search)
     path.write_text(HEADER + "\n" + "\n".join([*sections, limits]), encoding="utf-8")
 
 
@@ -167,7 +165,7 @@ def _data(facts: Facts) -> str:
 Held out whole, for validation: {heldout}. Ropeway's built-in documents, Jane Austen's *Persuasion* and Python's
 `pydoc_data.topics`, are never part of the corpus.
 
-Tokens seen: {facts.tokens:,}, which is {facts.tokens / trained:.2f} passes over the {trained:,} training tokens.
+{_seen(facts, trained)}
 
 {listed}
 """
@@ -179,10 +177,9 @@ def _training(facts: Facts) -> str:
         [f"{e.step:,}", f"{e.train_loss:.3f}", f"{e.validation_loss:.3f}", f"{e.seconds / 60:.1f}"] for e in facts.log
     ]
     curve = markdown_table(["step", "training loss", "validation loss", "minutes"], rows)
-    return f"""{TRAINING}
-
-{_rows_of(facts)}AdamW (0.9, 0.95), weight decay 0.1 on matrices, peak learning rate {facts.preset.learning_rate:g},
-3 % warmup, cosine to a tenth, gradients clipped at 1.0; {facts.steps:,} steps of
+    return f"""{_rows_of(facts)}AdamW (0.9, 0.95), weight decay 0.1 on matrices,
+peak learning rate {facts.preset.learning_rate:g}, 3 % warmup, cosine to a tenth, gradients clipped at 1.0;
+{facts.steps:,} steps of
 {facts.preset.batch} x {facts.preset.context} tokens, seed {facts.seed}, precision {facts.precision}.
 {facts.seconds / 60:.0f} minutes at {speed:,.0f} tokens/s on
 {facts.hardware}; {facts.threads} thread(s).
@@ -208,21 +205,41 @@ text, and key-value pairs. {"; ".join(stages)}. Tokens that nothing predicts are
 """
 
 
-def training_of(folder: Path) -> str:
-    """The section on training in the card of the model in ``folder``.
+def training_of(folder: Path) -> list[str]:
+    """The training runs in the card of the model in ``folder``, the first one first, without their headings.
 
     Raises:
         ValueError: when its card has none.
     """
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    if TRAINING not in card:
-        raise ValueError(f"{folder / 'README.md'} has no section {TRAINING!r}: it is no model of this program")
-    return TRAINING + card.split(TRAINING)[1].split("\n## ")[0].rstrip() + "\n"
+    card = folder / "README.md"
+    sections = f"\n{card.read_text(encoding='utf-8')}".split("\n## ")
+    runs = [text.partition("\n")[2].strip() + "\n" for text in sections if text.startswith(TRAINING)]
+    if not runs:
+        raise ValueError(f"{card} has no section {TRAINING!r}: it is no model of this program")
+    return runs
+
+
+def _seen(facts: Facts, trained: int) -> str:
+    if not facts.preset.stages:
+        passes = facts.tokens / trained
+        return f"Tokens seen: {facts.tokens:,}, which is {passes:.2f} passes over the {trained:,} training tokens."
+    recall = sum(stage.share * stage.recall for stage in facts.preset.stages)
+    return (
+        f"Tokens seen in the last run: {facts.tokens:,}, of which {recall:.0%} are synthetic recall, and the rest text."
+    )
+
+
+def _runs(facts: Facts) -> list[str]:
+    """A section for every training run, numbered if there are several."""
+    runs = [*facts.initial_training, _training(facts)]
+    names = [TRAINING] if len(runs) == 1 else [f"{TRAINING}, run {n} of {len(runs)}" for n in range(1, len(runs) + 1)]
+    return [f"## {name}\n\n{run}" for name, run in zip(names, runs, strict=True)]
 
 
 def _command(facts: Facts) -> str:
     if _ships(facts):
-        return f'make train-demo ARGS="train --preset recall --initial DIR --tokens {facts.tokens}"'
+        options = f"--preset {SHIPPED} --initial DIR --tokens {facts.tokens} --seed {facts.seed}"
+        return f'make train-demo ARGS="train {options}"'
     preset = next((name for name, preset in PRESETS.items() if preset == facts.preset), "NAME")
     return f'make train-demo FAMILY={facts.kind} PRESET={preset} CORPUS=DIR ARGS="--tokens {facts.tokens}"'
 

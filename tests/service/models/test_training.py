@@ -318,6 +318,37 @@ class TestTraining:
         assert 1 <= short < long
 
 
+    @pytest.mark.parametrize("kind", shape.KINDS)
+    def test_a_run_goes_on_from_trained_weights_in_stages(
+        self, run_dir: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        stages = (Stage(0.5, 16, recall=0.5), Stage(0.5, TINY.context, recall=0.25))
+        monkeypatch.setitem(shape.PRESETS, "staged", replace(TINY, stages=stages))
+        for file in ("documents.json", "heldout.bin", "train.bin"):
+            (tmp_path / file).symlink_to(run_dir / file)
+        (tmp_path / "tokenizer").symlink_to(run_dir / "tokenizer")
+        tokens = str(4 * TINY.batch * TINY.context)
+        options = ["--model", kind, "--preset", "staged", "--tokens", tokens, "--initial", str(trained)]
+        result = CliRunner().invoke(
+            cli.app, ["train", *options, "--run-dir", str(tmp_path), "--output", str(tmp_path / "out")]
+        )
+        assert result.exit_code == 0, result.output
+        facts = card.Facts.load(tmp_path / shape.served_name(kind) / "facts.json")
+        first = card.Facts.load(run_dir / shape.served_name(kind) / "facts.json").log[-1]
+        assert facts.log[0].validation_loss == pytest.approx(first.validation_loss, abs=0.5)
+        assert facts.preset.stages == stages
+        text = (tmp_path / "out" / shape.served_name(kind) / "README.md").read_text()
+        assert "## Training, run 1 of 2" in text
+        assert "## Training, run 2 of 2" in text
+        assert "50% of the steps on rows of 16 tokens, 50% of them recall" in text
+
+    def test_weights_of_another_shape_are_refused(self, run_dir: Path, trained: Path, tmp_path: Path) -> None:
+        options = ["--model", "rope", "--preset", "small", "--initial", str(trained), "--run-dir", str(run_dir)]
+        result = CliRunner().invoke(cli.app, ["train", *options, "--output", str(tmp_path)], env={"COLUMNS": "300"})
+        assert result.exit_code == 2
+        assert "hidden_size is 32, and the preset has 128" in result.output
+
+
 class TestFolder:
     @pytest.mark.parametrize("kind", shape.KINDS)
     def test_loads_and_carries_the_trained_weights(self, run_dir: Path, trained: Path, kind: str) -> None:
