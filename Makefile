@@ -38,7 +38,7 @@ install: $(RUN) ## Create .venv with the command ropeway
 
 setup: $(DEV) ## Create .venv with everything a contributor needs
 
-demo: $(RUN) ## Serve the demo models, ask them, plot the curve into ./demo-output, stop
+demo: $(RUN) ## Serve the demo models, ask them, draw perplexity and recall into ./demo-output, stop
 	$(BIN)/ropeway demo $(ARGS)
 
 serve: $(RUN) ## Serve ROPEWAY_MODEL (default: the demo models)

@@ -29,7 +29,7 @@ STATEMENTS = (
     ("The {name} of {key} is {value}.", "What is the {name} of {key}? It is {value}."),
     ("{key}: {value}.", "{key}: {value}."),
 )
-WORDINGS = (0.4, 0.15, 0.15, 0.15, 0.15)
+WORDINGS = (0.6, 0.1, 0.1, 0.1, 0.1)
 """Of the statements: the first, the published passkey, repeats its words and is the hardest to answer."""
 
 NAMES = ("pass key", "magic number", "number", "secret number", "code", "password", "answer", "key", "address", "age")
@@ -147,5 +147,5 @@ TASKS: tuple[Callable[[RecallRows, np.random.Generator, int], Episode], ...] = (
     RecallRows.hidden,
     RecallRows.pairs,
 )
-SHARES = (0.1, 0.2, 0.55, 0.15)
+SHARES = (0.1, 0.1, 0.65, 0.15)
 """Of the tasks, in episodes."""
