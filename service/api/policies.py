@@ -13,6 +13,7 @@ from patches import KnownFields
 from service import context
 from service.api.http.routing import Route
 from service.api.jobs.lookup import store_of, stored
+from service.api.responses import PolicyInfo
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.storage.results import Packed
@@ -31,7 +32,7 @@ class PolicyRequest(KnownFields):
     result: str = Field(min_length=1, max_length=64)
 
 
-@router.post("", response_model=Policy)
+@router.post("", response_model=PolicyInfo)
 async def calibrate(body: PolicyRequest, request: Request) -> JSONResponse:
     """Make the encodings of a recommendation those of `auto`, for this API key and the model that it measured.
 
@@ -46,7 +47,7 @@ async def calibrate(body: PolicyRequest, request: Request) -> JSONResponse:
     return JSONResponse(policy.model_dump(mode="json"))
 
 
-@router.get("/{model}", response_model=Policy)
+@router.get("/{model}", response_model=PolicyInfo)
 async def policy(model: str, request: Request) -> JSONResponse:
     """The policy of this API key for a model; 404 without one."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -63,6 +64,25 @@ class AutoRanges(AutoOrigin):
     """The encodings of ``auto`` by reserved length."""
 
     ranges: list[AutoRange]
+
+
+class PolicyCalibration(BaseModel):
+    """The measurement behind a policy: the result's id, the time, and the answer in sentences."""
+
+    id: str | None
+    created: datetime
+    measured: Any
+
+
+class PolicyInfo(BaseModel):
+    """A policy of ``auto``, as a policy file has it."""
+
+    version: int
+    model: str
+    fingerprint: str
+    trained_length: int
+    ranges: list[AutoRange]
+    calibration: PolicyCalibration
 
 
 class ResultEnd(BaseModel):

@@ -13,7 +13,7 @@ from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
 from service.api import responses
-from service.api.responses import ExportResult, GenerateResponse, MethodInfo, ModelInfo, Ready
+from service.api.responses import ExportResult, GenerateResponse, MethodInfo, ModelInfo, PolicyInfo, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated
 from service.client.events import StreamEvent, job_event, json_of, payload, read, stream_event, typed, typed_result
 from service.client.requests import (
@@ -30,7 +30,6 @@ from service.client.retries import RECONNECT_S, Following, async_retrying
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult, Progress
 from service.jobs.records import JobInfo, JobState, UnitDone
-from service.policy.policy import Policy
 
 if TYPE_CHECKING:
     from service.evaluation.recommend.results import RecommendResult
@@ -201,9 +200,9 @@ class AsyncRopeway:
         body = given({"pe": pe, "target": target, "length": length, "model": model})
         return await self._ask(ExportResult, "POST", "/export", body)
 
-    async def calibrate(self, result_id: str) -> Policy:
+    async def calibrate(self, result_id: str) -> PolicyInfo:
         """Make the encodings of a recommendation, by its id, those of ``auto`` for this API key."""
-        return await self._ask(Policy, "POST", "/policies", {"result": result_id})
+        return await self._ask(PolicyInfo, "POST", "/policies", {"result": result_id})
 
     async def forget_policy(self, model: str) -> None:
         """Remove the policy that ``calibrate`` made for a model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -20,7 +20,9 @@ from service.evaluation.results import (
     name_of,
 )
 from service.evaluation.sweep.results import Cost
-from service.policy.policy import Calibration, Policy, parse_policy
+
+if TYPE_CHECKING:
+    from service.policy.policy import Policy
 
 Verdict = Literal["recommended", "tied", "worse", "dropped", "windowed"]
 
@@ -123,6 +125,8 @@ class RecommendResult(EvaluationResult):
 
     def policy(self, created: datetime) -> Policy:
         """The cheapest encoding that is good enough, by length; it ends at the target length."""
+        from service.policy.policy import Calibration, parse_policy
+
         return parse_policy(
             {
                 "version": 1,

@@ -28,6 +28,10 @@ GOOD = "self_extend(group_size=5)"
 WINDOWED = ("streaming", "lm_infinite")
 
 
+def ranges_of(result: Any) -> list[dict[str, Any]]:
+    return [{"up_to": found.up_to, "pe": found.pe} for found in result.answer.ranges]
+
+
 @pytest.fixture(scope="module")
 def models(checkpoints: Path) -> Iterator[ModelRegistry]:
     yield from registry(checkpoints / "tiny")
@@ -143,21 +147,21 @@ def test_a_model_that_is_good_as_it_is_gets_to_know(models: ModelRegistry) -> No
     result, _ = answered(planned(models), {"others": (2.0, 0.8)}, (2.0, 0.8))
     assert (result.answer.label, result.answer.native_is_enough) == ("default", True)
     assert result.answer.words[0] == "For 256 tokens keep the model's own encoding: no candidate is better."
-    assert result.ranges() == [{"up_to": LENGTH, "pe": {"method": "default"}}]
+    assert ranges_of(result) == [{"up_to": LENGTH, "pe": {"method": "default"}}]
 
 
 def test_within_the_trained_length_nothing_else_is_tried(models: ModelRegistry) -> None:
     result = finish(evaluate(planned(models, length=64, windows=4)))
     assert [method.label for method in result.methods] == ["default"]
     assert result.answer.words[0] == "For 64 tokens keep the model's own encoding: it was trained with 64."
-    assert result.ranges() == [{"up_to": 64, "pe": {"method": "default"}}]
+    assert ranges_of(result) == [{"up_to": 64, "pe": {"method": "default"}}]
 
 
 def test_shorter_lengths_get_the_proposals_for_them(models: ModelRegistry) -> None:
     made_up = {"others": (3.0, 0.1), "yarn(factor=4)": (2.0, 0.8), "yarn(factor=2)": (2.0, 0.8)}
     result, _ = answered(planned(models), made_up, (2.0, 0.9))
     assert result.answer.label == "yarn(factor=4)"
-    assert result.ranges() == [
+    assert ranges_of(result) == [
         {"up_to": 64, "pe": {"method": "default"}},
         {"up_to": 128, "pe": {"method": "yarn", "factor": 2.0}},
         {"up_to": 256, "pe": {"method": "yarn", "factor": 4.0}},
@@ -169,7 +173,7 @@ def test_named_candidates_stay_as_they_are(models: ModelRegistry) -> None:
     made_up = {"others": (3.0, 0.1), "yarn(factor=4)": (2.0, 0.8)}
     result, plan = answered(planned(models, methods=methods), made_up, (2.0, 0.9))
     assert [method.label for method in result.methods] == ["default", "yarn(factor=4)", "linear(factor=4)"]
-    assert [found["up_to"] for found in result.ranges()] == [64, 256]
+    assert [found.up_to for found in result.answer.ranges] == [64, 256]
     assert len(plan.stages) == 2, "three candidates are one round"
 
 

@@ -317,7 +317,6 @@ class TestTraining:
         short, long = (measure_steps(fresh(run_dir, shape.ROTARY), run, data, m, 0.3) for m in (0.01, 1.0))
         assert 1 <= short < long
 
-
     @pytest.mark.parametrize("kind", shape.KINDS)
     def test_a_run_goes_on_from_trained_weights_in_stages(
         self, run_dir: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
