@@ -22,6 +22,7 @@ NAMES = (
     "method_cost",
     "method_table",
     "recall_table",
+    "auto_mixture",
     "dynamic_consistency",
     "load",
     "siege",

@@ -26,16 +26,16 @@ from service.models.loading import DEMO
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 
-MULTIPLES = (1, 2, 4, 8, 16)
+MULTIPLES = (1, 2, 4, 8)
 METHODS: dict[str, list[dict[str, Any]]] = {
     "ropeway-demo": [
         {"method": "default"},
         {"method": "linear", "factor": 4},
         {"method": "ntk", "factor": 8},
         {"method": "yarn", "factor": 4},
-        {"method": "yarn", "factor": 16},
+        {"method": "yarn", "factor": 8},
         {"method": "dynamic_yarn"},
-        {"method": "self_extend", "group_size": 16, "neighbor_window": 64},
+        {"method": "self_extend", "group_size": 8, "neighbor_window": 64},
         {"method": "rerope"},
         {"method": "dual_chunk"},
         {"method": "lm_infinite"},

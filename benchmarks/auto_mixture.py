@@ -1,0 +1,103 @@
+"""A calibrated `auto` against every fixed encoding, on a mixture of lengths from 0.5 to 16 times the trained length.
+
+The calibration reads one novel, and the comparison reads others. Every length predicts the same tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import torch
+
+from benchmarks.method_table import BOOKS, DOCUMENTS, stretches
+from benchmarks.scoring_equality import finish
+from benchmarks.timing import Report
+from patches import Method
+from service.evaluation.formatting import percent, short_number
+from service.evaluation.perplexity.plan import plan_of as perplexity_plan
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.perplexity.results import PerplexityResult
+from service.evaluation.recommend.plan import plan_of as recommend_plan
+from service.evaluation.recommend.request import RecommendRequest
+from service.evaluation.recommend.results import RecommendResult
+from service.evaluation.unit import evaluate
+from service.models.loading import DEMO
+from service.models.registry import ModelRegistry, ServedModel
+from service.settings import Settings
+
+MODELS = ("ropeway-demo", "ropeway-demo-alibi")
+TIMES = (0.5, 1, 2, 4, 8, 16)
+TAIL = 96
+"""Scored tokens at the end of each window."""
+
+
+def run(quick: bool = False) -> Report:
+    """One row per encoding and model: perplexity at every length, and over the mixture."""
+    torch.set_num_threads(2)
+    times, windows = (TIMES[:3], 4) if quick else (TIMES, 16)
+    report = Report(
+        "auto_mixture",
+        "perplexity of the calibrated auto and of fixed encodings, by length in units of the trained one and over all "
+        "lengths (goal: auto at most 2 % above the best at each length, and the least over all)",
+        ("model", "method", *(f"{multiple:g}x" for multiple in times), "all", "worst above best"),
+    )
+    if not BOOKS.is_dir():
+        report.notes.append("nothing is measured: the books are absent")
+        return report
+    for name in MODELS:
+        models = ModelRegistry(Settings(model=str(DEMO / name), dtype="float32", device="cpu", _env_file=None))
+        try:
+            served = models.default
+            lengths = [round(multiple * served.trained_length) for multiple in times]
+            calibrated = calibration(models, lengths, windows)
+            add(report, compared(models, served, calibrated, lengths, windows))
+        finally:
+            models.close()
+        report.notes.append(f"{name}: {'; '.join(f'up to {r.up_to} {r.label}' for r in calibrated.answer.ranges)}")
+    return report
+
+
+def calibration(models: ModelRegistry, lengths: Sequence[int], windows: int) -> RecommendResult:
+    beyond = [length for length in lengths if length > models.default.trained_length]
+    request = RecommendRequest(lengths=beyond, length=max(beyond), windows=windows, tolerance=0.01)
+    result: RecommendResult = finish(evaluate(recommend_plan(request, models, Settings(_env_file=None))))
+    return result
+
+
+def compared(
+    models: ModelRegistry, served: ServedModel, calibrated: RecommendResult, lengths: list[int], windows: int
+) -> PerplexityResult:
+    """``auto`` first, then the candidates that fit every length."""
+    policy = calibrated.policy(datetime.now(UTC))
+    fixed: list[Method] = []
+    for method in calibrated.methods:
+        asked = PerplexityRequest(methods=[method.request]).methods[0]
+        try:
+            for length in lengths:
+                served.patch.resolve(asked, length)
+        except ValueError:
+            continue
+        fixed.append(asked)
+    tokens = lengths[-1] + windows * 4 * TAIL
+    books = [ids[:tokens] for _, (_, ids) in zip(range(DOCUMENTS), stretches(served, tokens), strict=False)]
+    request = PerplexityRequest(
+        input=books, methods=[policy.auto("file"), *fixed], lengths=lengths, protocol="tail", tail=TAIL, stride=4 * TAIL
+    )
+    result: PerplexityResult = finish(evaluate(perplexity_plan(request, models, Settings(_env_file=None))))
+    return result
+
+
+def add(report: Report, result: PerplexityResult) -> None:
+    """The rows of one model, the least over all lengths first."""
+    best = [min(column) for column in zip(*([at.perplexity for at in m.lengths] for m in result.methods), strict=True)]
+    rows = []
+    for index, method in enumerate(result.methods):
+        by_length = [at.perplexity for at in method.lengths]
+        mixture = math.exp(sum(map(math.log, by_length)) / len(by_length))
+        worst = max(value / least - 1 for value, least in zip(by_length, best, strict=True))
+        label = "auto" if index == 0 else method.label
+        rows.append((mixture, (label, *map(short_number, by_length), short_number(mixture), percent(worst))))
+    for _, cells in sorted(rows):
+        report.add(result.model, *cells)
