@@ -36,7 +36,7 @@ TAIL = 96
 def run(quick: bool = False) -> Report:
     """One row per encoding and model: perplexity at every length, and over the mixture."""
     torch.set_num_threads(2)
-    times, windows = (TIMES[:3], 4) if quick else (TIMES, 16)
+    times, windows = (TIMES[:3], 4) if quick else (TIMES, 8)
     report = Report(
         "auto_mixture",
         "perplexity of the calibrated auto and of fixed encodings, by length in units of the trained one and over all "
@@ -80,10 +80,10 @@ def compared(
         except ValueError:
             continue
         fixed.append(asked)
-    tokens = lengths[-1] + windows * 4 * TAIL
+    tokens = lengths[-1] + windows * 8 * TAIL
     books = [ids[:tokens] for _, (_, ids) in zip(range(DOCUMENTS), stretches(served, tokens), strict=False)]
     request = PerplexityRequest(
-        input=books, methods=[policy.auto("file"), *fixed], lengths=lengths, protocol="tail", tail=TAIL, stride=4 * TAIL
+        input=books, methods=[policy.auto("file"), *fixed], lengths=lengths, protocol="tail", tail=TAIL, stride=8 * TAIL
     )
     result: PerplexityResult = finish(evaluate(perplexity_plan(request, models, Settings(_env_file=None))))
     return result

@@ -44,12 +44,11 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "ropeway-demo-alibi": [
         {"method": "default"},
         {"method": "alibi", "slope_factor": "dynamic"},
-        {"method": "streaming"},
     ],
 }
 """Model -> requests: plain rotation, interpolation, bands, windows; for ALiBi its own slopes and flatter ones."""
-SAMPLES = 10
-"""Keys per length and depth: 50 at every length."""
+SAMPLES = 6
+"""Keys per length and depth: 30 at every length."""
 
 
 def run(quick: bool = False) -> Report:

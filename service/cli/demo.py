@@ -35,10 +35,10 @@ PROMPT_FROM, PROMPT_CHARS = "The party from Uppercross", 1500
 """A passage of plain prose, several hundred tokens of the demo models: past the length they were trained at."""
 ANSWER: dict[str, Any] = {"max_new_tokens": 48, "temperature": 0.7, "seed": 1}
 """Models of this size repeat themselves without sampling."""
-WINDOWS_EVERY = 15_000
-"""Tokens from one scored window to the next: a dozen windows, spread over the default document."""
-SAMPLES = 3
-"""Passkeys per length and depth: fifteen at every length."""
+WINDOWS_EVERY = 30_000
+"""Tokens from one scored window to the next: six windows, spread over the default document."""
+SAMPLES = 2
+"""Passkeys per length and depth: ten at every length."""
 ENCODINGS: dict[str, list[str]] = json.loads((Path(__file__).parent / "demo.json").read_text())
 """The encodings to compare, by route, in the short form."""
 
@@ -189,7 +189,7 @@ def _curve(client: Ropeway, output: Path) -> None:
 
 
 def _recall(client: Ropeway, output: Path) -> None:
-    """Hide passkeys from the trained length to eight times it, and save the share found.
+    """Hide passkeys from the trained length to four times it, and save the share found.
 
     A model whose trained length is shorter than the prompt's frame gets a line with the reason.
     """
@@ -199,8 +199,8 @@ def _recall(client: Ropeway, output: Path) -> None:
 
     trained = client.models()[0].trained_length
     names = ENCODINGS["passkey"]
-    lengths = [trained << step for step in range(4)]
-    stdout.rule(Text(f"POST /passkey: {len(names)} encodings, {trained} to {trained << 3} tokens"))
+    lengths = [trained << step for step in range(3)]
+    stdout.rule(Text(f"POST /passkey: {len(names)} encodings, {lengths[0]} to {lengths[-1]} tokens"))
     try:
         with status(f"POST /passkey, {len(names)} encodings"):
             result = client.evaluate("passkey", methods=encodings(names), lengths=lengths, samples=SAMPLES)

@@ -108,5 +108,4 @@ def _examples() -> Iterator[str]:
         yield f"### {target.name}"
         if expression.config and not any(json.dumps(expression.config) in text for text in expression.arguments):
             yield f"```text\n{json.dumps(expression.config, indent=2)}\n```"
-        language = "sh" if expression.arguments else "text"  # a formatter would break a line of Python
-        yield f"```{language}\n{target.usage('MODEL', expression)}\n```"
+        yield f"```text\n{target.usage('MODEL', expression)}\n```"

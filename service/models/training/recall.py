@@ -13,7 +13,6 @@ from collections.abc import Callable
 import numpy as np
 from tokenizers import Tokenizer
 
-from service.evaluation.retrieval.haystack import FILLER
 from service.models.training.tokenizer import special_ids
 
 SHORTEST = 16
@@ -33,6 +32,9 @@ WORDINGS = (0.6, 0.1, 0.1, 0.1, 0.1)
 """Of the statements: the first, the published passkey, repeats its words and is the hardest to answer."""
 
 NAMES = ("pass key", "magic number", "number", "secret number", "code", "password", "answer", "key", "address", "age")
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+"""Of the published passkey prompt, as the introduction is."""
+
 INTRODUCTION = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
     "I will quiz you about the important information there."

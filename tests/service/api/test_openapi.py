@@ -93,9 +93,9 @@ EASY: dict[str, dict[str, Any]] = {
 BY_CHANCE = {
     *(f"/{name}/{{result_id}}" for name in EVALUATIONS),
     "/jobs/{job_id}",
-    *("/methods/{name}", "/v1/models/{model_id}", "/tokenizer_info", "/detokenize"),
+    *("/methods/{name}", "/policies", "/v1/models/{model_id}", "/tokenizer_info", "/detokenize"),
 }
-"""Starts of paths where a drawn name or token hardly ever is one that exists."""
+"""Starts of paths where a drawn name, id or token hardly ever is one that exists."""
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,13 @@ import pytest
 import yaml
 
 from patches import METHODS
+from service.api.export import ExportRequest
 from service.api.responses import AutoChoice
 from service.evaluation.catalogue import EVALUATIONS
+from service.models.loading import DEMO
 from service.policy.policy import parse_policy
 from tests.conftest import ROOT
+from tests.service.cli.shell import ropeway
 from tests.service.docs.terminal import Terminal, blocks, installed, missing, pages, repository, terminal
 from tests.service.serving import wait_for
 
@@ -76,11 +79,23 @@ def known_to_compose(block: str) -> None:
         assert asked <= {profile for service in services for profile in service["profiles"]}
 
 
+def exported(block: str) -> None:
+    """The shell's line exports the demo model, and the others ask for the same."""
+    shell, curl, python = block.splitlines()
+    words = shlex.split(shell.replace("MODEL", str(DEMO / "ropeway-demo")))
+    shown = ropeway(*words[1:])
+    assert shown.exit_code == 0, shown.output
+    body = ExportRequest.model_validate_json(shlex.split(curl)[-1])
+    assert (body.target, body.length) == (words[words.index("--to") + 1], int(words[words.index("--length") + 1]))
+    compile(shlex.split(python)[-1], "<page>", "exec")
+
+
 NOT_RUN: dict[str, Callable[[str], None]] = {
     "make test": rehearsed,  # this very suite
     "git clone <this repository> ropeway && cd ropeway\nmake setup": rehearsed,  # downloads; and checks, this suite too
     "ROPEWAY_MODEL=Qwen/Qwen2.5-0.5B docker compose": known_to_compose,  # an image of gigabytes
     "docker compose": known_to_compose,
+    "ropeway export yarn:8 --model MODEL": exported,  # a server at the default port
 }
 """Beginnings of the blocks that are not run, and what is done with them instead."""
 
