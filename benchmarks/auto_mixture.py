@@ -39,8 +39,8 @@ def run(quick: bool = False) -> Report:
     times, windows = (TIMES[:3], 4) if quick else (TIMES, 8)
     report = Report(
         "auto_mixture",
-        "perplexity of the calibrated auto and of fixed encodings, by length in units of the trained one and over all "
-        "lengths (goal: auto at most 2 % above the best at each length, and the least over all)",
+        "perplexity of the calibrated auto and of fixed encodings, by length in units of the trained one "
+        "(goal: at most 2 % above the best at each length, the least over all)",
         ("model", "method", *(f"{multiple:g}x" for multiple in times), "all", "worst above best"),
     )
     if not BOOKS.is_dir():

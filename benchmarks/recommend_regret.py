@@ -63,8 +63,8 @@ def run(quick: bool = False) -> Report:
         finally:
             models.close()
     report.notes.append(
-        "loss: mean NLL in nats, plus the share of repeated tokens not copied if the model copies within its trained "
-        "length; perplexity and recall: of the recommended one, then of the best"
+        "loss: mean NLL in nats, plus the share of repeated tokens not copied if the model copies at all; "
+        "perplexity, recall: recommended, best"
     )
     return report
 

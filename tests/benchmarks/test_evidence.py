@@ -74,7 +74,8 @@ def test_recording_writes_pictures_and_numbers_beside_the_results(tmp_path: Path
     write(Report("first", "title", ("what",), notes=["short"], pictures={"first-x": b"png"}, numbers=numbers), results)
     assert (tmp_path / "first-x.png").read_bytes() == b"png"
     assert "![first-x](first-x.png)" in results.read_text(encoding="utf-8")
-    (tmp_path / "dynamic_consistency.json").write_text("{}", encoding="utf-8")
+    for other in ("dynamic_consistency", "recall_table"):
+        (tmp_path / f"{other}.json").write_text("{}", encoding="utf-8")
     (tmp_path / "first.json").rename(tmp_path / "method_table.json")
     again = evidence.recorded(tmp_path)["method_table"]
     assert again.pop("machine")
