@@ -237,8 +237,8 @@ def _runs(facts: Facts) -> list[str]:
 
 
 def _command(facts: Facts) -> str:
-    if _ships(facts):
-        options = f"--preset {SHIPPED} --initial DIR --tokens {facts.tokens} --seed {facts.seed}"
+    if _ships(facts):  # NEW has prepared data and no other run's checkpoint
+        options = f"--preset {SHIPPED} --initial DIR --run-dir NEW --tokens {facts.tokens} --seed {facts.seed}"
         return f'make train-demo ARGS="train {options}"'
     preset = next((name for name, preset in PRESETS.items() if preset == facts.preset), "NAME")
     return f'make train-demo FAMILY={facts.kind} PRESET={preset} CORPUS=DIR ARGS="--tokens {facts.tokens}"'
