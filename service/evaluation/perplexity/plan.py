@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,7 +28,7 @@ from service.evaluation.perplexity.results import MethodResult, PerplexityResult
 from service.evaluation.request import Bos
 from service.evaluation.scoring import token_nll
 from service.evaluation.statistics import Scored, length_result, position_buckets
-from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.evaluation.unit import Outcome, Plan, Subject, Unit, token_digest
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 
@@ -53,7 +52,7 @@ class WindowsUnit(Unit):
 
     def inputs(self) -> dict[str, Any]:
         return {
-            "tokens": hashlib.sha256(np.asarray(self.document.token_ids, np.int64).tobytes()).hexdigest(),
+            "tokens": token_digest(self.document.token_ids),
             "windows": asdict(self.windows),
             "bos": self.bos,
             "chunk": self.chunk,

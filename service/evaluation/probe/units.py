@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -13,7 +12,7 @@ import torch
 from patches import AttentionMass, encode
 from service.evaluation.documents import Document
 from service.evaluation.scoring import bounded, chunk_length, token_scores
-from service.evaluation.unit import Outcome, Unit
+from service.evaluation.unit import Outcome, Unit, token_digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +39,7 @@ class AttentionUnit(Unit):
         return [*special, *self.document.token_ids[: self.length - len(special)]]
 
     def inputs(self) -> dict[str, Any]:
-        return {"tokens": _digest(self.token_ids), "queries": self.queries, "chunk": self.chunk}
+        return {"tokens": token_digest(self.token_ids), "queries": self.queries, "chunk": self.chunk}
 
     def run(self) -> Generator[int, None, Outcome]:
         mass = AttentionMass(self.length - self.queries, self.length)
@@ -127,7 +126,7 @@ class CopyUnit(Unit):
 
     def inputs(self) -> dict[str, Any]:
         return {
-            "tokens": _digest(self.token_ids),
+            "tokens": token_digest(self.token_ids),
             "segment": self.repeated.segment,
             "bos": self.bos,
             "chunk": self.chunk,
@@ -148,7 +147,3 @@ class CopyUnit(Unit):
 
     def summary(self, outcome: Outcome) -> dict[str, float]:
         return {"accuracy": float((outcome["ranks"] == 1).mean()), "nll_mean": float(outcome["nll"].mean())}
-
-
-def _digest(token_ids: list[int]) -> str:
-    return hashlib.sha256(np.asarray(token_ids, np.int64).tobytes()).hexdigest()

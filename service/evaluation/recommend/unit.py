@@ -6,7 +6,6 @@ arXiv:2209.11895), which shows how far back an encoding finds tokens.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 
 from service.evaluation.documents import Document
 from service.evaluation.scoring import token_scores
-from service.evaluation.unit import Outcome, Unit
+from service.evaluation.unit import Outcome, Unit, token_digest
 
 COPIES = 4
 """Segments that are repeated: from the start of the stretch, and from a quarter, a half and three quarters of it."""
@@ -83,8 +82,8 @@ class RecallUnit(Unit):
         return [*([] if self.bos is None else [self.bos]), *stretch, *repeated]
 
     def inputs(self) -> dict[str, Any]:
-        tokens = hashlib.sha256(np.asarray(self.token_ids, np.int64).tobytes()).hexdigest()
-        return {"tokens": tokens, "layout": list(self.layout), "bos": self.bos, "chunk": self.chunk}
+        layout = list(self.layout)
+        return {"tokens": token_digest(self.token_ids), "layout": layout, "bos": self.bos, "chunk": self.chunk}
 
     def run(self) -> Generator[int, None, Outcome]:
         with self.slot() as slot:

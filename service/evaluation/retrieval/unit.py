@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from service.evaluation.retrieval.prompts import Sample
 from service.evaluation.scoring import Reading
-from service.evaluation.unit import Outcome, Unit
+from service.evaluation.unit import Outcome, Unit, token_digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +30,7 @@ class RetrievalUnit(Unit):
 
     def inputs(self) -> dict[str, Any]:
         return {
-            "prompt": hashlib.sha256(self.sample.prompt_ids.tobytes()).hexdigest(),
+            "prompt": token_digest(self.sample.prompt_ids),
             "answer": self.sample.answer_ids.tolist(),
             "new_tokens": self.sample.new_tokens,
             "eos": list(self.eos_token_ids),
