@@ -17,12 +17,17 @@ settings.register_profile("ropeway", deadline=None, max_examples=60, suppress_he
 settings.load_profile("ropeway")
 
 
+LONG = ("tests/service/docs/test_readme.py", "tests/benchmarks/", "tests/service/docs/test_notebook.py")
+"""Half a minute and more each. They begin first, so that no worker ends with one while the others are idle."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = tiers.listed()
     for item in items:
         if item.nodeid.partition("[")[0] in slow:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 def pytest_collection_finish() -> None:

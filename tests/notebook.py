@@ -60,8 +60,12 @@ def _lines(text: str) -> list[str]:
     return text.splitlines(keepends=True)
 
 
-if __name__ == "__main__":
-    source, *target = map(Path, sys.argv[1:])
+def rewrite(source: Path, target: Path) -> None:
+    """Write the notebook in ``source``, with the outputs of its cells, to ``target``."""
     result = executed(json.loads(source.read_text(encoding="utf-8")))
-    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
-    (target or [source])[0].write_text(text, encoding="utf-8")
+    target.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    notebook, *elsewhere = map(Path, sys.argv[1:])
+    rewrite(notebook, *(elsewhere or [notebook]))

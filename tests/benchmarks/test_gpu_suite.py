@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,15 +10,14 @@ import typer
 
 from benchmarks import gpu_suite
 from benchmarks.gpu_parts import SMOKE
-from tests.conftest import ROOT
+from tests.service.forked import forked
 
 
 @pytest.mark.slow
 def test_every_part_runs(tmp_path: Path) -> None:
     out = tmp_path / "suite.json"
-    command = [sys.executable, "-m", "benchmarks.gpu_suite", "--smoke", "--out", str(out)]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    log = tmp_path / "log"
+    assert forked(gpu_suite.main, True, out, log=log).wait() == 0, log.read_text()
     results = json.loads(out.read_text())["results"]
     assert {row["part"] for row in results} == {*(part.__name__ for part, _ in gpu_suite.PARTS), "tests"}
     for part in {row["part"] for row in results}:

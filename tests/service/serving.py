@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,9 +17,11 @@ import pytest
 from fastapi import FastAPI
 
 import service.app
+from service.cli import app
 from service.cli.server import local_server
 from service.engine.engine import Engine
 from service.settings import Settings
+from tests.service.forked import Forked, forked
 
 LONG = [5, 6, 7]
 """A prompt that the tiny model goes on from for hundreds of tokens."""
@@ -114,25 +113,28 @@ def idle(app: FastAPI) -> bool:
 
 
 @contextmanager
-def process(folder: Path, *settings: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def process(folder: Path, *settings: str, log: Path) -> Iterator[tuple[Forked, str]]:
     """`ropeway serve` of the model in ``folder`` as another process, and its base URL. ``settings`` are
     NAME=VALUE; the log goes to a file, which never fills up as a pipe does."""
-    command = [sys.executable, "-m", "service.cli", "serve", "--model", str(folder), "--port", "0"]
-    command += [flag for setting in settings for flag in ("--set", setting)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with log.open("wb") as stderr:
-        running = subprocess.Popen(command, stderr=stderr, stdout=stderr, env=environment, cwd=folder)
-        try:
-            wait_for(lambda: "Uvicorn running" in log.read_text() or running.poll() is not None, 180)
-            found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
-            assert found, log.read_text()
-            yield running, found[0]
-        finally:
-            running.kill()
-            running.wait()
+    arguments = ["serve", "--model", str(folder), "--port", "0"]
+    arguments += [flag for setting in settings for flag in ("--set", setting)]
+    log.touch()
+    running = forked(_ropeway, arguments, log=log, folder=folder)
+    try:
+        wait_for(lambda: "Uvicorn running" in log.read_text() or running.poll() is not None, 180)
+        found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+        assert found, log.read_text()
+        yield running, found[0]
+    finally:
+        running.kill()
+        running.wait()
 
 
-def ends(running: subprocess.Popen[bytes], within_s: float) -> int:
+def _ropeway(arguments: list[str]) -> None:
+    app(arguments)
+
+
+def ends(running: Forked, within_s: float) -> int:
     """Exit code of a process that ends within so many seconds, and leaves no child behind."""
     children = psutil.Process(running.pid).children(recursive=True)
     code = running.wait(within_s)

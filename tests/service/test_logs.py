@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import logging
+import threading
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
 
-from tests.conftest import ROOT
+from service import logs
+from tests.service.forked import forked
 from tests.service.serving import ends, process
 
 LIBRARIES = (
@@ -25,32 +27,28 @@ LIBRARIES = (
     "dill",
 )
 
-WRITERS = r"""
-import logging, sys, threading, warnings
-import service.app, transformers, huggingface_hub
-from service import logs
-logs.configure("info", sys.argv[1], libraries=True)
-for name in sys.argv[2:]:
-    logging.getLogger(name).warning("\x1b[1mfrom %s\x1b[0m", name, extra={"color_message": "\x1b[36m"})
-    logging.getLogger(name).info("chatter")
-warnings.warn("of python")
-thread = threading.Thread(target=lambda: 1 / 0)
-thread.start()
-thread.join()
-raise RuntimeError("at the end")
-"""
+
+def write(form: Literal["json", "console"]) -> None:
+    """Lines of every library, of Python's warnings, of a thread and of a process that end with an error."""
+    logs.configure("info", form, libraries=True)
+    for name in LIBRARIES:
+        logging.getLogger(name).warning("\x1b[1mfrom %s\x1b[0m", name, extra={"color_message": "\x1b[36m"})
+        logging.getLogger(name).info("chatter")
+    warnings.warn("of python", stacklevel=1)
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    raise RuntimeError("at the end")
 
 
-def written(form: str) -> list[str]:
-    command = [sys.executable, "-c", WRITERS, form, *LIBRARIES]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    return run.stderr.splitlines()
+def written(form: str, folder: Path) -> list[str]:
+    assert forked(write, form, log=folder / form).wait(60) == 1
+    return (folder / form).read_text().splitlines()
 
 
 @pytest.mark.slow
-def test_every_writer_gets_the_form_of_the_log_and_is_heard_once() -> None:
-    lines: list[dict[str, Any]] = [json.loads(line) for line in written("json")]
+def test_every_writer_gets_the_form_of_the_log_and_is_heard_once(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in written("json", tmp_path)]
     assert not any("\x1b" in str(line) or "color_message" in line for line in lines)
     events = [line["event"] for line in lines if line["event"] != "chatter"]
     warned = next(event for event in events if "of python" in event)
@@ -60,8 +58,8 @@ def test_every_writer_gets_the_form_of_the_log_and_is_heard_once() -> None:
 
 
 @pytest.mark.slow
-def test_lines_for_people_are_not_doubled_either() -> None:
-    text = "\n".join(written("console"))
+def test_lines_for_people_are_not_doubled_either(tmp_path: Path) -> None:
+    text = "\n".join(written("console", tmp_path))
     assert [text.count(f"from {name}") for name in LIBRARIES] == [1 if name != "torch" else 2 for name in LIBRARIES]
     assert "\x1b" not in text
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from service.settings import Settings
 
-BODIES = 150
-FEWER = 40
+BODIES = 80
+FEWER = 30
 """Per route that takes a body: many for the two that everything else is made of."""
 
 CHEAP: dict[str, dict[str, Any]] = {

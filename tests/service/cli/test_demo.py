@@ -1,4 +1,4 @@
-"""``ropeway demo``, and the processes that it starts."""
+"""Failures of ``ropeway demo``, and the processes that it starts; tests/service/docs/test_readme.py runs it whole."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from service.evaluation import documents
-from service.evaluation.perplexity.results import PerplexityResult
 from tests.conftest import ROOT
 from tests.service.cli.shell import ropeway
 
@@ -46,29 +44,6 @@ DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.s
 
 
 class TestDemo:
-    @pytest.mark.slow
-    def test_does_everything_and_leaves_nothing_running(self, tiny: Path, tmp_path: Path) -> None:
-        output = tmp_path / "out"
-        command = [sys.executable, "-m", "service.cli", "demo", "--model", str(tiny), "--output", str(output)]
-        environment = {**os.environ, "ROPEWAY_DEVICE": "cpu", "ROPEWAY_CACHE_TOKENS": "8192"}
-        ran = run(command, environment)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        result = PerplexityResult.model_validate_json((output / "result.json").read_text())
-        assert result.lengths == [64, 128, 256, 512]
-        assert [document.name for document in result.documents] == ["persuasion"]
-        scored = {(at.tokens_scored, at.windows) for method in result.methods for at in method.lengths}
-        assert len(scored) == 1, "every length predicts the same tokens"
-        assert min(windows for _, windows in scored) >= 3
-        assert [method.pe["requested"] for method in result.methods] == [
-            name.partition(":")[0] for name in demo.ENCODINGS["perplexity"]
-        ]
-        assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
-        assert "plotly.js" in (output / "curve.html").read_text(encoding="utf-8")
-        assert len((output / "table.csv").read_text().splitlines()) == 1 + 4 * len(result.methods)
-        for name in demo.ENCODINGS["generate"]:
-            assert f" {name} " in ran.stdout
-        assert [p.pid for p in psutil.process_iter(["cmdline"]) if str(tiny) in (p.info["cmdline"] or [])] == []
-
     def test_answers_have_no_blank_rows(self) -> None:
         assert demo.one_line(" mural.\n\n\n  Then\tthe") == "mural. Then the"
 

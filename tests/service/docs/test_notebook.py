@@ -6,8 +6,6 @@ import base64
 import io
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,9 @@ import pytest
 from matplotlib.image import imread
 
 from tests.conftest import ROOT
-from tests.notebook import executed
+from tests.notebook import executed, rewrite
 from tests.prose import fault, sentences
+from tests.service.forked import forked
 
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 NUMBER = re.compile(r"\d+\.\d+")
@@ -84,9 +83,8 @@ def test_its_prose_is_plain() -> None:
 def test_it_runs_and_its_outputs_are_current(tmp_path: Path) -> None:
     """``python -m tests.notebook docs/notebook.ipynb`` writes them again."""
     pytest.importorskip("peft")
-    command = [sys.executable, "-m", "tests.notebook", str(NOTEBOOK), str(tmp_path / "run.ipynb")]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    ran = forked(rewrite, NOTEBOOK, tmp_path / "run.ipynb", log=tmp_path / "log")
+    assert ran.wait() == 0, (tmp_path / "log").read_text()
     before, after = stored(), json.loads((tmp_path / "run.ipynb").read_text(encoding="utf-8"))
     for old, new in zip(texts(before), texts(after), strict=True):
         assert NUMBER.sub("#", old) == NUMBER.sub("#", new)

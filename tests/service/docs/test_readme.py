@@ -18,7 +18,9 @@ import yaml
 from patches import METHODS
 from service.api.export import ExportRequest
 from service.api.responses import AutoChoice
+from service.cli.demo import ENCODINGS
 from service.evaluation.catalogue import EVALUATIONS
+from service.evaluation.perplexity.results import PerplexityResult
 from service.models.loading import DEMO
 from service.policy.policy import parse_policy
 from tests.conftest import ROOT
@@ -143,12 +145,32 @@ def test_commands_run_in_a_fresh_terminal_one_after_another(tmp_path: Path) -> N
             code, printed = first.run(script)
             assert code == 0, f"{block}\n{printed}"
             assert '"error":{' not in printed, f"{block}\n{printed}"
+            if "make demo" in block:
+                assert all(f" {name} " in printed for name in ENCODINGS["generate"])
             if "text/csv" in block:
                 assert len(printed.splitlines()) == 1 + 3 * 3
-    assert (clone / "demo-output/curve.png").read_bytes().startswith(b"\x89PNG")
+    demonstrated(clone / "demo-output")
     assert (clone / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert (clone / "curve.html").stat().st_size > 100_000
     assert (clone / "sweep.html").stat().st_size > 100_000
+
+
+def demonstrated(output: Path) -> None:
+    """`make demo` measured every encoding, on the same tokens at every length, and stopped its server."""
+    result = PerplexityResult.model_validate_json((output / "result.json").read_text())
+    assert result.lengths == [256, 512, 1024, 2048]
+    assert [document.name for document in result.documents] == ["persuasion"]
+    scored = {(at.tokens_scored, at.windows) for method in result.methods for at in method.lengths}
+    assert len(scored) == 1
+    assert min(windows for _, windows in scored) >= 3
+    measured = [method.pe["requested"] for method in result.methods]
+    assert measured == [name.partition(":")[0] for name in ENCODINGS["perplexity"]]
+    for picture in ("curve", "recall"):
+        assert (output / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+        assert "plotly.js" in (output / f"{picture}.html").read_text(encoding="utf-8")
+    assert len((output / "table.csv").read_text().splitlines()) == 1 + 4 * len(result.methods)
+    assert "Uvicorn running" in (log := (output / "server.log").read_text())
+    assert "Finished server process" in log
 
 
 @pytest.mark.slow

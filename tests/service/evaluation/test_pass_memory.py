@@ -1,48 +1,53 @@
-"""64k tokens of one document on the CPU, inside a ceiling that is computed beforehand and that the kernel holds."""
+"""A long document on the CPU, inside a ceiling that is computed beforehand and that the kernel holds."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from tests.conftest import ROOT
-
-TOKENS = 65_536
-SCRIPT = """
-import json, resource, sys
-import numpy, torch
-from pathlib import Path
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
 from patches import parse, patched
 from service.evaluation.documents import from_token_ids
 from service.evaluation.pass_memory import pass_bytes
 from service.evaluation.perplexity.plan import PerplexityPlan
 from service.evaluation.unit import Subject, evaluate
+from tests.service.forked import forked
 
-torch.set_num_threads(1)
-torch.manual_seed(0)
-tokens, share, chunk = int(sys.argv[1]), float(sys.argv[2]), 4096
-shape = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, head_dim=16)
-model = LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=256, **shape)).eval()
+TOKENS = 32_768
+CHUNK = 4096
+
 
 class Bytes:
-    def decode(self, ids, **_):
+    """A tokenizer of one character per token."""
+
+    def decode(self, ids: list[int], **_: Any) -> str:
         return "x" * len(ids)
 
-def status(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
-def measured(patch, n):
-    ids = torch.randint(0, 64, (n,)).tolist()
+def status(name: str) -> int:
+    """Bytes of a line of ``/proc/self/status``."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kib,) = (int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return kib << 10
+
+
+def measured(patch: Any, length: int) -> Any:
     plan = PerplexityPlan(
-        model="m", trained_length=256, subjects=[Subject(parse({"method": "default"}), patch, "m")],
-        documents=[from_token_ids("d", ids, Bytes())], lengths=[256, n], protocol="curve", stride=0, tail=0, bos=None,
-        chunk=chunk,
+        model="m",
+        trained_length=256,
+        subjects=[Subject(parse({"method": "default"}), patch, "m")],
+        documents=[from_token_ids("d", torch.randint(0, 64, (length,)).tolist(), Bytes())],
+        lengths=[256, length],
+        protocol="curve",
+        stride=0,
+        tail=0,
+        bos=None,
+        chunk=CHUNK,
     )
     work = evaluate(plan)
     try:
@@ -51,41 +56,44 @@ def measured(patch, n):
     except StopIteration as stop:
         return stop.value
 
-with patched(model) as patch:
-    measured(patch, 512)
-    needed = pass_bytes(patch, tokens, chunk)
-    before = status("VmSize")
-    resource.setrlimit(resource.RLIMIT_AS, (before + int(needed * share),) * 2)
-    try:
-        result = measured(patch, tokens)
-    except (RuntimeError, MemoryError) as error:
-        print(json.dumps({"failed": str(error)[:200], "needed": needed}))
-    else:
-        (at,) = (at for at in result.methods[0].lengths if at.length == tokens)
-        print(json.dumps({"scored": at.tokens_scored, "needed": needed, "grown": status("VmPeak") - before}))
-"""
+
+def measure(share: float, answer: Path) -> None:
+    """Score ``TOKENS`` tokens with ``share`` of the memory that they should need, in a process of its own."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = LlamaConfig(vocab_size=64, max_position_embeddings=256, head_dim=16, **shape)
+    with patched(LlamaForCausalLM(config).eval()) as patch:
+        measured(patch, 512)
+        needed = pass_bytes(patch, TOKENS, CHUNK)
+        before = status("VmSize")
+        resource.setrlimit(resource.RLIMIT_AS, (before + int(needed * share),) * 2)
+        try:
+            result = measured(patch, TOKENS)
+        except (RuntimeError, MemoryError) as error:
+            found = {"failed": str(error)[:200], "needed": needed}
+        else:
+            (at,) = (at for at in result.methods[0].lengths if at.length == TOKENS)
+            found = {"scored": at.tokens_scored, "needed": needed, "grown": status("VmPeak") - before}
+    answer.write_text(json.dumps(found))
 
 
-def outcome(tokens: int, share: float) -> dict[str, object]:
-    command = [sys.executable, "-c", SCRIPT, str(tokens), str(share)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
-    assert run.returncode == 0, run.stderr
-    answer: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
-    return answer
+def outcome(share: float, folder: Path) -> dict[str, Any]:
+    process = forked(measure, share, folder / "answer", log=folder / "log")
+    assert process.wait(280) == 0, (folder / "log").read_text()
+    found: dict[str, Any] = json.loads((folder / "answer").read_text())
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which this system does not have")
-def test_64k_tokens_stay_inside_the_ceiling() -> None:
-    answer = outcome(TOKENS, 1.0)
+def test_a_long_pass_stays_inside_the_ceiling(tmp_path: Path) -> None:
+    answer = outcome(1.0, tmp_path)
     assert answer.get("scored") == TOKENS - 1, answer
-    grown, needed = answer["grown"], answer["needed"]
-    assert isinstance(grown, int)
-    assert isinstance(needed, int)
-    assert grown <= needed < 5 * grown, "a ceiling that everything fits under would say nothing"
+    assert answer["grown"] <= answer["needed"] < 5 * answer["grown"], "a ceiling that everything fits under"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which this system does not have")
-def test_the_ceiling_is_real() -> None:
-    assert "failed" in outcome(32_768, 0.05)
+def test_the_ceiling_is_real(tmp_path: Path) -> None:
+    assert "failed" in outcome(0.05, tmp_path)

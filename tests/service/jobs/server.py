@@ -1,4 +1,4 @@
-"""A process that works on jobs until it is killed: imported once by multiprocessing's fork server, forked for each."""
+"""A process that works on jobs until it is killed: a fork of one that has imported everything."""
 
 from __future__ import annotations
 

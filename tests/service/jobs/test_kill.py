@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import FinishedUnit
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from tests.service.forked import forked
 from tests.service.jobs import server
 from tests.service.jobs.conftest import in_one_run, result_of
 from tests.service.serving import SMALL, wait_for
@@ -46,8 +46,6 @@ def finished_units(store: JobStore) -> Rows:
 @pytest.mark.slow
 @pytest.mark.parametrize(("url", "kills"), [("sqlite", 5), ("postgresql", 2)], indirect=["url"])
 def test_killed_servers_lose_nothing(url: str, kills: int, checkpoints: Path, tmp_path: Path) -> None:
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload([server.__name__])
     settings = Settings(_env_file=None, **SMALL | {"model": str(checkpoints / "tiny"), "score_chunk": 16})
     settings = settings.model_copy(update={"threads": torch.get_num_threads()})
     registry, store, chance = ModelRegistry(settings), JobStore(url), random.Random(20)
@@ -70,17 +68,16 @@ def test_killed_servers_lose_nothing(url: str, kills: int, checkpoints: Path, tm
         while kill < kills and unfinished() < 2:
             add()
         ready = tmp_path / f"ready{kill}"
-        process = processes.Process(target=server.serve, args=(url, settings, ready), daemon=True)
-        process.start()
-        wait_for(lambda: ready.exists() or not process.is_alive(), 60)  # noqa: B023 - called in this round
+        process = forked(server.serve, url, settings, ready, log=tmp_path / f"log{kill}")
+        wait_for(lambda: ready.exists() or process.poll() is not None, 60)  # noqa: B023 - called in this round
         if kill == kills:
             wait_for(lambda: unfinished() == 0, 60)
         elif kill % 2:  # in the middle of its work; the others may hardly have begun
             wait_for(lambda: len(finished_units(store)) > len(before))  # noqa: B023
         time.sleep(chance.uniform(0, 0.5))
-        assert process.is_alive()
+        assert process.poll() is None, (tmp_path / f"log{kill}").read_text()
         process.kill()
-        process.join()
+        process.wait()
         found = finished_units(store)
         assert before.items() <= found.items()
         before = found

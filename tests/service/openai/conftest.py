@@ -1,4 +1,4 @@
-"""A tiny model with a chat template in a server process, and the same weights in plain transformers."""
+"""A tiny model with a chat template behind a server, and the same weights in plain transformers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from service.cli.server import local_server
+from service.settings import Settings
 from tests.service.conftest import tiny_checkpoint, tiny_tokenizer
-from tests.service.serving import process
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -58,8 +59,8 @@ def tokenizer(tiny: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def url(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Base URL of a server in another process."""
+def url(tiny: Path) -> Iterator[str]:
+    """Base URL of a server."""
     settings = {
         "cache_tokens": 4096,
         "score_tokens": 8192,
@@ -67,8 +68,7 @@ def url(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "max_new_tokens": 1024,
         "score_chunk": 64,
     }
-    log = tmp_path_factory.mktemp("server") / "log"
-    with process(tiny, *(f"{name}={value}" for name, value in settings.items()), log=log) as (_, base):
+    with local_server(Settings(_env_file=None, model=str(tiny), **settings)) as base:
         yield base
 
 
