@@ -29,7 +29,7 @@ Outcome = dict[str, np.ndarray]
 
 
 def token_digest(token_ids: Sequence[int] | np.ndarray) -> str:
-    """SHA-256 of token ids as 64-bit integers: a short stand-in for them among a unit's inputs."""
+    """SHA-256 of token ids as 64-bit integers, short enough for a unit's inputs."""
     return hashlib.sha256(np.asarray(token_ids, np.int64).tobytes()).hexdigest()
 
 

@@ -53,7 +53,7 @@ class Forked:
 
 
 def forked(function: Callable[..., object], *arguments: Any, log: Path, folder: Path = ROOT) -> Forked:
-    """``function(*arguments)`` in a process of its own, in ``folder``; its standard output and errors go to ``log``.
+    """``function(*arguments)`` in a new process in ``folder``, whose standard output and errors go to ``log``.
 
     ``function`` belongs to a module that may be imported anywhere. Its value is the exit code, as for ``sys.exit``.
     """

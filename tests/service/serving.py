@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -116,15 +117,25 @@ def idle(app: FastAPI) -> bool:
 def process(folder: Path, *settings: str, log: Path) -> Iterator[tuple[Forked, str]]:
     """`ropeway serve` of the model in ``folder`` as another process, and its base URL. ``settings`` are
     NAME=VALUE; the log goes to a file, which never fills up as a pipe does."""
-    arguments = ["serve", "--model", str(folder), "--port", "0"]
-    arguments += [flag for setting in settings for flag in ("--set", setting)]
     log.touch()
-    running = forked(_ropeway, arguments, log=log, folder=folder)
+    running = forked(_ropeway, serve_arguments(folder, *settings), log=log, folder=folder)
+    with answering(running, log) as url:
+        yield running, url
+
+
+def serve_arguments(folder: Path, *settings: str) -> list[str]:
+    """Arguments of `ropeway`."""
+    return ["serve", "--model", str(folder), "--port", "0", *(f"--set={setting}" for setting in settings)]
+
+
+@contextmanager
+def answering(running: Forked | subprocess.Popen[bytes], log: Path) -> Iterator[str]:
+    """Base URL of a server that is starting; it is killed in the end."""
     try:
         wait_for(lambda: "Uvicorn running" in log.read_text() or running.poll() is not None, 180)
         found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
         assert found, log.read_text()
-        yield running, found[0]
+        yield found[0]
     finally:
         running.kill()
         running.wait()

@@ -21,7 +21,7 @@ from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult
 from tests.conftest import ROOT
 from tests.service.conftest import TEXT
-from tests.service.serving import process
+from tests.service.serving import answering, serve_arguments
 
 TOY = Path(__file__).parent / "last_token"
 LINE = """
@@ -78,18 +78,23 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tree: Path, checkpoints: Path) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{tree}{os.pathsep}{ROOT}")
-        database = f"database_url=sqlite:///{tree / 'jobs.db'}"
-        with process(checkpoints / "tiny", database, log=tree / "server.log") as (_, url):
+    arguments = serve_arguments(checkpoints / "tiny", f"database_url=sqlite:///{tree / 'jobs.db'}")
+    log = tree / "server.log"
+    with log.open("wb") as stderr:
+        command = [sys.executable, "-m", "service.cli", *arguments]
+        with answering(subprocess.Popen(command, stderr=stderr, cwd=tree, env=environment(tree)), log) as url:
             yield url
 
 
+def environment(tree: Path) -> dict[str, str]:
+    """The environment of a Python with the one more evaluation."""
+    return {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "COLUMNS": "100"}
+
+
 def run(tree: Path, *arguments: str) -> str:
-    """The output of Python with the one more evaluation."""
-    environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "COLUMNS": "100"}
+    """The output of such a Python."""
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *arguments], cwd=tree, env=environment(tree), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -58,7 +58,7 @@ def measured(patch: Any, length: int) -> Any:
 
 
 def measure(share: float, answer: Path) -> None:
-    """Score ``TOKENS`` tokens with ``share`` of the memory that they should need, in a process of its own."""
+    """Score ``TOKENS`` tokens with ``share`` of the memory that they should need; the limit stays on the process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
