@@ -124,14 +124,15 @@ def batches(rows: Tokens[Sequence], *, together: bool) -> list[list[Sequence]]:
 
     A row whose encoding forgets tokens is alone, since its cache has a gap; without ``together`` every row is.
     """
-    groups: list[list[Sequence]] = []
-    tokens, longest = 0, 0
-    for row in sorted(rows, key=lambda row: -row.num_computed):
-        alone = not together or row.request.sink_window is not None
-        if alone or not longest or (len(groups[-1]) + 1) * longest > 2 * (tokens + row.num_computed):
-            groups.append([row])
-            tokens, longest = (0, 0) if alone else (row.num_computed, row.num_computed)
-        else:
+    shares = [together and row.request.sink_window is None for row in rows]
+    groups = [[row] for row, shared in zip(rows, shares, strict=True) if not shared]
+    rest = [row for row, shared in zip(rows, shares, strict=True) if shared]
+    longest = tokens = 0
+    for row in sorted(rest, key=lambda row: -row.num_computed):
+        if longest and (len(groups[-1]) + 1) * longest <= 2 * (tokens + row.num_computed):
             groups[-1].append(row)
             tokens += row.num_computed
+        else:
+            groups.append([row])
+            longest = tokens = row.num_computed
     return groups

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -19,6 +21,9 @@ from service.engine.request import SamplingParams
 from service.engine.verification import verify
 from service.evaluation.scoring import Reading, token_nll
 from tests.field.configurations import VOCAB_SIZE, tiny_model
+from tests.service.conftest import tiny_tokenizer
+from tests.service.serving import SHORT, events, idle, token_ids, wait_for
+from tests.service.serving import serving as server
 
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
 HYBRIDS: dict[str, dict[str, Any]] = {
@@ -33,6 +38,12 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {},
     "lfm2": CONVOLUTIONS,
     "lfm2_moe": CONVOLUTIONS,
+}
+TEXT = "The ropes of the ways are long, and no longer. " * 20
+EVALUATIONS: dict[str, dict[str, Any]] = {
+    "perplexity": {"input": TEXT, "methods": ["default", "streaming"], "lengths": [64]},
+    "passkey": {"methods": ["default"], "lengths": [220]},
+    "probe": {"input": TEXT, "segment": 8, "methods": ["default"], "lengths": [64]},
 }
 NEW = 64
 LIMITS = EngineLimits(cache_tokens=4096, score_tokens=64, max_batch_tokens=32)
@@ -119,3 +130,23 @@ def test_an_answer_is_forgotten_after_it_is_scored(kind: str) -> None:
         expected, found = (run(reading.decode(last, 12, ())) for reading in (untouched, asked))
     assert (first.logprobs == again.logprobs).all()
     assert (expected == found).all()
+
+
+@pytest.mark.slow
+def test_a_hybrid_is_served(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    ends = {"bos_token_id": 0, "eos_token_id": 1, "vocab_size": len(tokenizer)}
+    tiny_model("olmo_hybrid", **ends).save_pretrained(tmp_path / "hybrid")
+    tokenizer.save_pretrained(tmp_path / "hybrid")
+    with server(tmp_path / "hybrid") as (url, app):
+        listed = httpx.get(f"{url}/v1/models/hybrid").json()
+        assert listed["engine"] == "padded"
+        assert "layers of the types linear_attention" in listed["engine_reason"]
+        assert len(token_ids(url)) == 12
+        assert token_ids(url, cache_salt="a") == token_ids(url)
+        streamed = events(url, **SHORT, pe={"method": "yarn", "factor": 2})
+        assert sum(len(data["token_ids"]) for name, data in streamed if "text" in data) == 12
+        for evaluation, body in EVALUATIONS.items():
+            answer = httpx.post(f"{url}/{evaluation}", json=body, timeout=60)
+            assert answer.status_code == 200, answer.text
+        wait_for(lambda: idle(app))
