@@ -10,18 +10,13 @@ from pydantic import BaseModel
 
 from service.api.http.routing import Route
 from service.api.openai.names import Named, named, presets
-from service.engine.choice import EngineKind
 from service.models.registry import ModelRegistry
 
 router = APIRouter(tags=["openai"], route_class=Route)
 
 
 class Model(BaseModel):
-    """``root`` is the model whose weights answer; ``parent`` the one that an alias is an encoding of.
-
-    ``engine`` is ``paged``, or ``padded`` for a model that pages cannot cache, with the reason. A padded engine shares
-    no prefixes.
-    """
+    """``root`` is the model whose weights answer; ``parent`` the one that an alias is an encoding of."""
 
     id: str
     object: Literal["model"] = "model"
@@ -30,8 +25,6 @@ class Model(BaseModel):
     root: str
     parent: str | None
     max_model_len: int
-    engine: EngineKind
-    engine_reason: str | None
 
 
 class Models(BaseModel):
@@ -61,6 +54,4 @@ def _model(entry: Named) -> Model:
         root=entry.target.model.name,
         parent=entry.served.name if entry.alias else None,
         max_model_len=entry.target.model.max_length,
-        engine=entry.target.model.engine.choice.kind,
-        engine_reason=entry.target.model.engine.choice.reason,
     )

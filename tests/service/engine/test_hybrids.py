@@ -139,7 +139,7 @@ def test_a_hybrid_is_served(tmp_path: Path) -> None:
     tiny_model("olmo_hybrid", **ends).save_pretrained(tmp_path / "hybrid")
     tokenizer.save_pretrained(tmp_path / "hybrid")
     with server(tmp_path / "hybrid") as (url, app):
-        listed = httpx.get(f"{url}/v1/models/hybrid").json()
+        (listed,) = httpx.get(f"{url}/models").json()["models"]
         assert listed["engine"] == "padded"
         assert "layers of the types linear_attention" in listed["engine_reason"]
         assert len(token_ids(url)) == 12
