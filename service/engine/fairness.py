@@ -28,9 +28,10 @@ def candidates(  # noqa: PLR0913 - two queues, and four things that order them
 
     Every request decodes in each step, and prompts are read of the tenant that has used the least time. A tenant that
     only decodes takes its turn by a step without prompts. A long prompt of another tenant then costs it at most an
-    equal share of the time. ``prefill_beside_others`` limits the prompt tokens of a step of several tenants; only
-    tenants with equal use then decode in it, since on a CPU rows cost time. ``others`` have work beside generation.
-    Requests of one tenant keep their order.
+    equal share of the time. ``others`` have work beside generation. Requests of one tenant keep their order.
+
+    ``prefill_beside_others`` is for a CPU, where rows cost time. It limits the prompt tokens of a step of several
+    tenants, and only tenants with equal use decode in such a step.
     """
     tenants = {tenant_of(request) for request in (*decoding, *reading)}
     turns.enter(tenants | others)

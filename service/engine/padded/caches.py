@@ -1,8 +1,8 @@
 """Caches of several sequences as one cache of several rows, and back.
 
 Keys and values are padded on the left, so that the newest tokens of all rows are in one column. Other states have a
-fixed size per row. Works on any cache whose layers name these ``keys`` and ``values`` [rows, heads, tokens, dim] and
-contain other states [rows, ...] in lists and dicts, as ``transformers.DynamicCache`` does.
+fixed size per row. Layers are those of ``transformers.DynamicCache``: ``keys`` and ``values`` are [rows, heads, tokens,
+dim], and lists and dicts contain other states [rows, ...].
 """
 
 from __future__ import annotations
