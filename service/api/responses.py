@@ -184,8 +184,8 @@ class ModelInfo(BaseModel):
     """A served model and its limits, in tokens. ``variants`` maps a kind of training to a served model.
 
     ``fingerprint`` is the hash of its configuration and weights, for policies. ``auto`` is null if the database is out
-    of reach, or has a policy of another version. ``engine`` is ``paged``; a model that pages cannot cache has ``padded``
-    and the reason. The padded engine shares no prefixes.
+    of reach, or has a policy of another version. ``engine`` is ``paged``, or ``padded`` with the reason, for a model
+    that pages cannot cache. The padded engine shares no prefixes.
     """
 
     id: str

@@ -29,6 +29,10 @@ TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torc
 at most 4e-7, 2e-6, 3e-3 and 2e-2, and a value without its last number 0.07 and more."""
 
 
+DRIFT = 0.02
+"""Largest difference between the plain forward and single tokens from a cache: 1e-3 in a tiny Zamba 2."""
+
+
 def verify(patch: Patched) -> EngineChoice:
     """The first engine that computes what the model computes: a few tokens under its own encoding and one per route.
 
@@ -88,19 +92,36 @@ def _generated(patch: Patched, choice: EngineChoice, requests: list[EngineReques
 def _compare(
     patch: Patched, choice: EngineChoice, method: Method, request: EngineRequest, token_ids: list[int]
 ) -> None:
-    """Against forwards over the prompt and the tokens that the engine chose."""
-    own = _plain if choice.kind == "paged" else _cached
-    logits = own(patch, request, token_ids)
+    """Against forwards over the prompt and the tokens that the engine chose.
+
+    Some recurrent layers compute a single token by another formula than several. The padded engine has to agree with
+    the former, and the former roughly with the plain forward.
+    """
+    rounding = TOLERANCE[patch.model.dtype]
+    if choice.kind == "padded":
+        _refuse_difference(choice, method, request, token_ids, _cached(patch, request, token_ids), rounding)
+        rounding = max(DRIFT, 2 * rounding)
+    _refuse_difference(choice, method, request, token_ids, _plain(patch, request, token_ids), rounding)
+
+
+def _refuse_difference(  # noqa: PLR0913 - both sides, their names and a limit
+    choice: EngineChoice,
+    method: Method,
+    request: EngineRequest,
+    token_ids: list[int],
+    logits: torch.Tensor,
+    rounding: float,
+) -> None:
     expected, spread = logits.log_softmax(-1), logits.amax(-1) - logits.median(-1).values
     for step, found in enumerate(request.logprobs):
         ids, values = zip((token_ids[step], found.logprob), *found.top, strict=True)
         difference = float((expected[step, list(ids)].cpu() - torch.tensor(values).double()).abs().max())
-        if not difference <= TOLERANCE[patch.model.dtype] * float(spread[step]):  # neither is NaN
+        if not difference <= rounding * float(spread[step]):  # neither is NaN
             raise UnsupportedModel(
                 f"the {choice} engine does not compute what its own forward computes under {method.method}: at token "
                 f"{len(request.prompt_ids) + step} log-probabilities differ by {difference:.2g}, where the "
                 f"largest logit is {float(spread[step]):.2g} above the median and rounding makes "
-                f"{TOLERANCE[patch.model.dtype]:g} of that at most"
+                f"{rounding:g} of that at most"
             )
 
 
@@ -110,10 +131,7 @@ def _plain(patch: Patched, request: EngineRequest, token_ids: list[int]) -> torc
 
 
 def _cached(patch: Patched, request: EngineRequest, token_ids: list[int]) -> torch.Tensor:
-    """float64 logits [NEW, vocabulary] of the prompt, then of one token at a time from the model's own cache.
-
-    Some recurrent layers compute single tokens by another formula, with visible differences.
-    """
+    """float64 logits [NEW, vocabulary] of the prompt, then of one token at a time from the model's own cache."""
     logits, cache = _forward(patch, request, request.prompt_ids, None, 0)
     every = [logits[-1]]
     for position, token in enumerate(token_ids[:-1], len(request.prompt_ids)):

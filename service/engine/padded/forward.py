@@ -49,7 +49,7 @@ class BatchForward:
         if rows[0].pending:
             return []
         for row in rows:
-            row.request.generated = len(row.generated)
+            row.request.generated = row.num_generated
         with undone_on_error(requests):
             drawn: list[int] = sample(logits, requests).tolist()
         return drawn

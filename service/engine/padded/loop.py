@@ -142,7 +142,7 @@ class PaddedLoop:
         for request in requests:
             if request.failure is not None:
                 raise request.failure
-        return [sequence.generated for sequence in sequences]
+        return [sequence.generated() for sequence in sequences]
 
     def _run(self) -> None:
         error: Exception = EngineFailed("the generation thread ended before this request")
@@ -154,8 +154,9 @@ class PaddedLoop:
             log.exception("generation_failed", error=str(raised))
             self._error = error = raised
         self._steps.take()
-        for sequence in list(self._steps.sequences.values()):
+        for sequence in self._steps.sequences.values():
             self._deliver(sequence, error)
+        self._steps.sequences = {}
 
     def _on_device(self) -> AbstractContextManager[Any]:
         device = self._patch.model.device

@@ -46,8 +46,8 @@ class Sequence:
         return self.token_ids[self.num_computed :]
 
     @property
-    def generated(self) -> list[int]:
-        return self.token_ids[len(self.request.prompt_ids) :]
+    def num_generated(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_ids)
 
     @property
     def has_state(self) -> bool:
@@ -65,8 +65,8 @@ class Sequence:
         return self.has_state and self.num_computed == len(self.token_ids) - 1
 
     def is_complete(self) -> bool:
-        request, generated = self.request, self.generated
-        return bool(generated) and (len(generated) >= request.max_new_tokens or generated[-1] in request.ends_at)
+        request, generated = self.request, self.num_generated
+        return generated > 0 and (generated >= request.max_new_tokens or self.token_ids[-1] in request.ends_at)
 
     def forget(self) -> None:
         """Drop the cache: every token is computed again."""
@@ -79,10 +79,13 @@ class Sequence:
             self.cache, self.batch = row_of(self.batch.cache, row, self.num_computed), None
         return self.cache
 
+    def generated(self) -> list[int]:
+        return self.token_ids[len(self.request.prompt_ids) :]
+
     def output(self, error: Exception | None = None) -> Output:
         finished = error is not None or self.is_complete()
         ended = time.perf_counter() if finished else -1.0
-        return Output(self.generated, (self.began, ended), finished, None if error is None else str(error))
+        return Output(self.generated(), (self.began, ended), finished, None if error is None else str(error))
 
 
 @dataclass(eq=False)

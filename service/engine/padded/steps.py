@@ -53,11 +53,10 @@ class Steps:
     def run(self, others: set[str]) -> bool:
         """One step beside ``others``, the tenants with interleaved work; false when there is nothing to do."""
         self.take()
-        every = list(self.sequences.values())
-        readable = [sequence for sequence in every if not sequence.is_decoding and self._may_run(sequence)]
+        every, full = list(self.sequences.values()), self._is_full()
         decoding, reading, token_budget = candidates(
             [sequence for sequence in every if sequence.is_decoding],
-            readable,
+            [sequence for sequence in every if not sequence.is_decoding and (sequence.has_state or not full)],
             lambda sequence: sequence.request.tenant,
             self._turns,
             others,
@@ -70,7 +69,7 @@ class Steps:
             self._advance(rows, 1, others)
         token_budget = max(1, token_budget - len(computed))
         for sequence in reading:
-            if token_budget > 0 and self._may_run(sequence):
+            if token_budget > 0 and (sequence.has_state or not self._is_full()):
                 count = self._chunk(sequence, token_budget)
                 computed.append((sequence.request.tenant, count))
                 token_budget -= count
@@ -79,14 +78,17 @@ class Steps:
         self._turns.charge(time.perf_counter() - began, computed)
         return bool(computed)
 
+    def _is_full(self) -> bool:
+        """True if a new sequence has to wait until another one ends."""
+        return sum(sequence.has_state for sequence in self.sequences.values()) >= self._most
+
     def _chunk(self, sequence: Sequence, token_budget: int) -> int:
         """Tokens of the next forward of a prompt: all of them where a layer drops its state at a second chunk."""
         pending = len(sequence.pending)
-        return min(pending, token_budget) if self._forward.patch.continues else pending
-
-    def _may_run(self, sequence: Sequence) -> bool:
-        """False for a sequence that has to wait until another one ends."""
-        return sequence.has_state or sum(each.has_state for each in self.sequences.values()) < self._most
+        if pending <= token_budget or not self._forward.patch.continues:
+            return pending
+        # Some recurrent layers compute a single token by another formula: the last chunk of a prompt has two at least.
+        return token_budget - 1 if pending == token_budget + 1 > 2 else token_budget
 
     def _advance(self, rows: list[Sequence], new_tokens: int, others: set[str]) -> None:
         """A forward over the next tokens of ``rows``, and a token for each that has no more."""
@@ -110,7 +112,7 @@ class Steps:
         for row, token in zip(rows, drawn, strict=False):
             row.token_ids.append(token)
             self._finish(row)
-        if not drawn and rows[0].request.on_prefill is not None and not rows[0].generated:
+        if not drawn and rows[0].request.on_prefill is not None and not rows[0].num_generated:
             rows[0].request.on_prefill(rows[0].num_computed)
 
     def _finish(self, row: Sequence, error: Exception | None = None) -> None:
@@ -126,12 +128,12 @@ class Steps:
             row.forget()  # the forward may have changed some layers
         give_back()
         alone = not others and len(self.sequences) == 1
-        blamed.request.failure = OutOfMemory("decoding" if blamed.generated else "prefill", alone=alone)
+        blamed.request.failure = OutOfMemory("decoding" if blamed.num_generated else "prefill", alone=alone)
         self._finish(blamed, blamed.request.failure)
 
     def _limit_rows(self, row: Sequence) -> None:
         """Measure once: the states of all rows take no more memory than keys and values of the whole cache."""
-        if self._measured or row.cache is None:
+        if self._measured or row.cache is None or row.request.sink_window is not None:
             return
         self._measured = True
         keys, states = sizes(row.cache)
