@@ -14,6 +14,7 @@ from torch import nn
 
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import FrequencyMethod, Method
+from patches.encoding.recipe import ResolvedRecipe
 from patches.model.architectures import Architecture, architecture_of
 from patches.parsing import InvalidEncoding, parse
 from patches.registry import METHODS
@@ -127,6 +128,21 @@ def rotary_module(model: nn.Module) -> RotaryModule | None:
     if types and SHARED not in types:
         raise UnsupportedModel(f"its rotary embeddings differ by layer type and none of them is for {SHARED} layers")
     return RotaryModule(found[0], tuple(sorted(types, key=lambda name: name != SHARED)))
+
+
+def refuse_other_frequencies(rotary: RotaryModule, native: ResolvedRecipe) -> None:
+    """Raises:
+    UnsupportedModel: when the checkpoint's own encoding, as resolved here, is not what its rotary module computes.
+    """
+    own, resolved = rotary.inv_freq.float().cpu(), torch.tensor(native.inv_freq)
+    if native.length is not None:
+        return  # a module that depends on the length rewrites its frequencies when it runs
+    tolerance = max(1e-4, 8 * torch.finfo(rotary.inv_freq.dtype).eps)
+    if own.shape != resolved.shape or not torch.allclose(own, resolved, rtol=tolerance, atol=0.0):
+        raise UnsupportedModel(
+            f"its rotary module rotates by frequencies down to {float(own[-1]):.3g}, and its configuration says "
+            f"{native.inv_freq[-1]:.3g}"
+        )
 
 
 def _is_inv_freq(buffer: str) -> bool:

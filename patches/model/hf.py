@@ -23,7 +23,14 @@ from transformers.masking_utils import AttentionMaskInterface
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import Seams, architecture_of
 from patches.model.encodings import with_keyword
-from patches.model.geometry import RotaryModule, UnsupportedModel, geometry_of, rotary_module, text_config
+from patches.model.geometry import (
+    RotaryModule,
+    UnsupportedModel,
+    geometry_of,
+    refuse_other_frequencies,
+    rotary_module,
+    text_config,
+)
 from patches.model.measurement import TOKENS, Measurement, TableFormat, Trial, layout_of, measured
 from patches.model.seams import Patched
 
@@ -103,6 +110,8 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
     with ExitStack() as undo:
         temperatures = _take_over_temperatures(model, undo)
         patch = Patched(model, name, _measured(model, name), temperatures)
+        if patch.rotary_module is not None:
+            refuse_other_frequencies(patch.rotary_module, patch.slots[0])
         _put(model, name, patch.rotary_module, patch, undo)
         if patch.embedding is not None:
             _replace_forward(patch.embedding.module, patch.embed, undo)

@@ -130,8 +130,10 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
+    "mimo_v2_flash": {"head_dim": 24},  # a third of it rotates, in pairs
     "qwen4_exp_text": _INDEXER,
     "reformer": {
         "is_decoder": True,
@@ -199,11 +201,21 @@ def shrunk(config: PreTrainedConfig, overrides: Mapping[str, Any] | None = None)
         small["num_key_value_heads"] = SIZES["num_attention_heads"]
         if fields.get("head_dim") == fields["qk_rope_head_dim"]:
             small["head_dim"] = SIZES["qk_rope_head_dim"]
+    if fields.get("rope_parameters"):
+        small["rope_parameters"] = _short(fields["rope_parameters"])
     small |= {name: _TOKEN_IDS[name] for name in _TOKEN_IDS if name in fields}
     small |= _layers(fields, small)
     parts = {name: shrunk(getattr(config, name)) for name in config.sub_configs if getattr(config, name) is not None}
     exceptions = EXCEPTIONS.get(config.model_type, {})
     return type(config)(**{**small, **parts, **exceptions, **(overrides or {})})
+
+
+def _short(parameters: dict[str, Any]) -> dict[str, Any]:
+    """``rope_parameters`` whose scaling begins within the few tokens of a test."""
+    return {
+        name: _short(value) if isinstance(value, dict) else TRAINED_LENGTH // 4 if "original" in name else value
+        for name, value in parameters.items()
+    }
 
 
 _TOKEN_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2, "cls_token_id": 1}

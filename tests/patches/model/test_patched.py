@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 import patches.model.seams
 from patches import UnsupportedModel, encode, patched
 from patches.attention import reference
+from tests.field import configurations
 from tests.models import TRAINED_LENGTH, tiny_model, tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
 
@@ -230,6 +231,21 @@ def test_layers_that_ignore_their_table_are_refused(monkeypatch: pytest.MonkeyPa
     module = sys.modules[type(model).__module__]
     monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda query, key, cos, sin: (query, key))
     with pytest.raises(UnsupportedModel, match="none of its 2 layers rotates"), patched(model):
+        raise AssertionError("never entered")
+
+
+def test_frequencies_that_the_configuration_does_not_say_are_refused() -> None:
+    model = native_model("default")
+    module = next(module for module in model.modules() if "inv_freq" in module._buffers)
+    module.inv_freq *= torch.linspace(1.0, 1.01, len(module.inv_freq))
+    with pytest.raises(UnsupportedModel, match="its rotary module rotates by frequencies down to"), patched(model):
+        raise AssertionError("never entered")
+
+
+def test_an_odd_number_of_rotated_dimensions_is_refused() -> None:
+    """MiMo-V2 rounds 0.334 of a head down; 5 of 16 dimensions give frequencies for 5 and a rotation of 6."""
+    model = configurations.tiny_model("mimo_v2_flash", head_dim=16)
+    with pytest.raises(UnsupportedModel, match="frequencies"), patched(model):
         raise AssertionError("never entered")
 
 
