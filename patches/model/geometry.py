@@ -134,9 +134,9 @@ def refuse_other_frequencies(rotary: RotaryModule, native: ResolvedRecipe) -> No
     """Raises:
     UnsupportedModel: when the checkpoint's own encoding, as resolved here, is not what its rotary module computes.
     """
+    if native.length is not None or not native.rotates:
+        return  # a module that depends on the length rewrites its frequencies when it runs; Falcon with ALiBi uses none
     own, resolved = rotary.inv_freq.float().cpu(), torch.tensor(native.inv_freq)
-    if native.length is not None:
-        return  # a module that depends on the length rewrites its frequencies when it runs
     tolerance = max(1e-4, 8 * torch.finfo(rotary.inv_freq.dtype).eps)
     if own.shape != resolved.shape or not torch.allclose(own, resolved, rtol=tolerance, atol=0.0):
         raise UnsupportedModel(

@@ -150,6 +150,16 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 }
 """Type -> fields that the rule does not find."""
 
+_FALCON = {"multi_query": False, "num_kv_heads": 4, "parallel_attn": False, "bias": True}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon (grouped keys)": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon (a key per head)": ("falcon", _FALCON),
+    "falcon (ALiBi)": ("falcon", {**_FALCON, "alibi": True}),
+    "granitemoehybrid (RoPE)": ("granitemoehybrid", {"position_embedding_type": "rope"}),
+    "zamba2 (RoPE)": ("zamba2", {"use_mem_rope": True}),
+}
+"""Name -> type and fields: published models of a type that differ in their attention from its default."""
+
 CANNOT_BE_BUILT = {
     "gemma3n": "its vision part needs timm; its text part is gemma3n_text",
     "gemma4_assistant": "it drafts for another model and reads the keys and values of that model",
