@@ -106,8 +106,7 @@ def growing_base(patch: Patched, method: Method) -> Iterator[None]:
     Both the query and the key of position p turn by the frequencies of the p + 1 tokens that were there when it was
     fed. One pass, or chunks, then compute what token-by-token decoding does, since no token sees a later one.
     """
-    assert patch.rotary_module is not None
-    module = patch.rotary_module.module
+    module = patch.rotary_tables.chosen[0].module
     frequencies = by_position(patch, method)
 
     def forward(x: torch.Tensor, position_ids: torch.Tensor, *_: Any) -> Any:

@@ -1,6 +1,6 @@
 """Attention over explicit scores, in blocks of queries, where no fused kernel fits.
 
-These are soft limits, learned sinks, and encodings that score distances by the query.
+These are soft limits, learned sinks, a bias of the layer, and encodings that score distances by the query.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ def eager(states: SegmentStates) -> torch.Tensor:
     outputs = []
     for columns in blocks(states):
         query = states.query[:, :, columns]
-        weights = _weights(states, _scores(states, query, states.q_start + columns.start, keys)).to(query.dtype)
-        outputs.append(weights @ value)
+        scores = _scores(states, query, states.q_start + columns.start, keys)
+        bias = states.layer.bias
+        weights = _weights(states, scores if bias is None else scores + bias[:, :, columns])
+        if bias is not None:  # the keys that a layer chose may all be out of the encoding's reach
+            weights = weights.nan_to_num(0.0)
+        outputs.append(weights.to(query.dtype) @ value)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
@@ -42,7 +46,8 @@ def _scores(states: SegmentStates, query: torch.Tensor, q_low: int, keys: list[t
         scores = torch.tanh(scores / states.layer.softcap) * states.layer.softcap
     if states.resolved.recipe.score_bias is not None:
         scores = scores + states.resolved.recipe.score_bias(q_idx, kv_idx)
-    return scores.masked_fill(~covered, torch.finfo(scores.dtype).min)
+    excluded = torch.finfo(scores.dtype).min if states.layer.bias is None else float("-inf")
+    return scores.masked_fill(~covered, excluded)
 
 
 def _relative(

@@ -2,7 +2,7 @@
 
 One identity band is ordinary attention. A single new query attends once: over unchanged keys, or over raw keys that are
 rotated by their effective distance. All else goes band by band: over all queries ``at_once``, or in ``blocks``. Layers
-with a soft limit or with sinks, and encodings that score distances by the query, go to ``eager``.
+with a soft limit, sinks or a bias of their own, and encodings that score distances by the query, go to ``eager``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def attend(
     positions 0 .. num_sinks - 1. ``batch`` has the tables that all layers of the forward share.
     """
     states = SegmentStates(query, key, value, resolved, batch, layer, q_start, num_sinks)
-    if layer.softcap is not None or layer.sinks is not None or resolved.recipe.relative is not None:
+    if resolved.recipe.relative is not None or any(
+        part is not None for part in (layer.softcap, layer.sinks, layer.bias)
+    ):
         return eager(states)
     if states.is_plain:
         return ordinary(states)
@@ -107,7 +109,7 @@ def _distance_table(states: SegmentStates) -> Table:
         inside = states.predicate(band)(q_idx, kv_idx)[0, :, None]
         apart = per_pair(band.query_map(q_idx[:, 0])) - per_pair(band.key_map(kv_idx[0]))
         distance = torch.where(inside, apart, distance)
-    inv_freq = torch.tensor(states.resolved.inv_freq, device=states.key.device)
+    inv_freq = torch.tensor(states.resolved.turns, device=states.key.device)
     # The factor multiplies both the query's and the key's table, so here it enters squared.
     factor, layout = states.resolved.attention_factor**2, states.resolved.interleaved
     return rotary_table(-distance, inv_freq, factor, interleaved=layout)

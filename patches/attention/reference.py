@@ -56,10 +56,13 @@ def weights(
         scores = scores.masked_fill(~_any_band(resolved, pairs, layer), float("-inf"))
     if resolved.recipe.score_bias is not None:
         scores = scores + resolved.recipe.score_bias(*pairs)
+    if layer.bias is not None:
+        scores = scores + layer.bias
     if layer.sinks is not None:
         nothing = layer.sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
         return torch.softmax(torch.cat((scores, nothing), dim=-1), dim=-1)[..., :-1]
-    return torch.softmax(scores, dim=-1)
+    weights = torch.softmax(scores, dim=-1)
+    return weights if layer.bias is None else weights.nan_to_num(0.0)
 
 
 def _band_scores(
@@ -71,7 +74,7 @@ def _band_scores(
     resolved: ResolvedRecipe,
 ) -> torch.Tensor:
     if resolved.rotates_at == "cache_read":
-        inv_freq = torch.tensor(resolved.inv_freq, device=query.device)
+        inv_freq = torch.tensor(resolved.turns, device=query.device)
         layout = resolved.interleaved
         q_angles, k_angles = per_pair(band.query_map(q_idx)), per_pair(band.key_map(kv_idx))
         q_table = rotary_table(q_angles, inv_freq, resolved.attention_factor, interleaved=layout)

@@ -89,7 +89,7 @@ class SegmentStates:
 
     def _table(self, kind: Hashable, position_map: PositionMap, positions: Callable[[], torch.Tensor]) -> Table:
         def make() -> Table:
-            inv_freq = torch.tensor(self.resolved.inv_freq, device=self.key.device)
+            inv_freq = torch.tensor(self.resolved.turns, device=self.key.device)
             factor, layout = self.resolved.attention_factor, self.resolved.interleaved
             return rotary_table(per_pair(position_map(positions())), inv_freq, factor, interleaved=layout)
 

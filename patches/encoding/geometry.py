@@ -24,7 +24,9 @@ class RopeGeometry:
     ``rotary_dim`` is the rotated width, ``rotary_offset`` its first dimension inside a head (0 except in latent
     attention). ``original_max_position_embeddings`` is the trained length L0 in tokens. ``native`` is the checkpoint's
     own encoding, which requests call "default"; None is plain RoPE. ``family`` is that of the training. ``table_rows``
-    is the number of positions in a learned table. ``latent`` is multi-head latent attention (DeepSeek).
+    is the number of positions in a learned table. ``latent`` is multi-head latent attention (DeepSeek). ``reverses`` is
+    rotation in the opposite sense (nanochat). ``keeps_positions`` is the reason why attention cannot rotate queries and
+    keys by other positions than their own, if there is one.
     """
 
     head_dim: int
@@ -39,6 +41,8 @@ class RopeGeometry:
     rotary_offset: int = 0
     table_rows: int | None = None
     latent: bool = False
+    reverses: bool = False
+    keeps_positions: str | None = None
 
     @property
     def rotates(self) -> bool:

@@ -23,6 +23,7 @@ from pydantic import (
 from patches.encoding.echo import renamed, set_apart
 from patches.encoding.fields import MOST_FACTOR, Length
 from patches.encoding.geometry import Family, RopeGeometry
+from patches.encoding.masks import CAUSAL, merged
 from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Band, Recipe
 from patches.encoding.schedule import UnscaledSchedule
 from patches.encoding.temperature import Temperature
@@ -119,7 +120,8 @@ class Method(KnownFields):
                 f"method: {self.method} is for models trained with {self.family} positions; "
                 f"the positions of this one are of the family {geometry.family}"
             )
-        if self.family == "rotary" and not geometry.rotates and not self.is_native(geometry):
+        masks = geometry.family == "none" and isinstance(self, BasedMethod)  # the only part that has a meaning there
+        if self.family == "rotary" and not geometry.rotates and not self.is_native(geometry) and not masks:
             raise ValueError(ROTATES_NOTHING)
         recipe, temperature = self.encoding(geometry), self.attention_temperature
         if geometry.adds_positions and self.family in ("bias", "none"):
@@ -228,11 +230,18 @@ class WrappingMethod(Method):
     def on_base(self, geometry: RopeGeometry, *bands: Band) -> Recipe:
         """The recipe underneath with ``bands`` in place of its one plain band.
 
+        A model without positions keeps the masks of ``bands``.
+
         Raises:
             ValueError: when what is underneath rotates nothing or moves positions itself.
         """
         base = self._underneath(geometry)
         recipe = _plain_rope(geometry) if base is None else base.recipe(geometry)
+        masks = merged([band.predicate for band in bands])
+        if recipe.schedule is None and geometry.family == "none" and masks != [CAUSAL]:
+            return replace(recipe, bands=tuple(Band(predicate=mask) for mask in masks))
+        if recipe.schedule is None and geometry.family == "none":
+            raise ValueError(ROTATES_NOTHING)
         if recipe.schedule is None:
             raise ValueError("base: this model's own encoding rotates nothing, so there is no schedule underneath")
         if recipe.bands != (Band(),):

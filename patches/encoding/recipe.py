@@ -169,6 +169,7 @@ class Recipe:
             length=length if self.depends_on_length else None,
             interleaved=geometry.interleaved,
             offset=geometry.rotary_offset,
+            reverses=geometry.reverses,
         )
 
     def _refuse_other_families(self, geometry: RopeGeometry) -> None:
@@ -176,6 +177,11 @@ class Recipe:
             raise ValueError(ROTATES_NOTHING)
         if self.absolute is not None and not geometry.adds_positions:
             raise ValueError("this model adds no position embeddings to its tokens: there is no table to map")
+        reason = geometry.keeps_positions
+        if reason is not None and any(not band.keeps_positions for band in self.bands):
+            raise ValueError(
+                f"only encodings that keep the positions of queries and keys apply to this model: {reason}"
+            )
 
     def _refuse_positions_past_the_table(self, geometry: RopeGeometry, length: int) -> None:
         import torch
@@ -218,6 +224,7 @@ class ResolvedRecipe:
     length: int | None = field(compare=False)
     interleaved: bool = field(default=False, kw_only=True)
     offset: int = field(default=0, kw_only=True)
+    reverses: bool = field(default=False, kw_only=True)
 
     def __hash__(self) -> int:
         # Every layer looks up tables by it: a few numbers distinguish most recipes, equality compares the rest.
@@ -235,6 +242,11 @@ class ResolvedRecipe:
         if all(band.keeps_positions for band in self.recipe.bands):
             return "cache_write"
         return "cache_read"
+
+    @cached_property
+    def turns(self) -> tuple[float, ...]:
+        """``inv_freq`` with the sign of the model's own rotation: angles per position of queries and keys."""
+        return tuple(-each for each in self.inv_freq) if self.reverses else self.inv_freq
 
     @cached_property
     def is_plain(self) -> bool:

@@ -15,11 +15,12 @@ def evict(layers: list[Any], num_sinks: int, window_size: int) -> None:
     """Keep the ``num_sinks`` first and the newest ``window_size`` - 1 tokens of every layer that keeps all of them.
 
     ``layers`` are those of a transformers ``DynamicCache``: keys and values [rows, heads, tokens, dim]. The next query
-    is the last token in its own window. Layers that slide keep their window.
+    is the last token in its own window. Layers that slide keep their window, and layers without keys their state.
     """
     newest = window_size - 1
     for layer in layers:
-        if getattr(layer, "is_sliding", False) or layer.keys.shape[-2] <= num_sinks + newest:
+        keys = getattr(layer, "keys", None)
+        if getattr(layer, "is_sliding", False) or keys is None or keys.shape[-2] <= num_sinks + newest:
             continue
         layer.keys, layer.values = (_without_gap(states, num_sinks, newest) for states in (layer.keys, layer.values))
 

@@ -6,7 +6,6 @@ model rotates (pair layout, where in a head, which layers) on its own forward pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ from torch import nn
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import FrequencyMethod, Method
 from patches.encoding.recipe import ResolvedRecipe
-from patches.model.architectures import Architecture, architecture_of
+from patches.model.architectures import architecture_of
+from patches.model.rotary_tables import RotaryTable, RotaryTables, rotary_tables
 from patches.parsing import InvalidEncoding, parse
 from patches.registry import METHODS
 from patches.rope_parameters import SHARED
@@ -23,41 +23,59 @@ from patches.rope_parameters import SHARED
 NOT_OF_THE_ENCODING = frozenset({"llama_4_scaling_beta", "max_position_embeddings"})
 """Entries of ``rope_parameters`` that a model's attention applies by itself, or that only repeat its length."""
 
+NOTHING_ATTENDS = "none of its layers attends: recurrent layers have no positions to encode"
+
 
 class UnsupportedModel(ValueError):
     """This model cannot be served with an encoding per request; the message says why."""
 
 
-def geometry_of(model: nn.Module) -> RopeGeometry:
+def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeometry:
     """Geometry of a causal language model, as far as its configuration has it.
+
+    ``table`` is the rotary table that requests choose: without it, that of layers with full attention or the first.
 
     Raises:
         UnsupportedModel: naming what this model does that the seams cannot carry.
     """
     config = text_config(model)
     architecture = architecture_of(model)
-    if architecture is None:
+    if _number(config, "num_attention_heads") is None:
+        raise UnsupportedModel(NOTHING_ATTENDS)
+    if architecture is None or architecture.forward is None:
         _refuse_attention_that_does_not_dispatch(model)
     facts = {} if architecture is None else architecture.facts(config) | architecture.in_weights(model)
-    parameters = facts.pop("rope_parameters", None) or _rope_parameters(config, architecture)
-    native = _native_encoding(config, parameters, facts.pop("native", None))
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    latent = getattr(config, "kv_lora_rank", None) is not None
-    if latent:
-        head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    if table is None:
+        tables = list(tables_of(model))
+        table = next((one for one in tables if one.layer_type == SHARED), tables[0] if tables else None)
+    parameters = facts.pop("rope_parameters", None)
+    if parameters is None and table is not None:
+        parameters = _rope_parameters(config, table)
+    declared = facts.pop("native", None)
+    if table is None and architecture is None:
+        declared = {"method": "none"}  # a measurement confirms it
+    native = _native_encoding(config, parameters, declared)
+    latent = _number(config, "kv_lora_rank") is not None
     longest = facts.pop("max_position_embeddings", None) or config.max_position_embeddings
     measured = {
-        "head_dim": head_dim,
-        "rotary_dim": 0 if parameters is None else _rotary_dim(model),
+        "head_dim": _head_dim(config, latent),
+        "rotary_dim": 0 if table is None else 2 * table.inv_freq.shape[0],
         "rope_theta": 0.0 if parameters is None else float(parameters["rope_theta"]),
         "original_max_position_embeddings": _trained_length(config, parameters or {}, native, int(longest)),
         "max_position_embeddings": int(longest),
-        "num_attention_heads": int(config.num_attention_heads),
+        "num_attention_heads": _number(config, "num_attention_heads"),
         "family": _family_of(native, parameters),
         "native": native,
         "latent": latent,
     }
     return RopeGeometry(**{**measured, **facts})
+
+
+def tables_of(model: nn.Module) -> RotaryTables:
+    """The rotary tables of a model; none where a checkpoint does not rotate by those that its class has."""
+    architecture = architecture_of(model)
+    rotates = architecture is None or architecture.rotates(text_config(model))
+    return rotary_tables(model) if rotates else RotaryTables([])
 
 
 def text_config(model: nn.Module) -> Any:
@@ -80,64 +98,14 @@ def _refuse_attention_that_does_not_dispatch(model: nn.Module) -> None:
         raise UnsupportedModel("its attention does not dispatch by name, so no attention can be put in its place")
 
 
-def _rope_parameters(config: Any, architecture: Architecture | None) -> dict[str, Any] | None:
-    """Parameters of the rotary embedding that requests replace; None for a model without one."""
-    parameters = getattr(config, "rope_parameters", None)
-    if architecture is not None and not architecture.rotates(config):
-        return None
-    if not isinstance(parameters, dict):
-        return None
-    if "rope_theta" in parameters:
-        return dict(parameters)
-    if SHARED in parameters and parameters[SHARED] is not None:
-        # transformers looks for "truncate" beside the layer types (5.23), so what a type says has no effect.
-        return {name: value for name, value in parameters[SHARED].items() if name != "truncate"}
-    raise UnsupportedModel(f"its rope_parameters differ by layer type and none of them is for {SHARED} layers")
-
-
-@dataclass(frozen=True)
-class RotaryModule:
-    """The module that turns positions into cos and sin. ``types`` are its layer types, the one that requests
-    choose first; empty where all layers share one set of frequencies."""
-
-    module: nn.Module
-    types: tuple[str, ...]
-
-    @property
-    def inv_freq(self) -> torch.Tensor:
-        name = f"{self.types[0]}_inv_freq" if self.types else "inv_freq"
-        return self.module.get_buffer(name)
-
-    def is_chosen(self, layer_type: str | None) -> bool:
-        """True if requests choose the encoding of layers of this type."""
-        return layer_type in (None, *self.types[:1])
-
-
-def rotary_module(model: nn.Module) -> RotaryModule | None:
-    """The model's rotary module, or None.
-
-    Raises:
-        UnsupportedModel: when there are several.
-    """
-    found = [module for module in model.modules() if any(_is_inv_freq(name) for name in module._buffers)]
-    if len(found) > 1:
-        raise UnsupportedModel(f"the model has {len(found)} rotary modules; one shared by all layers is needed")
-    if not found:
-        return None
-    types = [name.removesuffix("_inv_freq") for name in found[0]._buffers if _is_inv_freq(name) and name != "inv_freq"]
-    if types and SHARED not in types:
-        raise UnsupportedModel(f"its rotary embeddings differ by layer type and none of them is for {SHARED} layers")
-    return RotaryModule(found[0], tuple(sorted(types, key=lambda name: name != SHARED)))
-
-
-def refuse_other_frequencies(rotary: RotaryModule, native: ResolvedRecipe) -> None:
+def refuse_other_frequencies(table: RotaryTable, native: ResolvedRecipe) -> None:
     """Raises:
     UnsupportedModel: when the checkpoint's own encoding, as resolved here, is not what its rotary module computes.
     """
     if native.length is not None or not native.rotates:
-        return  # a module that depends on the length rewrites its frequencies when it runs; Falcon with ALiBi uses none
-    own, resolved = rotary.inv_freq.float().cpu(), torch.tensor(native.inv_freq)
-    tolerance = max(1e-4, 8 * torch.finfo(rotary.inv_freq.dtype).eps)
+        return  # a module that depends on the length rewrites its frequencies when it runs
+    own, resolved = table.inv_freq.float().cpu(), torch.tensor(native.inv_freq)
+    tolerance = max(1e-4, 8 * torch.finfo(table.inv_freq.dtype).eps)
     if own.shape != resolved.shape or not torch.allclose(own, resolved, rtol=tolerance, atol=0.0):
         raise UnsupportedModel(
             f"its rotary module rotates by frequencies down to {float(own[-1]):.3g}, and its configuration says "
@@ -145,13 +113,33 @@ def refuse_other_frequencies(rotary: RotaryModule, native: ResolvedRecipe) -> No
         )
 
 
-def _is_inv_freq(buffer: str) -> bool:
-    return buffer.endswith("inv_freq") and "original" not in buffer
+def _rope_parameters(config: Any, table: RotaryTable) -> dict[str, Any]:
+    """Parameters of the rotary table that requests choose."""
+    parameters = getattr(getattr(table.module, "config", config), "rope_parameters", None) or {}
+    if table.layer_type in parameters:
+        # transformers looks for "truncate" beside the layer types (5.23), so what a type says has no effect.
+        return {name: value for name, value in parameters[table.layer_type].items() if name != "truncate"}
+    if "rope_theta" not in parameters:
+        raise UnsupportedModel("its rotary module has no rope_parameters of its own in the configuration")
+    return dict(parameters)
 
 
-def _rotary_dim(model: nn.Module) -> int:
-    rotary = rotary_module(model)
-    return 0 if rotary is None else 2 * rotary.inv_freq.shape[0]
+def _head_dim(config: Any, latent: bool) -> int:
+    """Numbers per head as the configuration has them; a measurement replaces it where layers differ."""
+    if latent:
+        return int((_number(config, "qk_nope_head_dim") or 0) + (_number(config, "qk_rope_head_dim") or 0))
+    if (head_dim := _number(config, "head_dim")) is not None:
+        return head_dim
+    return int(config.hidden_size // config.num_attention_heads)
+
+
+def _number(config: Any, name: str) -> int | None:
+    """A whole number of a configuration, 0 where layers differ, None where it has no such number."""
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # transformers names no number for layers that differ
+        return 0
+    return None if value is None else int(value)
 
 
 def _native_encoding(config: Any, parameters: dict[str, Any] | None, declared: Any) -> Method | None:

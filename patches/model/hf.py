@@ -11,38 +11,50 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import Seams, architecture_of
 from patches.model.encodings import with_keyword
-from patches.model.geometry import (
-    RotaryModule,
-    UnsupportedModel,
-    geometry_of,
-    refuse_other_frequencies,
-    rotary_module,
-    text_config,
-)
+from patches.model.geometry import UnsupportedModel, geometry_of, refuse_other_frequencies, tables_of, text_config
 from patches.model.measurement import TOKENS, Measurement, TableFormat, Trial, layout_of, measured
+from patches.model.rotary_tables import RotaryTable, RotaryTables
 from patches.model.seams import Patched
+
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+"""Largest difference of logits, in largest logits. On the tiny models of the tests rounding makes at most 3e-6 of
+float32, and a wrong mask, bias or rotation 0.03 and more."""
 
 _names = itertools.count()
 _PREFIX = "ropeway_"
 """Prefix of the attention's registered name. With "flash" in it, transformers would look for a kernel."""
 
 
-def _padding_mask(
-    batch_size: int, q_length: int, kv_length: int, attention_mask: torch.Tensor | None = None, **_: Any
+def _mask(
+    seams: Seams,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    *,
+    attention_mask: torch.Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **arguments: Any,
 ) -> torch.Tensor | None:
-    """Mask function registered beside the attention: passes the padding mask on, builds nothing."""
+    """Mask function registered beside the attention: passes the padding mask on, and builds nothing.
+
+    A model that chooses keys by its mask gets a whole one, booleans [rows, 1, q_length, kv_length].
+    """
+    if seams.builds_mask(insists=not allow_is_causal_skip):
+        arguments |= {"attention_mask": attention_mask, "allow_is_causal_skip": False}
+        whole: torch.Tensor | None = sdpa_mask(batch_size, q_length, kv_length, **arguments)
+        return whole
     if attention_mask is None or bool(attention_mask.all()):
         return None
     return attention_mask
@@ -53,21 +65,24 @@ def _no_mask(batch_size: int, q_length: int, kv_length: int, **_: Any) -> torch.
     return torch.empty(0)
 
 
-def _table_format(rotary: RotaryModule | None) -> TableFormat:
-    """Format of the model's own rotary tables."""
-    if rotary is None:
-        return TableFormat()
-    module = copy.deepcopy(rotary.module)  # a length-dependent one rewrites its buffers when it runs
-    device = rotary.inv_freq.device
+def _table_format(table: RotaryTable) -> TableFormat:
+    """Format of the model's own rotary table."""
+    module = copy.deepcopy(table.module)  # a length-dependent one rewrites its buffers when it runs
+    device = table.inv_freq.device
     position = torch.arange(TOKENS, device=device)[None]
-    arguments = (position, *rotary.types[:1])
+
+    def output(dtype: torch.dtype, position: torch.Tensor) -> Any:
+        return module(torch.zeros(1, 1, 1, dtype=dtype, device=device), position, *table.arguments)
+
     with torch.no_grad():
-        output = module(torch.zeros(1, 1, 1, device=device), *arguments)
-        half = module(torch.zeros(1, 1, 1, dtype=torch.bfloat16, device=device), *arguments)
-    prefix = f"{rotary.types[0]}_" if rotary.types else ""
-    factor = getattr(module, f"{prefix}attention_scaling", 1.0)
-    layout = layout_of(output, getattr(module, f"{prefix}inv_freq"), factor)
-    return TableFormat(layout, isinstance(half, torch.Tensor) or half[0].dtype == torch.float32)
+        whole, half = (output(dtype, position) for dtype in (torch.float32, torch.bfloat16))
+        try:
+            by_plane = output(torch.float32, position.expand(3, 1, TOKENS))[0].ndim > whole[0].ndim
+        except (RuntimeError, IndexError):  # it takes plain positions only
+            by_plane = False
+    copied = RotaryTable(module, table.layer_type)
+    layout = layout_of(whole, copied.inv_freq, copied.attention_scaling)
+    return TableFormat(layout, isinstance(half, torch.Tensor) or half[0].dtype == torch.float32, by_plane)
 
 
 def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
@@ -76,20 +91,59 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
     Raises:
         UnsupportedModel: when it rotates in a way that the seams cannot carry.
     """
-    geometry, rotary = geometry_of(model), rotary_module(model)
-    table = _table_format(rotary)
-    # Several tokens: the embedding of a padding token is zero in many models, and zero does not turn.
-    vocab_size = int(text_config(model).vocab_size)
-    tokens = torch.linspace(1, vocab_size - 1, TOKENS, device=model.device).long()[None]
+    geometry_of(model)  # says first what needs no forward
+    tables = tables_of(model)
+    formats: dict[RotaryTable | None, TableFormat] = {None: TableFormat()}
+    formats |= {table: _table_format(table) for table in tables}
+    if not formats.keys() - {None} and architecture_of(model) is None:
+        _refuse_positions_outside_of_attention(model)
 
-    def run(chosen: torch.Tensor, others: torch.Tensor) -> Trial:
-        trial = Trial(chosen, others, rotary, table)
-        with ExitStack() as undo, torch.no_grad():
-            _put(model, attention_name, rotary, trial, undo)
-            model(input_ids=tokens, use_cache=False)
+    def run(frequencies: Mapping[RotaryTable | None, torch.Tensor]) -> Trial:
+        trial = Trial(frequencies, tables, formats)
+        with ExitStack() as undo:
+            _put(model, attention_name, tables, trial, undo)
+            with _refused():
+                _logits(model)
         return trial
 
-    return measured(run, geometry, table)
+    return measured(run, tables, formats, partial(geometry_of, model))
+
+
+def _refuse_positions_outside_of_attention(model: PreTrainedModel) -> None:
+    """A model without rotary tables has no positions, unless its first layer gets equal tokens unlike.
+
+    Raises:
+        UnsupportedModel: when it does.
+    """
+    entering: list[torch.Tensor] = []
+
+    def note(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        entering.extend(value for value in states[:1] if value.is_floating_point() and value.ndim == 3)
+
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layers in lists for layer in layers]
+    try:
+        _logits(model, distinct=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not entering or not torch.equal(entering[0], entering[0][:, :1].expand_as(entering[0])):
+        raise UnsupportedModel("it adds positions to its tokens in a way that we do not know")
+
+
+@torch.no_grad()
+def _logits(model: PreTrainedModel, *, distinct: bool = True) -> torch.Tensor:
+    """Logits of ``TOKENS`` tokens at most, different ones or the last of them throughout.
+
+    The embedding of a padding token is zero in many models, and zero does not turn.
+    """
+    vocab_size = int(text_config(model).vocab_size)
+    length = min(TOKENS, geometry_of(model).table_rows or TOKENS)
+    tokens = torch.linspace(1, vocab_size - 1, length, device=model.device).long()[None]
+    tokens = tokens if distinct else tokens[:, -1:].expand(1, length)
+    logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits
 
 
 @contextmanager
@@ -108,17 +162,75 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         raise ValueError("the model is patched already: one patch serves every encoding")
     name = f"{_PREFIX}{next(_names)}"
     with ExitStack() as undo:
-        temperatures = _take_over_temperatures(model, undo)
-        patch = Patched(model, name, _measured(model, name), temperatures)
-        if patch.rotary_module is not None:
-            refuse_other_frequencies(patch.rotary_module, patch.slots[0])
-        _put(model, name, patch.rotary_module, patch, undo)
+        architecture = architecture_of(model)
+        compared = architecture is None or architecture.agrees(text_config(model))
+        with _evaluating(model):
+            plain = _logits(model) if compared else None
+            temperatures = _take_over_temperatures(model, undo)
+            patch = Patched(model, name, _measured(model, name), temperatures)
+        for table in patch.rotary_tables.chosen[:1]:
+            refuse_other_frequencies(table, patch.slots[0])
+        _put(model, name, patch.rotary_tables, patch, undo)
         if patch.embedding is not None:
             _replace_forward(patch.embedding.module, patch.embed, undo)
         forward = wraps(model.forward)(partial(patch.run, model.forward))
         forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
         _replace_forward(model, forward, undo)
+        if plain is not None:
+            with _evaluating(model), _refused():
+                _refuse_other_logits(_logits(model), plain)
         yield patch
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """No dropout inside; then every module and every rotary table is as it was.
+
+    Tables that depend on the length are made anew by a forward.
+    """
+    training = [module for module in model.modules() if module.training]
+    tables = [(module, dict(vars(module)), dict(module._buffers)) for module in tables_of(model).modules]
+    numbers = [
+        (buffer, buffer.clone()) for _, _, buffers in tables for buffer in buffers.values() if buffer is not None
+    ]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for module, *former in tables:
+            for now, before in zip((vars(module), module._buffers), former, strict=True):
+                now.clear()
+                now.update(before)
+        for buffer, number in numbers:
+            buffer.copy_(number)
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Raises:
+    UnsupportedModel: when a forward fails inside, which it did not without the patch.
+    """
+    try:
+        yield
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(f"its forward fails with another attention: {error}") from error
+
+
+def _refuse_other_logits(logits: torch.Tensor, plain: torch.Tensor) -> None:
+    """Raises:
+    UnsupportedModel: when the patched model computes something else than the plain one.
+    """
+    finite = plain.isfinite()
+    difference = float((logits - plain)[finite].abs().max() / plain[finite].abs().max())
+    if not difference <= TOLERANCE[plain.dtype]:  # not NaN either
+        raise UnsupportedModel(
+            f"its attention computes more than the queries, keys and values that it hands on: under its own encoding, "
+            f"the patched logits differ by {difference:.2g} of the largest"
+        )
 
 
 def _refuse_wrapper(model: object) -> None:
@@ -128,18 +240,16 @@ def _refuse_wrapper(model: object) -> None:
         raise UnsupportedModel(f"{type(model).__name__} is no PreTrainedModel: patch {inside}")
 
 
-def _put(
-    model: PreTrainedModel, attention_name: str, rotary: RotaryModule | None, seams: Seams, undo: ExitStack
-) -> None:
+def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seams: Seams, undo: ExitStack) -> None:
     """Put seams A and B into the model, until ``undo`` closes."""
     architecture, original = architecture_of(model), model.config._attn_implementation
     dispatches = architecture is None or architecture.forward is None
-    mask = _padding_mask if dispatches else _no_mask
+    mask = partial(_mask, seams) if dispatches else _no_mask
     for interface, function in ((AttentionInterface, seams.attention), (AttentionMaskInterface, mask)):
         interface.register(attention_name, function)
         undo.callback(interface._global_mapping.pop, attention_name, None)
-    if rotary is not None:
-        _replace_forward(rotary.module, seams.rotary, undo)
+    for module in tables.modules:
+        _replace_forward(module, partial(seams.rotary, module=module), undo)
     if architecture is None or architecture.forward is None:
         undo.callback(model.set_attn_implementation, original)
         model.set_attn_implementation(attention_name)

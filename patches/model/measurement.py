@@ -1,6 +1,6 @@
 """Measurement of a model's rotation on its own forward pass: the layers, the offset in a head, the pair layout.
 
-Three tokens run through the model under tables of our choice, and the queries that reach each layer's attention are
+A few tokens run through the model under tables of our choice, and the states that reach each layer's attention are
 compared. Nothing is looked up by name, so unknown models are measured too.
 """
 
@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from torch import nn
 
+from patches.attention.layer import bias_of
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.rotary import rotary_table, rotate
-from patches.model.geometry import RotaryModule, UnsupportedModel
+from patches.model.geometry import NOTHING_ATTENDS, UnsupportedModel
+from patches.model.rotary_tables import RotaryTable, RotaryTables
 
 TableLayout = Literal["half", "interleaved", "pairs", "complex"]
 """Tables of rotary modules: cos and sin as wide as the rotation, in either layout; one number per pair (gpt-oss); or
@@ -24,24 +28,42 @@ one complex number per pair (Llama 4, DeepSeek-V2)."""
 Role = Literal["slots", "own", "never"]
 """Rotation of a layer's queries: by the table of slots, by another rotary type (``own``), or never."""
 
-TOKENS = 3
+TOKENS = 16
+
+UNUSED = frozenset({"position_ids", "s_aux"})
+"""Tensors that attention gets and needs no more, or that it has an argument for."""
+
+CHANGES_LATER = "its layers change them after they rotate them"
+CHOOSES_KEYS = "its layers choose among keys by states that no other encoding reaches"
 
 
 @dataclass(frozen=True)
 class TableFormat:
-    """``float32``: tables keep that dtype for half-precision inputs."""
+    """``float32``: tables keep that dtype for half-precision inputs. ``by_plane``: multimodal positions give a table
+    per plane, whose sections the layers put together (Qwen2.5-VL)."""
 
     layout: TableLayout = "half"
     float32: bool = False
+    by_plane: bool = False
 
     def table(
-        self, position: torch.Tensor, inv_freq: torch.Tensor, factor: torch.Tensor | float, dtype: torch.dtype
+        self,
+        position: torch.Tensor,
+        inv_freq: torch.Tensor,
+        factor: torch.Tensor | float,
+        dtype: torch.dtype,
+        planes: int | None = None,
     ) -> tuple[torch.Tensor, ...] | torch.Tensor:
-        """The rotary table of ``position`` [...], as the model's own module returns it for inputs of ``dtype``."""
+        """The rotary table of ``position`` [...], as the model's own module returns it for inputs of ``dtype``.
+
+        All ``planes`` of a text have the same positions.
+        """
         table = formatted(position[..., None], inv_freq, factor, self.layout)
-        if isinstance(table, torch.Tensor) or self.float32:
+        if isinstance(table, torch.Tensor):
             return table
-        return tuple(part.to(dtype) for part in table)
+        if self.by_plane and planes is not None:
+            table = tuple(part.expand(planes, *part.shape) for part in table)
+        return table if self.float32 else tuple(part.to(dtype) for part in table)
 
 
 class CachedStates(NamedTuple):
@@ -65,47 +87,118 @@ class CachedStates(NamedTuple):
 class Measurement:
     """Rotation of one model.
 
-    ``geometry`` has the measured pair layout and offset. ``roles`` is by layer, and empty for a model that rotates
-    nothing. ``table`` is the format of its rotary module.
+    ``geometry`` has the measured pair layout and offset. ``roles`` has the layers that attend. ``rotary_tables`` says
+    which tables requests choose, and ``table`` is their format. A model that ``insists_on_masks`` gets whole ones.
     """
 
     geometry: RopeGeometry
     roles: Mapping[int, Role]
     cached: CachedStates
+    rotary_tables: RotaryTables
     table: TableFormat
+    insists_on_masks: bool
 
 
 class Trial:
-    """One forward of ``TOKENS`` tokens under chosen frequencies. It computes no attention, and records each layer's
-    queries [rows, heads, tokens, dim] and what reaches its cache."""
+    """One forward of ``TOKENS`` tokens under chosen frequencies. It computes no attention.
+
+    It records each layer's states [rows, heads, tokens, dim]: queries, keys and values. ``windowed`` are the layers
+    with a sliding window, ``biased`` those that choose keys or add numbers to scores.
+    """
 
     def __init__(
-        self, chosen: torch.Tensor, others: torch.Tensor, rotary_module: RotaryModule | None, table: TableFormat
+        self,
+        frequencies: Mapping[RotaryTable | None, torch.Tensor],
+        tables: RotaryTables,
+        formats: Mapping[RotaryTable | None, TableFormat],
     ) -> None:
-        self.queries: dict[int, torch.Tensor] = {}
+        """``frequencies`` by table; None is the table of a model without rotary modules."""
+        self.states: dict[int, tuple[torch.Tensor, ...]] = {}
+        self.windowed: set[int] = set()
+        self.biased: set[int] = set()
         self.cached = CachedStates()
-        self._chosen, self._others, self._rotary_module, self._table = chosen, others, rotary_module, table
+        self.insists_on_masks = False
+        self._frequencies, self._tables, self._formats = frequencies, tables, formats
         self._calls: Counter[int] = Counter()
 
-    def rotary(self, x: torch.Tensor, position_ids: torch.Tensor | None = None, layer_type: str | None = None) -> Any:
-        """Seam A: the chosen frequencies, or the other ones for layer types that requests do not choose."""
-        chosen = self._rotary_module is None or self._rotary_module.is_chosen(layer_type)
-        inv_freq = (self._chosen if chosen else self._others).to(x.device)
-        return self._table.table(torch.arange(TOKENS, device=x.device)[None], inv_freq, 1.0, x.dtype)
+    def rotary(
+        self,
+        x: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        layer_type: str | None = None,
+        *,
+        module: nn.Module | None = None,
+    ) -> Any:
+        """Seam A: the frequencies of this trial.
 
-    def attention(
-        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+        Raises:
+            UnsupportedModel: when it is asked for other positions than those of the tokens.
+        """
+        if position_ids is not None and position_ids.shape[-1] != TOKENS:
+            raise UnsupportedModel("its layers rotate states that are not one per token")
+        table = self._tables.table(module, layer_type)
+        position = torch.arange(TOKENS, device=x.device)[None]
+        inv_freq = self._frequencies[table].to(x.device)
+        return self._formats[table].table(position, inv_freq, 1.0, x.dtype, planes_of(position_ids))
+
+    def attention(  # noqa: PLR0913 - as many inputs as attention has
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *_: Any,
+        sliding_window: int | None = None,
+        indices: torch.Tensor | None = None,
+        **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Seam B: zeros [rows, tokens, heads, value dim]."""
-        self.queries[module.layer_idx] = query.detach()
-        self._calls[module.layer_idx] += 1
-        found = CachedStates(key.shape[1], key.shape[-1], value.shape[-1], self._calls[module.layer_idx])
+        """Seam B: zeros [rows, tokens, heads, value dim].
+
+        Raises:
+            UnsupportedModel: for an argument that the attention of the patch does not have.
+        """
+        unknown = [name for name, value in others.items() if isinstance(value, torch.Tensor) and name not in UNUSED]
+        if unknown:
+            raise UnsupportedModel(f"its layers hand {', '.join(unknown)} to their attention, which ours does not have")
+        if key.shape[2] != query.shape[2]:
+            raise UnsupportedModel("its layers attend to more keys than tokens")
+        layer = module.layer_idx
+        if bias_of(attention_mask, indices, query, key.shape[2]) is not None:
+            self.biased.add(layer)
+        self.states[layer] = query.detach(), key.detach(), value.detach()
+        if sliding_window is not None:
+            self.windowed.add(layer)
+        self._calls[layer] += 1
+        found = CachedStates(key.shape[1], key.shape[-1], value.shape[-1], self._calls[layer])
         self.cached = CachedStates(*map(max, self.cached, found))
         return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
+    def builds_mask(self, *, insists: bool) -> bool:
+        """True for a model that needs a whole mask, to choose keys by it."""
+        self.insists_on_masks |= insists
+        return insists
 
-Run = Callable[[torch.Tensor, torch.Tensor], Trial]
-"""(frequencies of the slots' table, those of other tables) -> the trial, after its forward."""
+    def moved(self, still: Trial) -> set[int]:
+        """Layers with other queries than in ``still``."""
+        return {layer for layer, (query, *_) in self.states.items() if not torch.equal(query, still.states[layer][0])}
+
+
+Run = Callable[[Mapping[RotaryTable | None, torch.Tensor]], Trial]
+"""Frequencies by table -> the trial, after its forward."""
+
+Geometry = Callable[[RotaryTable | None], RopeGeometry]
+"""The table that requests choose -> the geometry that goes with it, before any measurement."""
+
+
+def planes_of(position_ids: torch.Tensor | None) -> int | None:
+    """Number of planes of multimodal positions [planes, rows, tokens]; None for plain positions."""
+    return position_ids.shape[0] if position_ids is not None and position_ids.ndim == 3 else None
+
+
+def plain_positions(position_ids: torch.Tensor) -> torch.Tensor:
+    """[rows, tokens] of positions that may be multimodal: the planes of a text are alike."""
+    return position_ids[0] if position_ids.ndim == 3 else position_ids
 
 
 def formatted(
@@ -142,46 +235,84 @@ def _alike(left: object, right: object) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and torch.allclose(left, right, atol=1e-5)
 
 
-def measured(run: Run, geometry: RopeGeometry, table: TableFormat) -> Measurement:
-    """Measure roles, offset and pair layout with four forwards, or with one where nothing rotates.
+def measured(
+    run: Run, tables: RotaryTables, formats: Mapping[RotaryTable | None, TableFormat], geometry: Geometry
+) -> Measurement:
+    """Measure the chosen table, roles, offset and pair layout, with a forward per table and one under still ones.
+
+    ``geometry`` makes the geometry of a model for the table that requests choose.
 
     Raises:
-        UnsupportedModel: when no layer rotates by slots, or one rotates in an unknown way.
+        UnsupportedModel: when no layer attends, when no layer rotates by its tables, or when layers rotate by so
+            different ones that requests could choose none.
     """
-    pairs = geometry.rotary_dim // 2
-    still = torch.zeros(pairs)
-    if not pairs:
-        return Measurement(geometry, {}, run(still, still).cached, table)
-    unknown = still + float("nan")
-    by_slots, by_own = run(unknown, still).queries, run(still, unknown).queries
-    roles: dict[int, Role] = {}
-    for layer, query in by_slots.items():
-        turned, own = bool(query.isnan().any()), bool(by_own[layer].isnan().any())
-        roles[layer] = "slots" if turned else "own" if own else "never"
-    first = next((layer for layer, role in roles.items() if role == "slots"), None)
-    if first is None:
-        raise UnsupportedModel(f"none of its {len(roles)} layers rotates by the rotary module")
-    inv_freq = torch.linspace(1.0, 0.3, pairs)  # every pair turns visibly, and no two alike
-    raw, trial = run(still, still), run(inv_freq, still)
-    interleaved, offset = _rotation(raw.queries[first], trial.queries[first], inv_freq)
-    geometry = replace(geometry, interleaved=interleaved, rotary_offset=offset)
-    return Measurement(geometry, roles, trial.cached, table)
+    still: dict[RotaryTable | None, torch.Tensor] = {table: torch.zeros_like(table.inv_freq) for table in tables}
+    groups: list[list[RotaryTable | None]] = [list(group) for group in tables.groups()]
+    if not groups and (pairs := geometry(None).rotary_dim // 2):
+        still[None] = torch.zeros(pairs)  # attention of an entry asks for its table itself
+        groups = [[None]]
+    raw = run(still)
+    if not raw.states:
+        raise UnsupportedModel(NOTHING_ATTENDS)
+    if not still:
+        roles: dict[int, Role] = dict.fromkeys(raw.states, "slots")
+        return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), raw.insists_on_masks)
+    trials = [run({**still, **dict.fromkeys(group, _turning(still[group[0]]))}) for group in groups]
+    moved = [trial.moved(raw) for trial in trials]
+    index = _chosen(moved, raw.windowed, len(raw.states))
+    roles = {layer: _role(layer, moved, index) for layer in raw.states}
+    first, chosen = groups[index][0], [table for table in groups[index] if table is not None]
+    found = _found(geometry(first), raw, trials[index], min(moved[index]), _turning(still[first]))
+    return Measurement(found, roles, raw.cached, RotaryTables(tables, chosen), formats[first], raw.insists_on_masks)
 
 
-def _rotation(raw: torch.Tensor, turned: torch.Tensor, inv_freq: torch.Tensor) -> tuple[bool, int]:
-    """(interleaved, offset) that make ``turned`` out of ``raw`` [rows, heads, tokens, dim]."""
-    changed = (raw != turned).flatten(0, 2).any(0).nonzero()
-    if not len(changed):
-        raise UnsupportedModel("its layers do not turn their queries by the table they are given")
-    offset = int(changed[0])
+def _turning(still: torch.Tensor) -> torch.Tensor:
+    """Frequencies under which every pair turns visibly, and no two alike."""
+    return torch.linspace(1.0, 0.3, len(still), device=still.device)
+
+
+def _chosen(moved: list[set[int]], windowed: set[int], layers: int) -> int:
+    """The table of the layers without a window. If those rotate nothing, the table of the layers with one."""
+    for among in ([layers - windowed for layers in moved], moved):
+        found = [index for index, reached in enumerate(among) if reached]
+        if len(found) > 1:
+            raise UnsupportedModel(f"its layers rotate by {len(found)} different tables, and requests choose only one")
+        if found:
+            return found[0]
+    raise UnsupportedModel(f"none of its {layers} layers rotates by the rotary module")
+
+
+def _role(layer: int, moved: list[set[int]], chosen: int) -> Role:
+    if layer in moved[chosen]:
+        return "slots"
+    return "own" if any(layer in layers for layers in moved) else "never"
+
+
+def _found(geometry: RopeGeometry, raw: Trial, turned: Trial, layer: int, inv_freq: torch.Tensor) -> RopeGeometry:
+    """``geometry`` with the heads and the rotation of ``layer``."""
+    (query, key, value), (turned_query, turned_key, turned_value) = raw.states[layer], turned.states[layer]
+    geometry = replace(geometry, head_dim=query.shape[-1], num_attention_heads=query.shape[1])
+    rotation = _rotation(query, turned_query, inv_freq)
+    if rotation is None or rotation != _rotation(key, turned_key, inv_freq) or not torch.equal(value, turned_value):
+        return replace(geometry, keeps_positions=CHANGES_LATER)
+    if raw.biased:
+        geometry = replace(geometry, keeps_positions=CHOOSES_KEYS)
+    interleaved, reversed_, offset = rotation
+    return replace(geometry, interleaved=interleaved, reverses=reversed_, rotary_offset=offset)
+
+
+def _rotation(raw: torch.Tensor, turned: torch.Tensor, inv_freq: torch.Tensor) -> tuple[bool, bool, int] | None:
+    """(interleaved, opposite sense, offset) that make ``turned`` out of ``raw`` [rows, heads, tokens, dim], if any."""
+    offset = int((raw != turned).flatten(0, 2).any(0).nonzero()[0])
     tolerance = float(raw.abs().max()) * max(1e-4, 8 * torch.finfo(raw.dtype).eps)
     raw, turned = raw.float(), turned.float()
     position = torch.arange(raw.shape[2], device=raw.device)[:, None]
-    for interleaved in (False, True):
-        table = rotary_table(position, inv_freq.to(raw.device), 1.0, interleaved=interleaved)
+    for interleaved, reversed_ in product((False, True), (False, True)):
+        angles = -position if reversed_ else position
+        table = rotary_table(angles, inv_freq.to(raw.device), 1.0, interleaved=interleaved)
         if offset + table[0].shape[-1] > raw.shape[-1]:
             continue
         expected = rotate(raw, *table, interleaved=interleaved, offset=offset)
         if torch.allclose(expected, turned, atol=tolerance, rtol=1e-3):
-            return interleaved, offset
-    raise UnsupportedModel("its layers rotate neither half-split nor interleaved pairs")
+            return interleaved, reversed_, offset
+    return None

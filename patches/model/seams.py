@@ -12,12 +12,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from patches.attention import fused
-from patches.attention.layer import Layer
+from patches.attention.layer import Layer, bias_of
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observed, Observer
 from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
@@ -29,8 +30,8 @@ from patches.model.architectures import architecture_of
 from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
 from patches.model.forward import Forward, inputs_of, tokens_of
-from patches.model.geometry import RotaryModule, chunked_layers, rotary_module, text_config
-from patches.model.measurement import Measurement
+from patches.model.geometry import chunked_layers, text_config
+from patches.model.measurement import Measurement, plain_positions, planes_of
 
 PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
 """The recipe of layers with another rotary type: their keys are rotated, the rest is ordinary attention."""
@@ -65,11 +66,12 @@ class Patched(Encodings):
         self.model = model  # a PreTrainedModel, whose library is imported in hf.py only
         self.attention_name = attention_name
         self.roles, self.cached = measurement.roles, measurement.cached
-        self.rotary_module: RotaryModule | None = rotary_module(model)
+        self.rotary_tables = measurement.rotary_tables
         architecture = architecture_of(model)
         embeds = None if architecture is None else architecture.positions
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
         self.table_format, self._temperatures = measurement.table, temperatures
+        self._insists_on_masks = measurement.insists_on_masks
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._layers, self._chunks = num_layers, chunked_layers(text_config(model))
         self._thread = _ThreadState()
@@ -124,17 +126,28 @@ class Patched(Encodings):
             raise RuntimeError("no forward runs on this thread: call the patched model, not a part of it")
         return forward
 
-    def rotary(self, x: torch.Tensor, position_ids: torch.Tensor | None = None, layer_type: str | None = None) -> Any:
-        """Seam A: cos and sin of each token by the schedule of its slot, in the format of the model's own module.
+    def rotary(
+        self,
+        x: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        layer_type: str | None = None,
+        *,
+        module: torch.nn.Module | None = None,
+    ) -> Any:
+        """Seam A: cos and sin of each token by the schedule of its slot, in the format of the model's own ``module``.
 
-        Layer types that requests do not choose keep their own frequencies.
+        Tables that requests do not choose keep their own frequencies.
         """
-        rotary = self.rotary_module
-        if rotary is not None and not rotary.is_chosen(layer_type):
-            position = decode(self._forward.position_ids)[0]
-            return type(rotary.module).forward(rotary.module, x, position, layer_type)
         position, slot = decode(self._forward.position_ids)
-        return self.table_format.table(position, self.slots.inv_freq[slot], self.slots.attention_factor[slot], x.dtype)
+        if module is not None and not self.rotary_tables.is_chosen(module, layer_type):
+            arguments = () if layer_type is None else (layer_type,)
+            return type(module).forward(module, x, position, *arguments)
+        if position_ids is not None and position_ids.shape[-1] != position.shape[-1]:  # of cached tokens too
+            position, slot = plain_positions(position_ids), slot[:, -1:]
+        if position_ids is not None and len(position) == 1:
+            position = position.expand(position_ids.shape[-2], -1)
+        inv_freq, factor = self.slots.inv_freq[slot], self.slots.attention_factor[slot]
+        return self.table_format.table(position, inv_freq, factor, x.dtype, planes_of(position_ids))
 
     def attention(
         self,
@@ -149,33 +162,41 @@ class Patched(Encodings):
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: torch.Tensor | None = None,
+        indices: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         """Seam B: output [rows, tokens, heads, value dim], segment by segment.
 
-        ``attention_mask`` is the padding mask [rows, seen tokens] or None. A packed row's batch and paged
-        cache come from ``packed``: not every architecture hands unknown arguments on to its attention.
+        ``attention_mask`` is the padding mask [rows, seen tokens] or None, and in layers that choose keys
+        [rows, heads or 1, tokens, keys]. ``indices`` [rows, tokens, chosen] are keys that a layer chose.
+        A packed row's batch and paged cache come from ``packed``: not every architecture hands unknown arguments on to
+        its attention.
 
         Raises:
             ValueError: for another mask, or for a dropout of attention weights in training.
         """
         if dropout and module.training:
             raise ValueError(f"attention dropout {dropout:g} does not apply here: load the model with 0 to train it")
-        if attention_mask is not None and attention_mask.ndim != 2:
-            raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
         forward = self._forward
+        bias = bias_of(attention_mask, indices, query, key.shape[2])
+        if bias is not None and (forward.packed is not None or not self._insists_on_masks):
+            raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
         index: int = module.layer_idx  # type: ignore[assignment]
-        if self.geometry.latent:
-            scaling = self.geometry.head_dim**-0.5  # the recipe's temperature has the part that a scaling adds
+        if self.geometry.latent and self.roles.get(index) != "own":
+            scaling = query.shape[-1] ** -0.5  # the recipe's temperature has the part that a scaling adds
         mask = self._layer_mask(index, sliding_window)
-        layer = Layer(scaling, mask, softcap, s_aux, module, self._temperatures.get(index))
+        layer = Layer(scaling, mask, softcap, s_aux, module, self._temperatures.get(index), bias)
         if forward.packed is None:
-            batch = forward.padded(query.shape[0], attention_mask)
+            batch = forward.padded(query.shape[0], attention_mask if bias is None else None)
             return self._attend_padded(query, key, value, batch, layer, index), None
         paged = dict(forward.paged)  # the cache writes what belongs to this layer into it
         if "cache" in paged:
             key, value = self._through_cache(key, value, forward.packed, paged, index)
         return self._attend_packed(query, key, value, forward.packed, paged["cu_seq_lens_k"], layer, index), None
+
+    def builds_mask(self, *, insists: bool) -> bool:
+        """True if a layer gets a whole mask, which it needs to choose keys."""
+        return insists and self._insists_on_masks
 
     def _layer_mask(self, index: int, sliding_window: int | None) -> LayerMask:
         if index in self._chunks:
@@ -217,12 +238,14 @@ class Patched(Encodings):
         columns = padded_keys(batch, num_kv)
         if whole and columns[0].start == 0:
             states = query, key[:, :, columns[0]], value[:, :, columns[0]]
+            layer = _over(layer, slice(None), slice(None), columns[0])
             return self._attend(states, first, batch, layer, index).transpose(1, 2).contiguous()
         output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         for segment, keys in zip(batch.segments, columns, strict=True):
             rows = segment.rows
             states = query[rows, :, segment.query], key[rows, :, keys], value[rows, :, keys]
-            output[rows, segment.query] = self._attend(states, segment, batch, layer, index).transpose(1, 2)
+            own = _over(layer, rows, segment.query, keys)
+            output[rows, segment.query] = self._attend(states, segment, batch, own, index).transpose(1, 2)
         return output
 
     def _attend_packed(
@@ -264,8 +287,8 @@ class Patched(Encodings):
 
     def sink_window(self, resolved: ResolvedRecipe) -> tuple[int, int] | None:
         """(num_sinks, window_size) that any later query can reach under ``resolved``; None: caches need every key."""
-        # A layer that attends to everything, or that counts the cache's tokens, would miss evicted keys.
-        alike = set(self.roles.values()) <= {"slots"} and not self._chunks
+        # A layer that attends to everything, chooses keys, or counts the cache's tokens would miss evicted keys.
+        alike = set(self.roles.values()) <= {"slots"} and not self._chunks and not self._insists_on_masks
         return resolved.recipe.sink_window if alike else None
 
     def evict(self, cache: Any, slot: int) -> None:
@@ -273,6 +296,11 @@ class Patched(Encodings):
         sink_window = self.sink_window(self.slots[slot])
         if sink_window is not None:
             evict(cache.layers, *sink_window)
+
+
+def _over(layer: Layer, rows: slice, queries: slice, keys: slice) -> Layer:
+    """``layer`` with its own bias for a part of the batch."""
+    return layer if layer.bias is None else replace(layer, bias=layer.bias[rows, :, queries, keys])
 
 
 def _num_sinks(resolved: ResolvedRecipe, layer: Layer, num_kv: int, q_stop: int) -> int | None:

@@ -33,8 +33,19 @@ class Seams(Protocol):
         """
         ...
 
-    def rotary(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Seam A: cos and sin [rows, tokens, rotary_dim] of the tokens of this forward."""
+    def rotary(
+        self,
+        x: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        layer_type: str | None = None,
+        *,
+        module: nn.Module | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Seam A: cos and sin [rows, tokens, rotary_dim] of the tokens of this forward, in the format of ``module``."""
+        ...
+
+    def builds_mask(self, *, insists: bool) -> bool:
+        """True if a layer gets a whole mask; a model ``insists`` on one where no kernel may do without."""
         ...
 
 
@@ -67,7 +78,8 @@ class Architecture:
     ``facts`` are fields of the geometry that the configuration lacks under standard names, ``in_weights`` those that
     only the weights have. ``rotates`` is true for checkpoints with rotary embeddings. ``positions(model)`` are the
     absolute positions that it adds to its tokens. ``temperature(module)`` names the switch of a layer's temperature,
-    which would count tokens instead of positions, and gives the temperature to use while it is off.
+    which would count tokens instead of positions, and gives the temperature to use while it is off. ``agrees`` is false
+    for checkpoints with a setting that transformers ignores.
     """
 
     attention: tuple[str, ...] = ()
@@ -77,3 +89,4 @@ class Architecture:
     positions: Callable[[nn.Module], AbsoluteEmbedding | None] | None = None
     in_weights: Callable[[Any], dict[str, Any]] = nothing_to_add
     temperature: Callable[[nn.Module], tuple[str, AttentionTemperature] | None] = no_temperature
+    agrees: Callable[[Any], bool] = always

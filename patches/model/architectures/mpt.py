@@ -33,4 +33,8 @@ def facts(config: Any) -> dict[str, Any]:
     return {"native": {"method": "alibi", "alibi_bias_max": config.attn_config.alibi_bias_max}, **longest}
 
 
-MPT = Architecture(attention=("MptAttention",), forward=forward, facts=facts, rotates=never)
+def agrees(config: Any) -> bool:
+    return bool(config.attn_config.alibi_bias_max == 8)
+
+
+MPT = Architecture(attention=("MptAttention",), forward=forward, facts=facts, rotates=never, agrees=agrees)

@@ -22,10 +22,12 @@ from tests.models import TRAINED_LENGTH, tiny_model, tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED_LENGTH}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
 LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 NATIVE: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "yarn": YARN,
+    "linear": LINEAR,
     # These two rewrite their own buffers whenever they run.
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
     "longrope": {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": TRAINED_LENGTH, **LISTS},
@@ -190,7 +192,11 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "BioGPT: learned positions without an entry": (
         lambda: transformers.BioGptConfig(**SIZES, intermediate_size=96),
-        "no positional encoding that we know",
+        "adds positions to its tokens",
+    ),
+    "Mamba: recurrent layers only": (
+        lambda: transformers.MambaConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2, state_size=16),
+        "none of its layers attends",
     ),
 }
 
@@ -216,12 +222,34 @@ def test_a_native_encoding_that_we_do_not_have_is_refused() -> None:
     assert same(before, state_of(model))
 
 
-def test_a_layout_that_we_do_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_pair_layout_keeps_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model turns by the tables that it is given; attention itself cannot turn its states."""
     model = native_model("default")
     module = sys.modules[type(model).__module__]
-    monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda query, key, cos, sin: (query.flip(-1) * cos, key))
+    original = module.apply_rotary_pos_emb
+    turned = lambda query, key, cos, sin: [part.roll(1, -1) for part in original(query, key, cos, sin)]  # noqa: E731
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", turned)
+    tokens = tiny_tokens(1, 40)
+    expected, scaled = (logits_of_unpatched(one, tokens) for one in (model, native_model("linear")))
+    with patched(model) as patch:
+        assert torch.equal(logits_of(model, tokens), expected)
+        assert relative(logits_of(model, tokens, slot_of(patch, LINEAR, 40)), scaled) < 1e-5
+        with pytest.raises(ValueError, match="only encodings that keep the positions"):
+            slot_of(patch, {"method": "self_extend"}, 40)
+
+
+def test_attention_with_a_term_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = native_model("default")
+    attention = type(model.model.layers[0].self_attn)
+    original = attention.forward
+
+    def forward(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        output, weights = original(self, hidden_states, *args, **kwargs)
+        return output * (2.0 if self.config._attn_implementation == "sdpa" else 1.0), weights
+
+    monkeypatch.setattr(attention, "forward", forward)
     before = state_of(model)
-    with pytest.raises(UnsupportedModel, match="neither half-split nor interleaved"), patched(model):
+    with pytest.raises(UnsupportedModel, match="the patched logits differ by"), patched(model):
         raise AssertionError("never entered")
     assert same(before, state_of(model))
 
