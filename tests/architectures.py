@@ -32,8 +32,8 @@ except the types in `patches/model/architectures`, so a model outside this table
 """
 
 MEANINGS = {
-    "carried": "equal to its plain forward, also from the engine",
-    "carried without the engine": "equal to its plain forward; the engine refuses it at start-up",
+    "carried": "equal to its plain forward, also from its engine",
+    "carried without the engine": "equal to its plain forward; no engine serves it",
     "refused": "refused at start-up, with the reason below",
     "wrong": "a defect",
     "no decoder": "an encoder, or one half of an encoder-decoder",
@@ -43,15 +43,16 @@ MEANINGS = {
 NOTES = """
 *Positions*: the meaning of `default` on a checkpoint of this kind. *Where*: the layers that follow the request's
 encoding. Layers with another rotary type, or without rotation, keep it. *Table*: the pair layout of the rotation, and
-the rotated dimensions of a head that rotates in part. *Default*: a pass of the patched model against the plain model.
-Decoding from a cache and beside padding differs by at most 3e-5 of the largest logit.
+the rotated dimensions of a head that rotates in part. Where positions are kept, encodings that map positions are
+refused. *Default*: a pass of the patched model against the plain model. Decoding from a cache and beside padding
+differs by at most 3e-5 of the largest logit. *Engine*: paged, or padded for models that pages cannot cache.
 
 Rotary models are also tested with the native scalings `linear`, `dynamic`, `yarn`, `llama3` and `longrope`: as
 `default` and as a request's encoding. At start-up, the engine is verified with one encoding for each route through the
 attention.
 """
 
-FACTS = ("positions", "where", "table", "default")
+FACTS = ("positions", "where", "table", "default", "engine")
 
 
 def line(row: Row) -> str:

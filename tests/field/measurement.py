@@ -58,6 +58,7 @@ class Row:
     where: str = ""
     table: str = ""
     default: str = ""
+    engine: str = ""
 
 
 class _Different(AssertionError):
@@ -92,14 +93,14 @@ def _measured(name: str, folder: Path, expected: Expected) -> Row:
         model = load("tiny", folder, settings).model
         with patched(model) as patch:
             facts = _facts(patch) | {"default": _compared(patch, expected)}
-        reason = asyncio.run(_engine(settings, expected))
+        engine, reason = asyncio.run(_engine(settings, expected))
     except (UnsupportedModel, ModelLoadError) as error:
         return Row(name, "refused", said(error))
     except Exception as error:  # a server would not start, and would not say why
         return Row(
             name, "wrong", said(error) if isinstance(error, _Different) else f"{type(error).__name__}: {said(error)}"
         )
-    return Row(name, "carried without the engine" if reason else "carried", reason, **facts)
+    return Row(name, "carried" if engine else "carried without the engine", reason, **facts, engine=engine)
 
 
 class Expected:
@@ -158,6 +159,11 @@ def _check(name: str, found: Logits, expected: Logits, tolerance: float) -> None
         raise _Different(f"{name} differs from the plain model's by {difference:.0e} of the largest logit")
 
 
+def _check_either(name: str, found: Logits, expected: Logits, own: Logits) -> None:
+    """The plain model's own cache or padding counts too, where it differs from its pass."""
+    _check(name, found, expected if largest(found, expected) <= DECODING else own, DECODING)
+
+
 def _compared(patch: Patched, expected: Expected) -> str:
     """The largest difference between a pass of the patched model and of the plain one, in words.
 
@@ -168,17 +174,18 @@ def _compared(patch: Patched, expected: Expected) -> str:
     alone = passed(model, rows)
     _check("a pass", alone, expected.logits, ROUNDING)
     notes = ["to the bit" if largest(alone, expected.logits) == 0 else "within 1e-6"]
-    for name, compute in (("cache", decoded), ("padded batch", padded)):
-        found, own = compute(model, rows), compute(expected.model, rows)
+    cached = decoded(expected.model, rows)
+    for name, found, own in (
+        ("cache", decoded(model, rows), cached),
+        ("padded batch", padded(model, rows), padded(expected.model, rows)),
+    ):
         if largest(own, expected.logits) > DECODING:
             notes.append(f"its own {name} differs from its pass")
-        _check(f"a {name}", found, own if largest(found, expected.logits) > DECODING else expected.logits, DECODING)
+        _check_either(f"a {name}", found, expected.logits, own)
     for fields in filter(partial(_resolves, patch), IDENTITIES):
-        slots = [slot_of(patch, fields, len(row)) for row in rows]
-        _check(f"a pass under {fields['method']}", passed(model, rows, slots), expected.logits, DECODING)
-        _check(
-            f"a cache under {fields['method']}", decoded(model, rows, slots), decoded(expected.model, rows), DECODING
-        )
+        slots, name = [slot_of(patch, fields, len(row)) for row in rows], fields["method"]
+        _check(f"a pass under {name}", passed(model, rows, slots), expected.logits, DECODING)
+        _check_either(f"a cache under {name}", decoded(model, rows, slots), expected.logits, cached)
     scaled = expected.scaled(LINEAR)
     if scaled is not None and _resolves(patch, LINEAR):
         slots = [slot_of(patch, LINEAR, len(row)) for row in rows]
@@ -194,8 +201,8 @@ def _resolves(patch: Patched, fields: dict[str, Any]) -> bool:
     return True
 
 
-async def _engine(settings: Settings, expected: Expected) -> str:
-    """Serve the checkpoint as a server does, and compare greedy tokens; returns why it cannot be served, or "".
+async def _engine(settings: Settings, expected: Expected) -> tuple[str, str]:
+    """Serve the checkpoint as a server does, and compare greedy tokens: (engine, why no engine serves it).
 
     Raises:
         _Different: when a prompt among others gets other tokens than the plain model gives.
@@ -203,15 +210,16 @@ async def _engine(settings: Settings, expected: Expected) -> str:
     try:
         registry = ModelRegistry(settings)
     except ModelLoadError as error:
-        return said(error)
+        return "", said(error)
     try:
         served = registry.default
         tokens = await asyncio.gather(*[_generated(served, prompt.tolist()) for prompt in expected.prompts])
+        choice = str(served.engine.choice)
     finally:
         registry.close()
     if tokens != expected.greedy():
-        raise _Different("the engine's greedy tokens are not those of the plain forward")
-    return ""
+        raise _Different(f"the {choice} engine's greedy tokens are not those of the plain forward")
+    return choice, ""
 
 
 async def _generated(served: ServedModel, prompt: list[int]) -> list[int]:
@@ -228,12 +236,14 @@ def _facts(patch: Patched) -> dict[str, str]:
 
 
 def where(patch: Patched) -> str:
-    """The layers that follow a request's encoding."""
-    roles = Counter(patch.roles.values())
-    if not roles or set(roles) == {"slots"}:
-        return "every layer"
-    words = {"slots": "follow the request", "own": "keep another rotary type", "never": "rotate nothing"}
-    return ", ".join(f"{count} of {sum(roles.values())} layers {words[role]}" for role, count in sorted(roles.items()))
+    """The layers that attend, and those that follow a request's encoding."""
+    layers, roles = int(patch.model.config.get_text_config().num_hidden_layers), Counter(patch.roles.values())
+    attending = sum(roles.values()) or layers
+    found = [] if attending == layers else [f"{attending} of {layers} layers attend"]
+    if set(roles) - {"slots"}:
+        words = {"slots": "follow the request", "own": "keep another rotary type", "never": "rotate nothing"}
+        found += [f"{count} of {attending} layers {words[role]}" for role, count in sorted(roles.items())]
+    return ", ".join(found) or "every layer"
 
 
 def table(patch: Patched) -> str:
@@ -241,7 +251,10 @@ def table(patch: Patched) -> str:
     geometry = patch.geometry
     if not geometry.rotates or not geometry.rotary_dim:
         return "none"
+    if geometry.keeps_positions is not None:
+        return f"positions are kept: {geometry.keeps_positions}"
     layout = "interleaved" if geometry.interleaved else "half-split"
+    layout += ", in the opposite sense" if geometry.reverses else ""
     if geometry.rotary_dim == geometry.head_dim:
         return layout
     first, last = geometry.rotary_offset, geometry.rotary_offset + geometry.rotary_dim - 1
