@@ -7,7 +7,6 @@ import torch
 from transformers import DynamicCache
 
 from patches import encode, parse, patched
-from tests import architectures
 from tests.methods import Fields
 from tests.models import EAGER_ONLY, every_family, tiny_model, tiny_tokens
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
@@ -52,8 +51,3 @@ def test_mixed_rows_from_a_cache(family: str) -> None:
 def test_the_echo_says_which_layers_an_encoding_reaches(family: str, layers: dict[str, int]) -> None:
     with patched(tiny_model(family)[1]) as patch:
         assert patch.describe(parse({"method": "default"}), 32)["layers"] == layers
-
-
-@pytest.mark.slow
-def test_the_table_of_the_docs_is_what_was_measured() -> None:
-    assert architectures.FILE.read_text(encoding="utf-8") == architectures.document(), "python -m tests.architectures"
