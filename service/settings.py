@@ -25,7 +25,28 @@ def _hashes(value: object) -> object:
     return tuple(hashlib.sha256(str(key).encode()).hexdigest() for key in items)
 
 
+def _named_folders(value: object) -> object:
+    """``NAME=FOLDER`` items as a mapping.
+
+    Raises:
+        ValueError: for an item without a name or folder, and for a name that appears twice.
+    """
+    items = _items(value)
+    if not isinstance(items, list | tuple):
+        return items
+    found: dict[str, str] = {}
+    for item in items:
+        name, _, folder = str(item).partition("=")
+        if not name or not folder:
+            raise ValueError(f"{item!r} is not NAME=FOLDER")
+        if name in found:
+            raise ValueError(f"two adapters have the name {name!r}")
+        found[name] = folder
+    return found
+
+
 Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
+NamedFolders = Annotated[dict[str, Path], NoDecode, BeforeValidator(_named_folders)]
 HashedKeys = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hashes)]
 
 
@@ -43,6 +64,14 @@ class Settings(BaseSettings):
     device: str = Field("auto", description="torch device; 'auto' takes CUDA if there is one, the CPU otherwise.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Weights and cache; 'auto' is bfloat16 on an accelerator and float32 on the CPU."
+    )
+    quantization: Literal["int8", "int4"] | None = Field(
+        None, description="Quantize the linear layers at load, with torchao (extra `quantization`)."
+    )
+    adapters: NamedFolders = Field(
+        {},
+        description="LoRA adapters as NAME=FOLDER, separated by commas: each is served under its name, merged into a "
+        "copy of the model that it was trained on.",
     )
     chat_template: str | None = Field(
         None,

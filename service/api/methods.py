@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from functools import cache
 from typing import Annotated, Any
 
@@ -18,12 +19,14 @@ from service.api.files import RenderedFiles, file_response
 from service.api.http.routing import Route
 from service.api.responses import (
     FullMethodList,
+    MemoryInfo,
     MethodInfo,
     MethodList,
     MethodSummary,
     ModelInfo,
     ModelList,
     ParameterInfo,
+    QuantizationInfo,
 )
 from service.errors import ApiError, bad_request
 from service.models.registry import ModelRegistry, ServedModel
@@ -199,4 +202,7 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         dtype=str(model.dtype).removeprefix("torch."),
         engine=served.engine.choice.kind,
         engine_reason=served.engine.choice.reason,
+        base=served.base,
+        quantization=None if served.quantization is None else QuantizationInfo(**asdict(served.quantization)),
+        memory=MemoryInfo(**asdict(served.memory)),
     )

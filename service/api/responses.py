@@ -180,8 +180,25 @@ class FullMethodList(BaseModel):
     methods: list[MethodInfo]
 
 
+class QuantizationInfo(BaseModel):
+    """``scheme`` is int8, int4 or the method of the checkpoint. ``layers`` counts those quantized at load by format."""
+
+    scheme: str
+    layers: dict[str, int]
+
+
+class MemoryInfo(BaseModel):
+    """Bytes of the weights, of those among them that an adapter shares with its base, and of the cache."""
+
+    weights: int
+    shared: int
+    cache: int
+
+
 class ModelInfo(BaseModel):
     """A served model and its limits, in tokens. ``variants`` maps a kind of training to a served model.
+
+    ``base`` is the model that an adapter was trained on; null for other models.
 
     ``fingerprint`` is the hash of its configuration and weights, for policies. ``auto`` is null if the database is out
     of reach, or has a policy of another version. ``engine`` is ``paged``, or ``padded`` with the reason, for a model
@@ -203,6 +220,9 @@ class ModelInfo(BaseModel):
     dtype: str
     engine: Literal["paged", "padded"]
     engine_reason: str | None
+    base: str | None = None
+    quantization: QuantizationInfo | None = None
+    memory: MemoryInfo
 
 
 class ModelList(BaseModel):

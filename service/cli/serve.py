@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.text import Text
@@ -53,6 +53,14 @@ def serve(  # noqa: PLR0913 - one argument per option
     policy: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Policy of --pe auto: a JSON file, or a folder of such files.")
     ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="int8 or int4: quantize the linear layers at load.", show_default="full precision"),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="LoRA adapter to serve under a name beside its base; repeatable."),
+    ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; repeatable. --settings lists them."),
@@ -65,7 +73,16 @@ def serve(  # noqa: PLR0913 - one argument per option
     """Serve models over HTTP. Flags win over ROPEWAY_* variables, which win over .env."""
     from service.cli.server import StartFailed, settings_with
 
-    flags = {"model": model, "host": host, "port": port, "device": device, "dtype": dtype, "policy": policy}
+    flags: dict[str, Any] = {
+        "model": model,
+        "quantization": quantization,
+        "adapters": adapter,
+        "host": host,
+        "port": port,
+        "device": device,
+        "dtype": dtype,
+        "policy": policy,
+    }
     try:
         settings = settings_with(**{**_assignments(setting or []), **{k: v for k, v in flags.items() if v is not None}})
     except StartFailed as error:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
 import torch
+
+from service.models.weights import parts
 
 UNRELATED = {"_name_or_path", "transformers_version"}
 """Keys of a configuration that say where a model came from and not what it is."""
@@ -36,13 +39,20 @@ def contents(model: Any) -> str:
     }
     saved = model.state_dict()  # computed buffers, such as frequencies, may differ in the last bit between machines
     tensors = [*model.named_parameters(), *((name, t) for name, t in model.named_buffers() if name in saved)]
+    known = {name for name, _ in (*model.named_parameters(remove_duplicate=False), *tensors)}
+    # Scales of quantized weights may be neither parameters nor buffers (bitsandbytes).
+    tensors += [(name, t) for name, t in saved.items() if name not in known and isinstance(t, torch.Tensor)]
     text = json.dumps(config, sort_keys=True, default=str)
-    return _digest([text, [[name, list(t.shape), str(t.dtype), _sums(t)] for name, t in tensors]])
+    return _digest([text, [[name, list(t.shape), str(t.dtype), *_sums_of_parts(t)] for name, t in tensors]])
+
+
+def _sums_of_parts(tensor: torch.Tensor) -> Iterator[list[list[int]]]:
+    """Sums of a tensor, or of the codes and scales of a quantized one."""
+    return map(_sums, parts(tensor.detach()))
 
 
 def _sums(tensor: torch.Tensor) -> list[list[int]]:
     """Two sums of each block's bits as integers modulo 2^64, one weighted by place; no order of sums changes them."""
-    tensor = tensor.detach()
     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
     bits = flat.view(INTEGERS[flat.element_size()])
     places = torch.arange(1, min(BLOCK, len(bits)) + 1, device=bits.device)

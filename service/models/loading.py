@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from patches import Patched
 from service.models import architecture, hub
 from service.models.available_memory import available_bytes
 from service.models.chat import TemplateUnusable, use_template
+from service.models.quantization import NotQuantized, Quantization, of_checkpoint, quantize
 from service.models.text_model import class_for, drop_other_parts
 from service.settings import Settings
 
@@ -34,15 +35,17 @@ class ModelLoadError(RuntimeError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model with its tokenizer. ``name`` is what requests call it."""
+    """A loaded model with its tokenizer. Requests call it ``name``; ``base`` is the model of an adapter."""
 
     name: str
     model: PreTrainedModel
     tokenizer: Any
+    base: str | None = None
+    quantization: Quantization | None = None
 
 
 def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
-    """Load safetensors weights onto the configured device; no remote code.
+    """Load safetensors weights onto the configured device; no remote code. A model to quantize waits on the CPU.
 
     Raises:
         ModelLoadError: when the device or the chat template cannot be used, or the checkpoint is absent, damaged or of
@@ -59,6 +62,7 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
             tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
         with _blamed(source, "its weights"):
             config = AutoConfig.from_pretrained(place, revision=revision)
+            is_quantized = getattr(config, "quantization_config", None) is not None
             loaded: Any = class_for(config).from_pretrained(
                 place,
                 revision=revision,
@@ -66,13 +70,33 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
+                device_map={"": device} if is_quantized else None,  # such weights may not move later
             )
             model, report = loaded
             _refuse_weights_that_are_not_there(report)
             drop_other_parts(model)
-            model.to(device)
+            if is_quantized:
+                with torch.no_grad():  # compressed-tensors decompresses its weights in the first forward
+                    model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
+            elif settings.quantization is None:
+                model.to(device)
     _set_template(tokenizer, settings)
-    return Checkpoint(name, model.eval(), tokenizer)
+    return Checkpoint(name, model.eval(), tokenizer, quantization=of_checkpoint(model))
+
+
+def quantized(checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
+    """The checkpoint on the configured device, with linear layers in the bits of the settings if they name any.
+
+    Raises:
+        ModelLoadError: when the model, the device or the installation cannot be used in this way.
+    """
+    if settings.quantization is None:
+        return checkpoint
+    try:
+        quantization = quantize(checkpoint.model, settings.quantization, usable_device(settings))
+    except NotQuantized as error:
+        raise ModelLoadError(f"ROPEWAY_QUANTIZATION: model {checkpoint.name!r}: {error}") from error
+    return replace(checkpoint, quantization=quantization)
 
 
 @contextmanager
@@ -168,9 +192,10 @@ def cache_bytes_per_token(patch: Patched) -> int:
     return int(2 * layers * cached.calls * cached.heads * cached.width * patch.model.dtype.itemsize)
 
 
-def cache_tokens(patch: Patched, settings: Settings) -> int:
-    """Tokens of paged cache: as configured; else what fits into 70 % of an accelerator's free memory. On a CPU 32 times
-    the trained length, at most 32768, or ``max_length`` where that is more, in a quarter of the free memory.
+def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
+    """Tokens of paged cache: as configured; else what fits into 70 % of an accelerator's free memory, divided ``among``
+    so many models. On a CPU 32 times the trained length, at most 32768, or ``max_length`` where that is more, in a
+    quarter of the free memory.
 
     Raises:
         ModelLoadError: when what is configured exceeds free memory.
@@ -188,7 +213,7 @@ def cache_tokens(patch: Patched, settings: Settings) -> int:
             )
         return settings.cache_tokens
     if model.device.type == "cuda":
-        wanted = int(free * 0.7) // per_token
+        wanted = int(free * 0.7 / among) // per_token
     else:
         reach = min(CPU_REACH * patch.geometry.original_max_position_embeddings, CPU_CACHE_TOKENS)
         wanted = min(max(reach, settings.max_length or 0), int(free * 0.25) // per_token)

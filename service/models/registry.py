@@ -16,8 +16,19 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import verify
 from service.metrics import Metrics
+from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
-from service.models.loading import Checkpoint, ModelLoadError, cache_bytes_per_token, cache_tokens, load, sources
+from service.models.loading import (
+    Checkpoint,
+    ModelLoadError,
+    cache_bytes_per_token,
+    cache_tokens,
+    load,
+    quantized,
+    sources,
+)
+from service.models.quantization import Quantization
+from service.models.weights import storages
 from service.policy.policy import Policy
 from service.settings import Settings
 
@@ -32,12 +43,21 @@ class UnknownModel(LookupError):
         self.name, self.known = name, known
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a served model: its weights, those of them that it shares with its base, and its cache."""
+
+    weights: int
+    shared: int
+    cache: int
+
+
 @dataclass
 class ServedModel:
     """One model in memory with its engine, tokenizer and limits.
 
-    ``contents`` identifies its configuration and weights, ``fingerprint`` the numerics too. ``policy`` is the
-    operator's.
+    ``contents`` identifies its configuration and weights, ``fingerprint`` the numerics too. ``base`` is the model of an
+    adapter. ``memory`` is in bytes. ``policy`` is the operator's.
     """
 
     name: str
@@ -47,6 +67,9 @@ class ServedModel:
     engine: Engine
     tokenizer: Any
     max_length: int
+    memory: Memory
+    base: str | None = None
+    quantization: Quantization | None = None
     policy: Policy | None = None
 
     @cached_property
@@ -84,14 +107,15 @@ class ModelRegistry:
         self._models: dict[str, ServedModel] = {}
         self._grace_s = settings.shutdown_grace_s
         try:
-            for name, source in sources(settings).items():
-                log.info("loading", model=name)
-                self._add(load(name, source, settings), settings)
+            for group in _loaded(settings):
+                for number, checkpoint in enumerate(group):
+                    self._add(checkpoint, settings, among=len(group) - number)
         except BaseException:
             self.close()
             raise
 
-    def _add(self, checkpoint: Checkpoint, settings: Settings) -> None:
+    def _add(self, checkpoint: Checkpoint, settings: Settings, *, among: int) -> None:
+        """Serve one of ``among`` models whose caches divide the free memory."""
         model = checkpoint.model
         weights = contents(model)  # before anything runs
         identity = fingerprint(model, weights)
@@ -99,9 +123,10 @@ class ModelRegistry:
             patch = self._stack.enter_context(patched(model))
             choice = verify(patch)
         except UnsupportedModel as error:
-            raise ModelLoadError(f"ROPEWAY_MODEL: model {checkpoint.name!r} cannot be served: {error}") from error
+            how = f" (its weights are quantized by {checkpoint.quantization.scheme})" if checkpoint.quantization else ""
+            raise ModelLoadError(f"ROPEWAY_MODEL: model {checkpoint.name!r}{how} cannot be served: {error}") from error
         limits = EngineLimits(
-            cache_tokens=cache_tokens(patch, settings),
+            cache_tokens=cache_tokens(patch, settings, among),
             score_tokens=settings.score_tokens,
             page_size=settings.page_size,
             max_batch_tokens=settings.max_batch_tokens,
@@ -112,9 +137,9 @@ class ModelRegistry:
             prefix_sharing=settings.prefix_sharing,
             shared=settings.has_keys,
         )
-        size = limits.cache_tokens * cache_bytes_per_token(patch) >> 20
+        cache = limits.cache_tokens * cache_bytes_per_token(patch)
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
-        log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=size, by=by)
+        log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=cache >> 20, by=by)
         log.info("engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
         metrics = EngineMetrics(self._metrics, checkpoint.name)
         engine = Engine(patch, limits, _eos_token_ids(model), metrics, choice)
@@ -128,7 +153,15 @@ class ModelRegistry:
             engine=engine,
             tokenizer=checkpoint.tokenizer,
             max_length=min(longest, engine.generations.most),
+            memory=self._memory(checkpoint, cache),
+            base=checkpoint.base,
+            quantization=checkpoint.quantization,
         )
+
+    def _memory(self, checkpoint: Checkpoint, cache: int) -> Memory:
+        own = storages(checkpoint.model)
+        of_base = storages(self._models[checkpoint.base].patch.model) if checkpoint.base else {}
+        return Memory(sum(own.values()), sum(size for address, size in own.items() if address in of_base), cache)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -168,6 +201,17 @@ class ModelRegistry:
     def close(self) -> None:
         """Stop the engines and restore the models."""
         self._stack.close()
+
+
+def _loaded(settings: Settings) -> Iterator[list[Checkpoint]]:
+    """Every model of the settings with its adapters."""
+    served = sources(settings)
+    adapters = by_base(settings.adapters, served)
+    for name, source in served.items():
+        log.info("loading", model=name)
+        base = load(name, source, settings)
+        group = [base, *(adapted(base, adapter) for adapter in adapters.get(name, ()))]
+        yield [quantized(checkpoint, settings) for checkpoint in group]
 
 
 def _eos_token_ids(model: Any) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ router = APIRouter(tags=["openai"], route_class=Route)
 
 
 class Model(BaseModel):
-    """``root`` is the model whose weights answer; ``parent`` the one that an alias is an encoding of."""
+    """``root`` is the model whose weights answer; ``parent`` the one that an alias is an encoding of, or the base of an
+    adapter."""
 
     id: str
     object: Literal["model"] = "model"
@@ -52,6 +53,6 @@ def _model(entry: Named) -> Model:
         created=int(psutil.Process().create_time()),
         owned_by="ropeway",
         root=entry.target.model.name,
-        parent=entry.served.name if entry.alias else None,
+        parent=entry.served.name if entry.alias else entry.served.base,
         max_model_len=entry.target.model.max_length,
     )

@@ -1,0 +1,183 @@
+"""LoRA adapters (arXiv:2106.09685) beside their base, each merged into a copy of it.
+
+A copy shares the matrices that its adapter leaves unchanged, so it costs the changed ones and a cache. A request
+chooses it by name. One batch has one set of weights, so the tokens equal those of the merged model alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from patches import geometry_of, in_configuration, is_by_layer
+from service.models.loading import Checkpoint, ModelLoadError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of an adapter, as peft writes them."""
+
+BASE_CONFIG = "config.json"
+"""File of an adapter's folder with the ``rope_parameters`` of its training, as in a checkpoint."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter to serve as ``name``."""
+
+    name: str
+    folder: Path
+
+
+def by_base(folders: Mapping[str, Path], served: Mapping[str, object]) -> dict[str, list[Adapter]]:
+    """Adapters by the name of their base in ``served``; ``folders`` are by the names of the adapters.
+
+    Raises:
+        ModelLoadError: when a name is taken, a folder is no LoRA adapter, or its base is not served.
+    """
+    found: dict[str, list[Adapter]] = {}
+    for name, folder in folders.items():
+        adapter = Adapter(name, folder)
+        with _blamed(adapter):
+            if name in served:
+                raise ValueError("a served model has this name")
+            found.setdefault(_base_of(adapter, served), []).append(adapter)
+    return found
+
+
+def _base_of(adapter: Adapter, served: Mapping[str, object]) -> str:
+    """The served model of the name that the adapter's configuration declares, or the only one.
+
+    Raises:
+        ValueError: when a file is missing or of another kind, or several models are served and none has the name.
+    """
+    for file in (CONFIG, WEIGHTS):
+        if not (adapter.folder / file).is_file():
+            raise ValueError(f"its folder has no {file}")
+    config = json.loads((adapter.folder / CONFIG).read_text(encoding="utf-8"))
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"its peft_type is {config.get('peft_type')!r}, and only 'LORA' is served")
+    if config.get("ensure_weight_tying"):
+        raise ValueError("it has ensure_weight_tying, and only adapters of untied weights are served")
+    declared = config.get("base_model_name_or_path") or ""
+    named = [name for name in served if Path(name).name == Path(declared).name]
+    if len(named) == 1:
+        return named[0]
+    if len(served) > 1:
+        raise ValueError(f"its base is {declared!r}, and the served models are {', '.join(served)}")
+    (only,) = served
+    log.warning("adapter_base_differs", adapter=adapter.name, declared=declared, served=only)
+    return only
+
+
+@contextmanager
+def _blamed(adapter: Adapter) -> Iterator[None]:
+    """Raises:
+    ModelLoadError: for any error inside, naming the setting and the adapter, in one line.
+    """
+    try:
+        yield
+    except Exception as error:  # peft fails in as many ways as a file can be wrong
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelLoadError(
+            f"ROPEWAY_ADAPTERS: adapter {adapter.name!r} in {str(adapter.folder)!r} cannot be loaded: {reason}"
+        ) from error
+
+
+def adapted(base: Checkpoint, adapter: Adapter) -> Checkpoint:
+    """The merged model of ``adapter``, with the encoding that its folder declares; ``base`` stays unchanged.
+
+    Raises:
+        ModelLoadError: when peft is not installed, the weights do not fit the base, or the base is quantized.
+    """
+    with _blamed(adapter):
+        if getattr(base.model.config, "quantization_config", None) is not None:
+            raise ValueError(f"its base {base.name!r} is a quantized checkpoint, and merging needs full precision")
+        model = _merged(_sharing_copy(base.model), adapter.folder)
+        if hasattr(model.config, "position_encoding_variants"):
+            model.config.position_encoding_variants = {}  # they have the base's weights
+        _declare_encoding(model, adapter.folder)
+    return replace(base, name=adapter.name, model=model.eval(), base=base.name)
+
+
+def _sharing_copy(model: Any) -> Any:
+    """A copy with other parameters over the same memory.
+
+    Tied weights are two parameters in it: an adapter of the embedding leaves the output layer unchanged.
+    """
+    copied = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    for module in copied.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, torch.nn.Parameter(parameter.detach(), requires_grad=False))
+    copied.config.tie_word_embeddings = copied.config.get_text_config().tie_word_embeddings = False
+    return copied
+
+
+def _merged(model: Any, folder: Path) -> Any:
+    """``model`` with the adapter's weights added to those it changes. Nothing is written into the shared memory.
+
+    Raises:
+        ValueError: when peft is not installed, or tensors are missing, unknown or not numbers.
+    """
+    try:
+        from peft import PeftConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
+    except ImportError as error:
+        raise ValueError("adapters need the package peft (the extra `adapters`)") from error
+    config = PeftConfig.from_pretrained(str(folder))
+    config.inference_mode, config.base_model_name_or_path = True, None
+    with warnings.catch_warnings():
+        # peft 0.21 reads a name that transformers 5.23 deprecates.
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
+        adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
+    weights = load_peft_weights(str(folder), device=str(model.device))
+    # Weights are assigned in this mode. Otherwise peft copies biases and embeddings over those of the base.
+    result: Any = set_peft_model_state_dict(adapted, weights, low_cpu_mem_usage=True)
+    missing = [key for key in result.missing_keys if "default" in key.split(".")]  # the adapter's name in peft
+    if missing or result.unexpected_keys:
+        first, what = (missing[0], "is missing") if missing else (result.unexpected_keys[0], "has no place in the base")
+        raise ValueError(f"{len(missing) + len(result.unexpected_keys)} tensors do not fit, the first: {first} {what}")
+    merged = adapted.merge_and_unload(safe_merge=True)  # safe: new tensors, and no NaN
+    for parameter in merged.parameters():
+        parameter.data = parameter.data.to(model.dtype)  # adapters are often in float32
+    return merged
+
+
+def _declare_encoding(model: Any, folder: Path) -> None:
+    """Set the ``rope_parameters`` of the adapter's folder, if it has any, in the model's configuration.
+
+    Their factors are relative to the length before any scaling: that of the base, unless they declare another.
+
+    Raises:
+        ValueError: when they are no object, or the base has none.
+    """
+    file = folder / BASE_CONFIG
+    declared = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    parameters = declared.get("rope_parameters") or declared.get("rope_scaling")  # the second until transformers 5
+    if not parameters:
+        return
+    if not isinstance(parameters, dict):
+        raise ValueError(f"its {BASE_CONFIG} has rope_parameters that are no object")
+    config, geometry = model.config.get_text_config(), geometry_of(model)
+    own = getattr(config, "rope_parameters", None)
+    if not isinstance(own, dict):
+        raise ValueError(f"its {BASE_CONFIG} declares rope_parameters, and its base has none")
+    if not is_by_layer(parameters):
+        known = {
+            "rope_type": parameters.get("type", "default"),
+            "rope_theta": declared.get("rope_theta", geometry.rope_theta),
+            "original_max_position_embeddings": geometry.original_max_position_embeddings,
+        }
+        given = {name: value for name, value in parameters.items() if name != "type"}
+        parameters = in_configuration({**known, **given}, own)
+    config.rope_parameters = parameters
+    if "max_position_embeddings" in declared:
+        config.max_position_embeddings = declared["max_position_embeddings"]

@@ -1,0 +1,309 @@
+"""Quantized weights: the rounding of each format, the served model, every refusal. Most tests skip without torchao."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from service.cli.server import local_server
+from service.models.adapters import Adapter, adapted
+from service.models.fingerprint import contents
+from service.models.loading import DEMO, ModelLoadError, load, quantized
+from service.models.quantization import NotQuantized, Scheme, _int4, format_of, quantize
+from service.models.registry import ModelRegistry
+from service.models.weights import storages
+from service.settings import Settings
+from tests.models import tiny_model
+from tests.service.cli.shell import ropeway
+from tests.service.conftest import tiny_checkpoint
+
+needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),  # peft 0.21
+]
+CPU = torch.device("cpu")
+SCHEMES: tuple[Scheme, ...] = ("int8", "int4")
+
+
+def settings(**fields: Any) -> Settings:
+    return Settings(_env_file=None, device="cpu", dtype="float32", cache_tokens=2048, **fields)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "scheme", "expected"),
+    [
+        (256, 256, "int4", ("int4", 128)),
+        (128, 192, "int4", ("int4", 64)),
+        (16, 96, "int4", ("int4", 32)),
+        (16, 172, "int4", ("int8", 0)),  # no group divides it
+        (172, 64, "int4", ("int8", 0)),  # no kernel for so many rows
+        (172, 64, "int8", ("int8", 0)),
+    ],
+)
+def test_a_layer_takes_the_widest_group_that_fits(
+    rows: int, columns: int, scheme: Scheme, expected: tuple[Scheme, int]
+) -> None:
+    assert format_of(nn.Linear(columns, rows), scheme) == expected
+
+
+@needs_torchao
+class TestRounding:
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    @torch.no_grad()
+    def test_every_weight_is_within_half_a_step(self, scheme: Scheme) -> None:
+        before = tiny_model("llama")[1]
+        after = tiny_model("llama")[1]
+        assert quantize(after, scheme, CPU).layers == {scheme: 14}
+        for (name, old), new in zip(before.named_modules(), after.modules(), strict=True):
+            if not isinstance(old, nn.Linear) or name == "lm_head":
+                continue
+            found = new(torch.eye(old.in_features)).T  # the weights, through the kernel
+            groups = old.weight.unflatten(1, (-1, 32 if old.in_features == 96 else 64))  # hidden 64, intermediate 96
+            if scheme == "int4":
+                step = (groups.amax(-1) - groups.amin(-1)) / 15
+                allowed = step[..., None].expand_as(groups).flatten(1) * 0.5
+            else:
+                allowed = old.weight.abs().amax(1, keepdim=True) / 127 * 0.5
+            error = (found - old.weight).abs()
+            assert bool((error <= 1.02 * allowed + 1e-6).all()), name
+            assert float(error.max()) > 0.1 * float(allowed.max()), "it rounds"
+
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    def test_embedding_output_and_relative_vectors_stay(self, scheme: Scheme) -> None:
+        model = load("demo", DEMO / "ropeway-demo", settings()).model
+        weights = {name: parameter.clone() for name, parameter in model.named_parameters() if "proj" not in name}
+        found = quantize(model, scheme, CPU)
+        assert found.layers == {scheme: 28}
+        after = dict(model.named_parameters())
+        assert all(torch.equal(after[name], weight) for name, weight in weights.items())
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+    def test_memory_falls_and_the_contents_differ(self) -> None:
+        seen, sizes = {}, {}
+        for scheme in (None, *SCHEMES):
+            given = settings(quantization=scheme)
+            models = [quantized(load("demo", DEMO / "ropeway-demo", given), given).model for _ in range(2)]
+            assert contents(models[0]) == contents(models[1])
+            seen[contents(models[0])], sizes[scheme] = scheme, sum(storages(models[0]).values())
+        assert len(seen) == 3
+        embedding = 4 * 2048 * 192
+        linear = sizes[None] - embedding
+        assert (sizes["int8"] - embedding) / linear == pytest.approx(0.26, abs=0.02)
+        assert (sizes["int4"] - embedding) / linear == pytest.approx(0.16, abs=0.02)  # scales in float32
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[Scheme, str]]:
+    """The rotary demo model in 8 or 4 bits."""
+    pytest.importorskip("torchao")
+    with local_server(settings(model=str(DEMO / "ropeway-demo"), quantization=request.param)) as url:
+        yield request.param, url
+
+
+@pytest.mark.slow
+class TestServed:
+    def test_tokens_are_those_of_the_quantized_model(self, server: tuple[Scheme, str]) -> None:
+        scheme, url = server
+        plain: Any = AutoModelForCausalLM.from_pretrained(DEMO / "ropeway-demo", dtype=torch.float32)
+        quantize(plain, scheme, CPU)
+        prompts = [list(range(5, 60)), [9, 8, 7, 6], list(range(300, 420, 3))]
+        body = {"prompt": prompts, "max_new_tokens": 16}
+        for prompt, result in zip(prompts, httpx.post(f"{url}/generate", json=body).json()["results"], strict=True):
+            wanted = plain.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)[0, len(prompt) :]
+            assert result["token_ids"] == wanted.tolist()[: len(result["token_ids"])]
+            assert result["token_ids"]
+
+    def test_encodings_share_a_batch(self, server: tuple[Scheme, str]) -> None:
+        _, url = server
+        encodings = ["default", "yarn:4", "self_extend:neighbor_window=64", "lm_infinite"]
+        body: dict[str, Any] = {"prompt": list(range(5, 400)), "max_new_tokens": 8}
+        together = httpx.post(f"{url}/generate", json=body | {"pe": encodings}, timeout=60).json()["results"]
+        for encoding, result in zip(encodings, together, strict=True):
+            (alone,) = httpx.post(f"{url}/generate", json=body | {"pe": encoding}, timeout=60).json()["results"]
+            assert result["token_ids"] == alone["token_ids"], encoding
+
+    def test_perplexity_is_near_that_of_full_precision(self, server: tuple[Scheme, str]) -> None:
+        scheme, url = server
+        text = "It was a truth that the ropes of the harbour had been cut in the night. " * 80
+        body = {"input": text, "methods": ["default", "yarn:4"], "lengths": [256, 512]}
+        found = httpx.post(f"{url}/perplexity", json=body, timeout=60).json()["methods"]
+        with local_server(settings(model=str(DEMO / "ropeway-demo"))) as full:
+            wanted = httpx.post(f"{full}/perplexity", json=body, timeout=60).json()["methods"]
+        for one, other in zip(found, wanted, strict=True):
+            for at, expected in zip(one["lengths"], other["lengths"], strict=True):
+                ratio = at["perplexity"] / expected["perplexity"]
+                assert 0 < abs(ratio - 1) < (0.05 if scheme == "int8" else 0.5)
+
+    def test_the_listing_says_so(self, server: tuple[Scheme, str]) -> None:
+        scheme, url = server
+        (info,) = httpx.get(f"{url}/models").json()["models"]
+        assert info["quantization"] == {"scheme": scheme, "layers": {scheme: 28}}
+        assert info["memory"]["weights"] < info["parameters"] * 2.2
+        assert info["dtype"] == "float32"
+
+
+class TestRefusals:
+    def test_without_torchao(self, monkeypatch: pytest.MonkeyPatch, checkpoints: Path) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchao"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "torchao", None)
+        result = ropeway("serve", "--port", "0", "--model", str(checkpoints / "tiny"), "--quantization", "int8")
+        assert result.exit_code == 1
+        told = "error: ROPEWAY_QUANTIZATION: model 'tiny': it needs the package torchao (the extra `quantization`)"
+        assert [line for line in result.stderr.splitlines() if line.startswith("error:")] == [told]
+
+    def test_an_unknown_scheme(self) -> None:
+        result = ropeway("serve", "--quantization", "int5")
+        assert (result.exit_code, "ROPEWAY_QUANTIZATION: Input should be 'int8' or 'int4'" in result.stderr) == (
+            1,
+            True,
+        )
+
+    def test_models_without_linear_layers(self) -> None:
+        with pytest.raises(NotQuantized, match="no linear layers"):
+            quantize(tiny_model("gpt2")[1], "int8", CPU)
+
+    def test_experts_in_one_tensor(self) -> None:
+        model = tiny_model("mixtral", num_local_experts=32)[1]
+        with pytest.raises(NotQuantized, match="stacked experts"):
+            quantize(model, "int8", CPU)
+
+    @pytest.mark.parametrize("device", ["mps", "xpu"])
+    def test_a_device_without_a_kernel(self, device: str) -> None:
+        with pytest.raises(NotQuantized, match=f"not for {device}"):
+            _int4(32, torch.bfloat16, torch.device(device))
+
+    def test_a_number_format_without_a_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+        with pytest.raises(NotQuantized, match=r"bfloat16, and ROPEWAY_DTYPE makes it torch\.float16"):
+            _int4(32, torch.float16, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("method", "package"), [("gptq", "optimum"), ("awq", "gptqmodel"), ("hqq", "hqq")])
+def test_a_checkpoint_whose_package_is_absent_is_refused_by_its_name(
+    method: str, package: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    folder = Path(shutil.copytree(checkpoints / "tiny", tmp_path / "tiny"))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ModelLoadError, match=rf"(?i)ROPEWAY_MODEL: model .* cannot be loaded: its weights: .*{package}"
+    ):
+        load("tiny", folder, settings())
+
+
+@pytest.fixture(scope="module")
+def of_torchao(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that torchao quantized."""
+    pytest.importorskip("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    folder = tmp_path_factory.mktemp("torchao")
+    full = tiny_checkpoint(folder / "full")
+    config = TorchAoConfig(Int8WeightOnlyConfig(set_inductor_config=False))
+    model = AutoModelForCausalLM.from_pretrained(full, dtype=torch.float32, quantization_config=config)
+    model.save_pretrained(folder / "quantized")
+    AutoTokenizer.from_pretrained(full).save_pretrained(folder / "quantized")
+    return folder / "quantized"
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in the format of llm-compressor, int8 with a scale per row."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+        apply_quantization_config,
+    )
+
+    folder = tmp_path_factory.mktemp("compressed")
+    full = tiny_checkpoint(folder / "full")
+    model: Any = AutoModelForCausalLM.from_pretrained(full, dtype=torch.float32)
+    arguments = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="channel")
+    groups = {"group_0": QuantizationScheme(targets=["Linear"], weights=arguments)}
+    apply_quantization_config(
+        model, QuantizationConfig(config_groups=groups, ignore=["lm_head"], format="pack-quantized")
+    )
+    for module in model.modules():
+        if hasattr(module, "weight_scale"):
+            module.weight_scale.data = module.weight.detach().abs().amax(1, keepdim=True) / 127
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(folder / "quantized")
+    compressor.update_config(folder / "quantized")
+    AutoTokenizer.from_pretrained(full).save_pretrained(folder / "quantized")
+    return folder / "quantized"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "scheme"), [("of_torchao", "torchao"), ("compressed", "compressed-tensors")])
+@torch.no_grad()
+def test_a_quantized_checkpoint_is_served(kind: str, scheme: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(kind)
+    tokens = torch.arange(3, 60)[None]
+    own: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    full: Any = AutoModelForCausalLM.from_pretrained(folder.parent / "full", dtype=torch.float32)
+    registry = ModelRegistry(settings(model=str(folder)))
+    try:
+        served = registry.default
+        assert served.quantization is not None
+        assert (served.quantization.scheme, served.quantization.layers) == (scheme, {})
+        found = served.patch.model(tokens).logits
+        torch.testing.assert_close(found, own(tokens).logits)
+        assert float((found - full(tokens).logits).abs().max()) > 0.01
+    finally:
+        registry.close()
+
+
+@pytest.mark.slow
+def test_a_quantized_checkpoint_takes_no_second_quantization_and_no_adapter(of_torchao: Path, tmp_path: Path) -> None:
+    again = settings(quantization="int8")
+    with pytest.raises(ModelLoadError, match=r"ROPEWAY_QUANTIZATION: .* is quantized already, by torchao"):
+        quantized(load("q", of_torchao, again), again)
+    full: Any = AutoModelForCausalLM.from_pretrained(of_torchao.parent / "full")
+    get_peft_model(full, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"adapter 'a' .*: its base 'q' is a quantized checkpoint"):
+        adapted(load("q", of_torchao, settings()), Adapter("a", tmp_path))
+
+
+@pytest.mark.slow
+@needs_torchao
+def test_an_adapter_is_merged_before_it_is_quantized(tmp_path: Path) -> None:
+    full = tiny_checkpoint(tmp_path / "tiny")
+    model: Any = AutoModelForCausalLM.from_pretrained(full)
+    torch.manual_seed(0)
+    lora = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    lora.save_pretrained(tmp_path / "lora")
+    merged = lora.merge_and_unload()
+    quantize(merged, "int8", CPU)
+    given = settings(model=str(full), quantization="int8", adapters={"tuned": tmp_path / "lora"})
+    registry = ModelRegistry(given)
+    try:
+        tokens = torch.arange(3, 40)[None]
+        with torch.no_grad():
+            found, wanted = registry.get("tuned").patch.model(tokens).logits, merged(tokens).logits
+            base = registry.get("tiny").patch.model(tokens).logits
+        torch.testing.assert_close(found, wanted)
+        assert float((base - wanted).abs().max()) > 0.1
+        assert registry.get("tuned").quantization == registry.get("tiny").quantization
+    finally:
+        registry.close()
