@@ -114,11 +114,15 @@ class GenerateResponse(BaseModel):
 
 
 class TextDelta(BaseModel):
-    """New text and tokens of the result ``index`` since the last event."""
+    """New text and tokens of the result ``index`` since the last event.
+
+    ``logprobs`` are those of ``token_ids``, in requests for log-probabilities.
+    """
 
     index: int
     text: str
     token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
 
 
 class PrefillProgress(BaseModel):
