@@ -35,6 +35,7 @@ from service.policy.policy import read_policies
 from service.settings import Settings
 from service.sharing.admission import Admission
 from service.sharing.workers import Workers
+from service.ui import routes as ui
 
 COMPRESSED_ALREADY = (*DEFAULT_EXCLUDED_CONTENT_TYPES, files.PARQUET)
 """Pictures, tables and event streams go out as they are."""
@@ -95,6 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
     for router in (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, *listings):
         app.include_router(router, responses=failures(), dependencies=page.KEYS)
     app.include_router(static.router)
+    app.include_router(ui.router)
     app.include_router(health.router, responses=failures([503]))
     if settings.metrics_port is None:
         app.include_router(metrics.router, responses=failures([]))

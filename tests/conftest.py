@@ -17,6 +17,10 @@ settings.register_profile("ropeway", deadline=None, max_examples=60, suppress_he
 settings.load_profile("ropeway")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", metavar="FOLDER", help="folder for pictures of the page at /ui")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = tiers.listed()
