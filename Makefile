@@ -65,6 +65,7 @@ train-demo: $(RUN) ## Train the demo models again (options in ARGS), or others: 
 
 page: ## Build the page of /ui again after a change of service/ui/source (needs Node.js)
 	rm -rf build/page && mkdir -p build && cp -r service/ui/source build/page
+	cp service/figures/web/figures.js build/page/
 	cd build/page && npm ci --ignore-scripts --no-audit --no-fund && npm run check && npm run build -- ../../service/ui/built
 
 bench: $(RUN) ## Run the benchmarks

@@ -14,7 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from service import tracing
-from service.api import errors, evaluations, export, health, methods, metrics, openai, policies, static
+from service.api import errors, evaluations, export, figures, health, methods, metrics, openai, policies, static
 from service.api.docs import page
 from service.api.docs.openapi import ABOUT, TAGS
 from service.api.files import RenderedFiles
@@ -92,7 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app)
     tracing.install(app, settings)
     # No router includes another: FastAPI would build the routes of both at start-up.
-    listings = (methods.router, export.router, policies.router)
+    listings = (methods.router, figures.router, export.router, policies.router)
     for router in (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, *listings):
         app.include_router(router, responses=failures(), dependencies=page.KEYS)
     app.include_router(static.router)

@@ -144,12 +144,13 @@ class ParameterInfo(BaseModel):
 
 class MethodSummary(BaseModel):
     """One method in short. ``kind`` is what it changes, ``family`` what a checkpoint counts as that was trained with
-    it."""
+    it; ``questions`` are those that the method answers."""
 
     method: str
     kind: str
     family: str
     summary: str
+    questions: list[str]
     parameters: list[ParameterInfo]
 
 

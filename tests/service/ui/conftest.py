@@ -17,7 +17,7 @@ from tests.service.serving import serving
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-SECONDS = 60
+SECONDS = 30
 """The demo models write slowly where other tests take the processor."""
 
 

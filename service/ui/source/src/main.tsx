@@ -3,6 +3,7 @@ import { type ComponentType, render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { access, type ApiError, asApiError, json } from "./api";
 import { Field, Problem } from "./controls";
+import { Encodings, TAB as ENCODINGS } from "./encodings/Encodings";
 import { Generate, TAB as GENERATE } from "./generate/Generate";
 import { ThemeSwitch } from "./theme";
 import type { Method, Model } from "./types";
@@ -12,6 +13,7 @@ export type Served = { models: Model[]; methods: Method[] };
 
 const PARTS: { tab: string; title: string; part: ComponentType<Served> }[] = [
   { tab: GENERATE, title: "Generate", part: Generate },
+  { tab: ENCODINGS, title: "Encodings", part: Encodings },
 ];
 
 function App() {

@@ -28,4 +28,11 @@ export type Model = {
 };
 
 export type Parameter = { name: string; type: string; required: boolean; default: unknown };
-export type Method = { method: string; kind: string; family: string; summary: string; parameters: Parameter[] };
+export type Method = {
+  method: string;
+  kind: string;
+  family: string;
+  summary: string;
+  questions: string[];
+  parameters: Parameter[];
+};
