@@ -27,7 +27,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workstea
 INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup demo serve test test-fast check fmt train-demo bench lint-docker clean
+.PHONY: help install setup demo serve test test-fast check fmt train-demo page bench lint-docker clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,11 @@ fmt: $(DEV) ## Format and apply safe lint fixes
 
 train-demo: $(RUN) ## Train the demo models again (options in ARGS), or others: FAMILY, PRESET, CORPUS
 	$(BIN)/python -m service.models.training $(if $(FAMILY),$(TRAIN_FAMILY)) $(ARGS)
+
+page: ## Build the page of /ui again after a change of service/ui/source (needs Node.js)
+	rm -rf build/page && mkdir -p build && cp -r service/ui/source build/page
+	cp service/figures/web/figures.js build/page/
+	cd build/page && npm ci --ignore-scripts --no-audit --no-fund && npm run check && npm run build -- ../../service/ui/built
 
 bench: $(RUN) ## Run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -25,7 +25,7 @@ from patches.encoding.schedule import RopeType
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, problem, problems_of, unknown
 from patches.proposals import alike, candidates
-from patches.registry import METHODS, describe_method, describe_methods, examples
+from patches.registry import METHODS, describe_method, describe_methods, examples, questions
 from patches.resolution import EchoMismatch, describe, effective, resolve
 from patches.rope_parameters import NoRopeParameters, closest, grouping, in_configuration, is_by_layer, rope_parameters
 from patches.routes import one_per_route
@@ -87,6 +87,7 @@ __all__ = [
     "patched",
     "problem",
     "problems_of",
+    "questions",
     "ranges_by_rule",
     "resolve",
     "rope_parameters",

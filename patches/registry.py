@@ -107,6 +107,21 @@ ABOUT = (
 """Class attributes that describe a method, in the order of listings."""
 
 
+QUESTIONS: dict[str, tuple[str, ...]] = {
+    "tuned with a factor": ("yarn", "linear", "llama3", "longrope"),
+    "untuned, up to 4 times the trained length": ("dynamic", "ntk", "dynamic_yarn"),
+    "untuned, far beyond it": ("self_extend", "rerope", "dual_chunk"),
+    "constant memory": ("streaming", "lm_infinite"),
+    "trained without rotation": ("alibi", "learned_interpolation", "none"),
+}
+"""Questions of people who choose a method, and the methods to try first."""
+
+
+def questions(name: str) -> list[str]:
+    """The questions that a method answers."""
+    return [question for question, names in QUESTIONS.items() if name in names]
+
+
 def examples() -> list[dict[str, Any]]:
     """Encodings worth comparing on any rotary model, as request fields: for documentation and demos."""
     return [{"method": "default"}, {"method": "yarn", "factor": 8}, {"method": "alibi"}]

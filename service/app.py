@@ -14,7 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from service import tracing
-from service.api import errors, evaluations, export, health, methods, metrics, openai, policies, static
+from service.api import errors, evaluations, export, figures, health, methods, metrics, openai, policies, static
 from service.api.docs import page
 from service.api.docs.openapi import ABOUT, TAGS
 from service.api.files import RenderedFiles
@@ -35,6 +35,7 @@ from service.policy.policy import read_policies
 from service.settings import Settings
 from service.sharing.admission import Admission
 from service.sharing.workers import Workers
+from service.ui import routes as ui
 
 COMPRESSED_ALREADY = (*DEFAULT_EXCLUDED_CONTENT_TYPES, files.PARQUET)
 """Pictures, tables and event streams go out as they are."""
@@ -91,10 +92,11 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app)
     tracing.install(app, settings)
     # No router includes another: FastAPI would build the routes of both at start-up.
-    listings = (methods.router, export.router, policies.router)
+    listings = (methods.router, figures.router, export.router, policies.router)
     for router in (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, *listings):
         app.include_router(router, responses=failures(), dependencies=page.KEYS)
     app.include_router(static.router)
+    app.include_router(ui.router)
     app.include_router(health.router, responses=failures([503]))
     if settings.metrics_port is None:
         app.include_router(metrics.router, responses=failures([]))

@@ -21,6 +21,10 @@ LONG = ("tests/service/docs/test_readme.py", "tests/benchmarks/", "tests/service
 """Half a minute and more each. They begin first, so that no worker ends with one while the others are idle."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", metavar="FOLDER", help="folder for pictures of the page at /ui")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = tiers.listed()

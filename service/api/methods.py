@@ -13,7 +13,17 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from patches import METHODS, InvalidEncoding, Recipe, describe_method, field_value, label_of, parse, unknown_method
+from patches import (
+    METHODS,
+    InvalidEncoding,
+    Recipe,
+    describe_method,
+    field_value,
+    label_of,
+    parse,
+    questions,
+    unknown_method,
+)
 from service.api.auto import in_listings
 from service.api.files import RenderedFiles, file_response
 from service.api.http.routing import Route
@@ -139,7 +149,8 @@ def _in_short(name: str) -> MethodSummary:
         for key, field in sorted(fields.items(), key=lambda item: item[0] not in own)
         if key != "method"
     ]
-    return MethodSummary(method=name, kind=info.kind, family=info.family, summary=info.summary, parameters=parameters)
+    about = {"kind": info.kind, "family": info.family, "summary": info.summary, "questions": questions(name)}
+    return MethodSummary(method=name, parameters=parameters, **about)
 
 
 def _resolved(name: str, request: Request, model: str | None, length: int | None) -> tuple[FrequencyTable, str, Recipe]:

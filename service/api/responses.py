@@ -114,11 +114,15 @@ class GenerateResponse(BaseModel):
 
 
 class TextDelta(BaseModel):
-    """New text and tokens of the result ``index`` since the last event."""
+    """New text and tokens of the result ``index`` since the last event.
+
+    ``logprobs`` are those of ``token_ids``, in requests for log-probabilities.
+    """
 
     index: int
     text: str
     token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
 
 
 class PrefillProgress(BaseModel):
@@ -140,12 +144,13 @@ class ParameterInfo(BaseModel):
 
 class MethodSummary(BaseModel):
     """One method in short. ``kind`` is what it changes, ``family`` what a checkpoint counts as that was trained with
-    it."""
+    it; ``questions`` are those that the method answers."""
 
     method: str
     kind: str
     family: str
     summary: str
+    questions: list[str]
     parameters: list[ParameterInfo]
 
 

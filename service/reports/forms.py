@@ -10,9 +10,9 @@ from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import EvaluationResult
 from service.evaluation.tables import csv_of, parquet_of
 from service.figures.drawing import raster  # noqa: F401 - the fork server imports what draws
-from service.figures.encodings import frequencies  # noqa: F401
-from service.figures.results import html_of, png_of
-from service.figures.web.page import PLOTLY_FROM_A_PAGE, scripts
+from service.figures.encodings import overview  # noqa: F401
+from service.figures.results import html_of, pictures_of, png_of
+from service.figures.web.page import PLOTLY_FROM_A_PAGE, as_json, scripts
 from service.jobs.records import JobInfo
 from service.reports.html import report_of
 from service.reports.pages import policy
@@ -57,12 +57,17 @@ def _report(result: EvaluationResult, job: JobInfo | None, options: PageOptions)
     return _page(report_of(result, job, include_text=options.include_text, plotly=_script(options)), options)
 
 
+def _figures(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
+    return Rendered(gzip.compress(as_json(pictures_of(result)).encode(), 5, mtime=0), "application/json", True)
+
+
 FORMS: dict[str, Callable[[EvaluationResult, JobInfo | None, PageOptions], Rendered]] = {
     "csv": _table,
     "parquet": _parquet,
     "png": _png,
     "html": _html,
     "report": _report,
+    "figures": _figures,
 }
 
 for _evaluation in EVALUATIONS.values():  # the fork server imports these once, for all its processes

@@ -6,10 +6,10 @@ The server imports this module and no drawing code; its processes do, in ``servi
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from patches import Recipe
+from patches import Recipe, ResolvedRecipe
 from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.records import JobInfo
 
@@ -51,3 +51,14 @@ def frequencies_of(
     from service.figures.encodings.frequencies import encoding_figure
 
     return Rendered(png(encoding_figure(pairs, trained_length, title, recipe, length)), "image/png", False)
+
+
+def encoding_figures_of(
+    encodings: Mapping[str, ResolvedRecipe], setting: tuple[tuple[float, ...], int, int], about: dict[str, Any]
+) -> Rendered:
+    """``about`` and the figures of encodings as JSON under gzip; ``setting`` has the fields of ``Setting``."""
+    from service.figures.encodings.overview import Setting, encoding_pictures
+    from service.figures.web.page import as_json
+
+    text = as_json(encoding_pictures(encodings, Setting(*setting)), **about)
+    return Rendered(gzip.compress(text.encode(), 5, mtime=0), "application/json", True)

@@ -21,6 +21,7 @@ LAYERS = (
     {"figures", "jobs"},
     {"reports"},
     {"api", "docs"},
+    {"ui"},
     {"app", "client"},
     {"cli"},
 )

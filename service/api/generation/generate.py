@@ -143,8 +143,11 @@ async def _result(body: GenerateRequest, index: int, prepared: PreparedPrompt, e
         async for piece in pieces:
             text, generation = text + piece.text, piece.generation
             if emit is not None:
-                new = generation.token_ids[sent:]
-                emit(TextDelta(index=index, text=piece.text, token_ids=new).model_dump_json())
+                logprobs = None if body.logprobs is None else _logprobs(prepared.model, generation, sent)
+                delta = TextDelta(
+                    index=index, text=piece.text, token_ids=generation.token_ids[sent:], logprobs=logprobs
+                )
+                emit(delta.model_dump_json(exclude_none=True))
                 sent = len(generation.token_ids)
     result = Result(
         index=index,
@@ -164,7 +167,9 @@ async def _result(body: GenerateRequest, index: int, prepared: PreparedPrompt, e
     return result
 
 
-def _logprobs(served: ServedModel, generation: Generation) -> list[TokenLogprob]:
+def _logprobs(served: ServedModel, generation: Generation, first: int = 0) -> list[TokenLogprob]:
+    """Log-probabilities of the tokens from ``first`` on."""
+
     def alternative(token_id: int, logprob: float) -> dict[str, Any]:
         return {"token_id": token_id, "token": served.tokenizer.decode([token_id]), "logprob": logprob}
 
@@ -172,4 +177,4 @@ def _logprobs(served: ServedModel, generation: Generation) -> list[TokenLogprob]
         top = [Alternative(**alternative(*pair)) for pair in logprobs.top]
         return TokenLogprob(**alternative(token_id, logprobs.logprob), top=top)
 
-    return [entry(*pair) for pair in zip(generation.token_ids, generation.logprobs, strict=True)]
+    return [entry(*pair) for pair in zip(generation.token_ids[first:], generation.logprobs[first:], strict=True)]

@@ -22,7 +22,7 @@ from service.api.errors import answer
 from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
 from service.errors import ApiError
 
-OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*")
+OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*|/(ui(/.*)?)?")
 """Paths that need no key."""
 
 DOCUMENTATION = re.compile(r"/docs(/.*)?|/openapi\.json")

@@ -1,19 +1,6 @@
-// Draws the figures of a page: `wide` or `narrow` by its width, dark where the reader's screen is.
+// Draws figures: `wide` or `narrow` by the place, light or dark by the reader's choice.
 "use strict";
-(() => {
-  if (!window.Plotly) {
-    document.documentElement.classList.add("without-plotly");
-    return;
-  }
-  const config = { responsive: true, displaylogo: false };
-  const narrow = matchMedia("(max-width: 700px)");
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const colours = JSON.parse(document.getElementById("dark-colours").textContent);
-  const figures = Array.from(document.querySelectorAll("script[data-figure]"), (script) => ({
-    div: document.getElementById(script.dataset.figure),
-    ...JSON.parse(script.textContent),
-  }));
-
+window.drawFigure = (div, { data, wide, narrow }, colours, { isNarrow, isDark }) => {
   // Only what is named a colour changes: a method may be called "white".
   const darkened = (value, name) => {
     if (typeof value === "string") return name.endsWith("color") ? (colours[value] ?? value) : value;
@@ -21,13 +8,26 @@
     if (value === null || typeof value !== "object") return value;
     return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, darkened(inner, key)]));
   };
+  const shown = structuredClone([data, isNarrow ? narrow : wide]);
+  const [traces, { height, ...layout }] = isDark ? darkened(shown, "") : shown;
+  div.style.height = `${height}px`; // a resized figure takes the height of its place, and forgets its own
+  return Plotly.newPlot(div, traces, layout, { responsive: true, displaylogo: false });
+};
+(() => {
+  const scripts = Array.from(document.querySelectorAll("script[data-figure]"));
+  if (!scripts.length) return;
+  if (!window.Plotly) {
+    document.documentElement.classList.add("without-plotly");
+    return;
+  }
+  const narrow = matchMedia("(max-width: 700px)");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const colours = JSON.parse(document.getElementById("dark-colours").textContent);
+  const figures = scripts.map((script) => [document.getElementById(script.dataset.figure), JSON.parse(script.textContent)]);
   const draw = () => {
-    for (const { div, data, wide, narrow: stacked } of figures) {
+    for (const [div, figure] of figures) {
       if (div.offsetParent === null) continue; // hidden, as in print: it has no width
-      const shown = structuredClone([data, narrow.matches ? stacked : wide]);
-      const [traces, { height, ...layout }] = dark.matches ? darkened(shown, "") : shown;
-      div.style.height = `${height}px`; // a resized figure takes the height of its place, and forgets its own
-      Plotly.newPlot(div, traces, layout, config);
+      drawFigure(div, figure, colours, { isNarrow: narrow.matches, isDark: dark.matches });
     }
   };
   narrow.addEventListener("change", draw);

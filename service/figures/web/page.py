@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import plotly.graph_objects as go
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.io.json import to_json_plotly
@@ -36,12 +39,26 @@ def plot_page(picture: Picture, plotly: str | None = None) -> str:
 
 def embedded(picture: Picture, div_id: str) -> Markup:
     """The element of a figure and its JSON, for the script of ``drawing``."""
-    figure = picture.figure
-    described = {"data": figure.to_plotly_json()["data"], "wide": wide(figure), "narrow": narrow(figure)}
     # Plotly's JSON has no "<" and no "/" in it: nothing in it can end the script.
     return Markup(
         '<div id="{0}" class="alive"></div>\n<script type="application/json" data-figure="{0}">{1}</script>'
-    ).format(div_id, Markup(to_json_plotly(described)))
+    ).format(div_id, Markup(to_json_plotly(described(picture.figure))))
+
+
+def described(figure: go.Figure) -> dict[str, Any]:
+    """Traces and both layouts of a figure."""
+    return {"data": figure.to_plotly_json()["data"], "wide": wide(figure), "narrow": narrow(figure)}
+
+
+def as_json(pictures: Iterable[Picture], **about: Any) -> str:
+    """``about`` and the pictures, for pages that draw them: texts, figures, colours of dark pages, Plotly's path."""
+    figures = [
+        {"name": one.name, "title": html.unescape(one.title), "subtitle": one.subtitle, "caption": one.caption}
+        | described(one.figure)
+        for one in pictures
+    ]
+    text: str = to_json_plotly({**about, "figures": figures, "dark": DARK, "script": PLOTLY_PATH})
+    return text
 
 
 def plotly_script(address: str | None) -> Markup:

@@ -142,6 +142,17 @@ def test_stream_adds_up_to_the_answer(client: httpx.Client) -> None:
         assert mine[-1]["pe"] == result["pe"]
 
 
+def test_a_stream_has_each_tokens_logprobs_with_the_token(client: httpx.Client) -> None:
+    body = {"prompt": PROMPTS[4], "pe": ENCODINGS[:2], "max_new_tokens": 12}
+    got = events(client, **body, logprobs=2)
+    for index in range(2):
+        *deltas, end = [event for event in got if event["index"] == index]
+        assert [entry for delta in deltas for entry in delta.get("logprobs", [])] == end["logprobs"]
+        for delta in deltas:
+            assert [entry["token_id"] for entry in delta["logprobs"]] == delta["token_ids"]
+    assert not any("logprobs" in event for event in events(client, **body) if "text" in event)
+
+
 def test_stop_strings_end_and_are_left_out(client: httpx.Client) -> None:
     whole = generate(client, prompt=PROMPTS[4], max_new_tokens=24)["results"][0]["text"]
     stop = whole[len(whole) // 2 : len(whole) // 2 + 3]

@@ -1,0 +1,134 @@
+// Controls with their labels, and errors in words below the control that caused them.
+import type { ComponentChildren } from "preact";
+import { useId, useState } from "preact/hooks";
+
+type Described = { id: string; "aria-describedby"?: string; "aria-invalid"?: boolean };
+
+/** A labelled control. `children` gets the attributes that tie it to its label, hint and error. */
+export function Field(props: {
+  label: ComponentChildren;
+  hint?: ComponentChildren;
+  error?: string | undefined;
+  class?: string;
+  children: (control: Described) => ComponentChildren;
+}) {
+  const id = useId();
+  const notes = [props.hint && `${id}-hint`, props.error && `${id}-error`].filter(Boolean).join(" ");
+  const control: Described = { id, ...(notes && { "aria-describedby": notes }), "aria-invalid": Boolean(props.error) };
+  return (
+    <div class={`field ${props.class ?? ""}`}>
+      <label for={id}>{props.label}</label>
+      {props.children(control)}
+      {props.hint && <p class="hint" id={`${id}-hint`}>{props.hint}</p>}
+      {props.error && <p class="error" id={`${id}-error`}>{props.error}</p>}
+    </div>
+  );
+}
+
+export function Input(props: {
+  label: ComponentChildren;
+  value: string;
+  set: (value: string) => void;
+  hint?: ComponentChildren;
+  error?: string | undefined;
+  list?: string;
+  number?: boolean;
+  placeholder?: string;
+  class?: string;
+}) {
+  const { label, value, set, hint, error, list, number, placeholder } = props;
+  return (
+    <Field label={label} hint={hint} error={error} class={props.class ?? ""}>
+      {(control) => (
+        <input
+          {...control}
+          value={value}
+          list={list}
+          placeholder={placeholder}
+          inputMode={number ? "decimal" : "text"}
+          spellcheck={false}
+          autocomplete="off"
+          autocapitalize="off"
+          onInput={(event) => set(event.currentTarget.value)}
+        />
+      )}
+    </Field>
+  );
+}
+
+export function Select(props: {
+  label: string;
+  value: string;
+  set: (value: string) => void;
+  options: [value: string, text: string][];
+  hint?: ComponentChildren;
+  error?: string | undefined;
+}) {
+  return (
+    <Field label={props.label} hint={props.hint} error={props.error}>
+      {(control) => (
+        <select {...control} value={props.value} onChange={(event) => props.set(event.currentTarget.value)}>
+          {props.options.map(([value, text]) => <option value={value} key={value}>{text}</option>)}
+        </select>
+      )}
+    </Field>
+  );
+}
+
+/** A button that copies, and says so. */
+export function Copy(props: { text: () => string; label: string }) {
+  const [said, say] = useState("");
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(props.text());
+      say("Copied");
+    } catch {
+      say(copiedBySelection(props.text()) ? "Copied" : "Your browser does not allow copying");
+    }
+    setTimeout(() => say(""), 2000);
+  };
+  return (
+    <button type="button" class="quiet" onClick={copy}>
+      <span aria-live="polite">{said || props.label}</span>
+    </button>
+  );
+}
+
+/** Without https, browsers offer only the old way. */
+function copiedBySelection(text: string): boolean {
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  return done;
+}
+
+/** A failure that belongs to no control. */
+export function Problem(props: { text: string | undefined; again?: (() => void) | undefined }) {
+  if (!props.text) return null;
+  return (
+    <p class="problem" role="alert">
+      {props.text}{" "}
+      {props.again && <button type="button" class="quiet" onClick={props.again}>Try again</button>}
+    </p>
+  );
+}
+
+/** A number as it was typed; the text itself where it is none, so that the server names the error. */
+export function numberOf(text: string): number | string | undefined {
+  if (text.trim() === "") return undefined;
+  const value = Number(text.replaceAll(",", ""));
+  return Number.isFinite(value) ? value : text;
+}
+
+export function seconds(value: number): string {
+  if (value < 10) return `${value.toFixed(2)} s`;
+  if (value < 90) return `${Math.round(value)} s`;
+  return value < 5400 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
+}
+
+export function count(value: number): string {
+  return value.toLocaleString("en");
+}

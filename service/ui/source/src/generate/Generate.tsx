@@ -1,0 +1,240 @@
+// One prompt, two to four encodings side by side, streaming together.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { type ApiError, byField } from "../api";
+import { Copy, count, Field, Input, numberOf, Problem, Select } from "../controls";
+import type { Method, Model } from "../types";
+import { store, stored, useSettings } from "../view";
+import { Answer } from "./Answer";
+import { compared, EXAMPLES, passkey, tokens } from "./examples";
+import { type Asked, type Column, emptyColumns, run } from "./run";
+import { CLASSES } from "./words";
+
+export const TAB = "generate";
+const KEPT = "ropeway.answers";
+const MOST_COLUMNS = 4;
+const NUMBERS = ["max_new_tokens", "temperature", "seed"] as const;
+
+type Kept = { asked: Asked; columns: Column[] };
+
+export function Generate({ models, methods }: { models: Model[]; methods: Method[] }) {
+  const [settings, change] = useSettings(TAB, {
+    model: "",
+    prompt: EXAMPLES[0]!.prompt,
+    pe: compared(models[0]!),
+    max_new_tokens: "48",
+    temperature: "0",
+    seed: "",
+  });
+  const model = models.find((one) => one.id === settings.model) ?? models[0]!;
+  const { answers, running, error, start, stop } = useRun();
+  const promptTokens = useTokens(model, settings.prompt);
+  const errors = error ? byField(error, ["prompt", "model", ...NUMBERS, ...settings.pe.map((_, i) => `pe.${i}`)]) : null;
+
+  const ask = () => {
+    const numbers = Object.fromEntries(NUMBERS.map((name) => [name, numberOf(settings[name])]));
+    const body = { prompt: settings.prompt, pe: settings.pe, model: model.id, ...numbers };
+    start(body, { model: model.id, prompt: settings.prompt, pe: settings.pe, promptTokens });
+  };
+  return (
+    <form
+      class="generate"
+      onSubmit={(event) => {
+        event.preventDefault();
+        running ? stop() : ask();
+      }}
+    >
+      <Prompt model={model} prompt={settings.prompt} tokens={promptTokens} error={errors?.get("prompt")}
+        set={(prompt) => change({ prompt })} ask={ask} />
+      <Encodings pe={settings.pe} methods={methods} errors={errors} set={(pe) => change({ pe })} />
+      <div class="row">
+        {models.length > 1 && (
+          <Select label="Model" value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")}
+            options={models.map((one) => [one.id, one.id])} />
+        )}
+        <Input label="Most new tokens" number value={settings.max_new_tokens} error={errors?.get("max_new_tokens")}
+          set={(max_new_tokens) => change({ max_new_tokens })} />
+        <Input label="Temperature" hint="0 takes the most likely token" number value={settings.temperature}
+          error={errors?.get("temperature")} set={(temperature) => change({ temperature })} />
+        <Input label="Seed" number value={settings.seed} placeholder="none" error={errors?.get("seed")}
+          set={(seed) => change({ seed })} />
+      </div>
+      <div class="actions">
+        <button type="submit" class="main">{running ? "Stop" : "Generate"}</button>
+        <Copy label="Copy link" text={() => location.href} />
+        <span class="hint">Ctrl + Enter in the prompt starts it too.</span>
+      </div>
+      <Problem text={errors?.get("")} again={error && (error.status === 0 || error.status >= 500) ? ask : undefined} />
+      {answers && <Answers kept={answers} models={models} />}
+    </form>
+  );
+}
+
+function Answers({ kept, models }: { kept: Kept & { version?: number }; models: Model[] }) {
+  const trained = (column: Column) =>
+    models.find((one) => one.id === (column.end?.model ?? kept.asked.model))?.trained_length ?? 0;
+  return (
+    <section aria-label="Answers">
+      <p class="legend">
+        Probability of each token:{" "}
+        {CLASSES.map((one) => <span key={one.name} class={one.name}>{one.label}</span>)}
+        <span class="hint">Point at a token for its alternatives.</span>
+      </p>
+      <div class="columns" style={{ "--columns": kept.columns.length }}>
+        {kept.columns.map((column, index) => (
+          <Answer key={index} number={index + 1} column={column} version={kept.version ?? 0}
+            promptTokens={kept.asked.promptTokens} trained={trained(column)} />
+        ))}
+      </div>
+    </section>
+  );
+}
+
+function Prompt(props: {
+  model: Model;
+  prompt: string;
+  tokens: number | null;
+  error: string | undefined;
+  set: (prompt: string) => void;
+  ask: () => void;
+}) {
+  const { model, prompt, tokens: length, error, set, ask } = props;
+  const [problem, setProblem] = useState("");
+  const long = () => passkey(model).then(set, (failure: Error) => setProblem(failure.message));
+  return (
+    <>
+      <Field label="Prompt" error={error} hint={lengthText(length, model)}>
+        {(control) => (
+          <textarea
+            {...control}
+            rows={5}
+            value={prompt}
+            onInput={(event) => set(event.currentTarget.value)}
+            onKeyDown={(event) => {
+              if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+              event.preventDefault();
+              ask();
+            }}
+          />
+        )}
+      </Field>
+      <div class="chips" role="group" aria-label="Examples">
+        <span>Examples:</span>
+        {EXAMPLES.map((one) => (
+          <button type="button" key={one.name} onClick={() => set(one.prompt)}>{one.name}</button>
+        ))}
+        <button type="button" onClick={long}>A passkey beyond the trained length</button>
+      </div>
+      <Problem text={problem} />
+    </>
+  );
+}
+
+function lengthText(length: number | null, model: Model): string {
+  const trained = `the model was trained on ${count(model.trained_length)} and takes ${count(model.max_length)}`;
+  if (length === null) return `Tokens: ${trained}`;
+  const times = length / model.trained_length;
+  return `${count(length)} ${length === 1 ? "token" : "tokens"}${times > 1 ? `, ${times.toFixed(1)} times the trained length` : ""}; ${trained}`;
+}
+
+function Encodings(props: {
+  pe: string[];
+  methods: Method[];
+  errors: Map<string, string> | null;
+  set: (pe: string[]) => void;
+}) {
+  const { pe, methods, errors, set } = props;
+  return (
+    <fieldset>
+      <legend>Encodings</legend>
+      <datalist id="methods">
+        <option value="auto">the encoding of the reserved length</option>
+        {methods.map((one) => <option key={one.method} value={one.method}>{one.summary}</option>)}
+      </datalist>
+      <div class="columns" style={{ "--columns": pe.length }}>
+        {pe.map((text, index) => (
+          <div class="with-button" key={index}>
+            <Input label={`Encoding ${index + 1}`} value={text} list="methods" error={errors?.get(`pe.${index}`)}
+              set={(value) => set(pe.with(index, value))} />
+            {pe.length > 1 && (
+              <button type="button" class="quiet" aria-label={`Remove encoding ${index + 1}`} title="Remove"
+                onClick={() => set(pe.toSpliced(index, 1))}>✕</button>
+            )}
+          </div>
+        ))}
+      </div>
+      <div class="chips">
+        <button type="button" disabled={pe.length >= MOST_COLUMNS} onClick={() => set([...pe, "default"])}>
+          Add an encoding
+        </button>
+        <span class="hint">A short form such as <code>yarn:4</code> or <code>self_extend:group_size=4</code>.</span>
+      </div>
+    </fieldset>
+  );
+}
+
+/** Number of tokens of the prompt, counted by the server when the typing pauses. */
+function useTokens(model: Model, prompt: string): number | null {
+  const [found, setFound] = useState<number | null>(null);
+  useEffect(() => {
+    setFound(null);
+    if (!prompt) return;
+    const leaving = new AbortController();
+    const ask = () => tokens(model, prompt, leaving.signal).then(setFound, () => {});
+    const timer = setTimeout(ask, 300);
+    return () => {
+      clearTimeout(timer);
+      leaving.abort();
+    };
+  }, [model.id, prompt]);
+  return found;
+}
+
+/** The run in progress, or the last one of this session: its answers outlive a reload. */
+function useRun() {
+  const [kept, setKept] = useState<(Kept & { version?: number }) | null>(() => stored(sessionStorage, KEPT));
+  const [error, setError] = useState<ApiError | null>(null);
+  const leaving = useRef<AbortController | null>(null);
+  const [running, setRunning] = useState(false);
+  const latest = useRef<Kept | null>(null);
+  useEffect(() => {
+    const keep = () => latest.current && store(sessionStorage, KEPT, interrupted(latest.current));
+    addEventListener("pagehide", keep);
+    return () => {
+      removeEventListener("pagehide", keep);
+      leaving.current?.abort();
+      keep();
+    };
+  }, []);
+
+  const start = async (body: Record<string, unknown>, asked: Asked) => {
+    leaving.current?.abort();
+    const controller = (leaving.current = new AbortController());
+    const columns = emptyColumns(asked.pe);
+    const shown: Kept = { asked, columns };
+    let version = 0;
+    let frame = 0;
+    const draw = () => {
+      frame = 0;
+      setKept({ ...shown, version: ++version });
+    };
+    setError(null);
+    setRunning(true);
+    latest.current = shown;
+    draw();
+    const failure = await run(body, columns, controller.signal, () => (frame ||= requestAnimationFrame(draw)));
+    if (leaving.current !== controller) return;
+    cancelAnimationFrame(frame);
+    draw();
+    setError(failure);
+    setRunning(false);
+    if (failure && columns.every((column) => !column.words.length)) setKept(null);
+    else store(sessionStorage, KEPT, shown);
+  };
+  return { answers: kept, running, error, start, stop: () => leaving.current?.abort() };
+}
+
+/** The answers as a reload leaves them. */
+function interrupted({ asked, columns }: Kept): Kept {
+  const ended = columns.map((one) => (one.state === "done" ? one : { ...one, state: "stopped" as const }));
+  return { asked, columns: ended };
+}

@@ -1,0 +1,103 @@
+// The page: its parts, the models of the server, and the API key where the server asks for one.
+import { type ComponentType, render } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { access, type ApiError, asApiError, json } from "./api";
+import { Field, Problem } from "./controls";
+import { Encodings, TAB as ENCODINGS } from "./encodings/Encodings";
+import { Generate, TAB as GENERATE } from "./generate/Generate";
+import { ThemeSwitch } from "./theme";
+import type { Method, Model } from "./types";
+import { useTab } from "./view";
+
+export type Served = { models: Model[]; methods: Method[] };
+
+const PARTS: { tab: string; title: string; part: ComponentType<Served> }[] = [
+  { tab: GENERATE, title: "Generate", part: Generate },
+  { tab: ENCODINGS, title: "Encodings", part: Encodings },
+];
+
+function App() {
+  const tab = useTab(PARTS.map((one) => one.tab));
+  const [visited, visit] = useState<string[]>([]);
+  const { served, error, load } = useServed();
+  const [needsKey, setNeedsKey] = useState(false);
+  useEffect(() => {
+    access.refused = () => setNeedsKey(true);
+    load();
+  }, []);
+  useEffect(() => visit((before) => (before.includes(tab) ? before : [...before, tab])), [tab]);
+  const enter = () => {
+    setNeedsKey(false);
+    load();
+  };
+  return (
+    <>
+      <header>
+        <h1>Ropeway</h1>
+        <nav aria-label="Parts of the page">
+          {PARTS.map((one) => (
+            <a key={one.tab} href={`#${one.tab}`} aria-current={one.tab === tab ? "page" : undefined}>{one.title}</a>
+          ))}
+        </nav>
+        <a class="outside" href="../docs">API</a>
+        <ThemeSwitch />
+      </header>
+      <main>
+        {needsKey && <KeyForm enter={enter} />}
+        {error && error.status !== 401 && <Problem text={error.message} again={load} />}
+        {!served && !error && <p role="status">Loading</p>}
+        {served &&
+          PARTS.filter((one) => visited.includes(one.tab)).map(({ tab: name, part: Part, title }) => (
+            <div key={name} hidden={name !== tab}>
+              <h2 class="aside">{title}</h2>
+              <Part {...served} />
+            </div>
+          ))}
+      </main>
+    </>
+  );
+}
+
+/** The models, and the methods a little later: the first listing of methods takes the server a second or two. */
+function useServed() {
+  const [models, setModels] = useState<Model[] | null>(null);
+  const [methods, setMethods] = useState<Method[]>([]);
+  const [error, setError] = useState<ApiError | null>(null);
+  const load = async () => {
+    setError(null);
+    try {
+      setModels((await json<{ models: Model[] }>("models")).models);
+    } catch (failure) {
+      setError(asApiError(failure));
+      return;
+    }
+    // Without the list, names of methods have no completion; nothing else depends on it.
+    json<{ methods: Method[] }>("methods").then((listed) => setMethods(listed.methods), () => {});
+  };
+  return { served: models && { models, methods }, error, load };
+}
+
+function KeyForm({ enter }: { enter: () => void }) {
+  const [key, setKey] = useState("");
+  const wrong = access.key ? "The server does not know this key." : undefined;
+  return (
+    <form
+      class="key"
+      onSubmit={(event) => {
+        event.preventDefault();
+        access.key = key.trim();
+        enter();
+      }}
+    >
+      <Field label="API key" error={wrong} hint="This server asks for one. It stays in this tab and goes with the tab.">
+        {(control) => (
+          <input {...control} type="password" autocomplete="off" value={key}
+            onInput={(event) => setKey(event.currentTarget.value)} />
+        )}
+      </Field>
+      <button type="submit" class="main">Use this key</button>
+    </form>
+  );
+}
+
+render(<App />, document.getElementById("app")!);

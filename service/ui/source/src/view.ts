@@ -1,0 +1,104 @@
+// State that survives: the address has the settings of the open tab, storage has those of all tabs.
+import { useEffect, useRef, useState } from "preact/hooks";
+
+export type Settings = Record<string, string | string[]>;
+
+const MOST_IN_ADDRESS = 8000;
+const WRITE_MS = 250;
+const changed = new EventTarget();
+
+export function tabOf(hash: string): string {
+  return hash.replace(/^#/, "").split("?")[0] ?? "";
+}
+
+function inAddress(tab: string): Settings | null {
+  const [name, query] = location.hash.replace(/^#/, "").split("?");
+  if (name !== tab || !query) return null;
+  const found: Settings = {};
+  const parameters = new URLSearchParams(query);
+  for (const key of new Set(parameters.keys())) {
+    const values = parameters.getAll(key);
+    found[key.replace(/\[\]$/, "")] = key.endsWith("[]") ? values : (values[0] ?? "");
+  }
+  return found;
+}
+
+/** The address of a tab with its settings: a permalink. Long texts stay out of it. */
+export function linkTo(tab: string, settings: Settings): string {
+  const parameters = new URLSearchParams();
+  for (const [key, value] of Object.entries(settings)) {
+    if (Array.isArray(value)) for (const item of value) parameters.append(`${key}[]`, item);
+    else if (value && value.length <= MOST_IN_ADDRESS) parameters.append(key, value);
+  }
+  const query = parameters.toString();
+  return query ? `#${tab}?${query}` : `#${tab}`;
+}
+
+function fitting(found: Settings | null, defaults: Settings): Settings {
+  const kept = Object.entries(found ?? {}).filter(
+    ([key, value]) => key in defaults && Array.isArray(value) === Array.isArray(defaults[key]),
+  );
+  return { ...defaults, ...Object.fromEntries(kept) };
+}
+
+/** Settings of a tab: from the address, from an earlier visit, or the defaults. */
+export function useSettings<T extends Settings>(tab: string, defaults: T): [T, (change: Partial<T>) => void] {
+  const key = `ropeway.${tab}`;
+  const read = () => fitting(inAddress(tab) ?? stored<Settings>(localStorage, key), defaults) as T;
+  const [settings, set] = useState<T>(read);
+  const latest = useRef(settings);
+  latest.current = settings;
+  const write = () => {
+    store(localStorage, key, latest.current);
+    const link = linkTo(tab, latest.current);
+    if (tabOf(location.hash) === tab && location.hash !== link) history.replaceState(null, "", link);
+  };
+  useEffect(() => {
+    const reread = () => (inAddress(tab) ? set(read()) : write());
+    changed.addEventListener("address", reread);
+    addEventListener("pagehide", write);
+    return () => {
+      changed.removeEventListener("address", reread);
+      removeEventListener("pagehide", write);
+    };
+  }, []);
+  useEffect(() => {
+    const timer = setTimeout(write, WRITE_MS);
+    return () => clearTimeout(timer);
+  }, [settings]);
+  return [settings, (change) => set((now) => ({ ...now, ...change }))];
+}
+
+/** The open tab, by the address; back and forward work. */
+export function useTab(tabs: string[]): string {
+  const read = () => (tabs.includes(tabOf(location.hash)) ? tabOf(location.hash) : tabs[0]!);
+  const [tab, set] = useState(() => {
+    if (tabOf(location.hash) !== read()) history.replaceState(null, "", `#${read()}`);
+    return read();
+  });
+  useEffect(() => {
+    const follow = () => {
+      set(read());
+      changed.dispatchEvent(new Event("address"));
+    };
+    addEventListener("hashchange", follow);
+    return () => removeEventListener("hashchange", follow);
+  }, []);
+  return tab;
+}
+
+export function stored<T>(storage: Storage, key: string): T | null {
+  try {
+    return JSON.parse(storage.getItem(key) ?? "null");
+  } catch {
+    return null;
+  }
+}
+
+export function store(storage: Storage, key: string, value: unknown): void {
+  try {
+    storage.setItem(key, JSON.stringify(value));
+  } catch {
+    storage.removeItem(key); // full: the page works without it
+  }
+}

@@ -1,0 +1,114 @@
+"""Encodings, in a real browser: questions, sliders, two methods drawn over each other, links to Generate."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from patches import METHODS
+from patches.registry import QUESTIONS
+from tests.conftest import ROOT
+from tests.service.ui.conftest import Visits, playwright
+
+pytestmark = pytest.mark.slow
+expect = playwright.expect
+
+
+def drawn(page: playwright.Page, *titles: str) -> None:
+    """Wait until the figures are those with ``titles``, each drawn."""
+    expect(page.locator(".figures h3")).to_have_text(titles)
+    expect(page.locator(".figures .main-svg").first).to_be_visible()
+
+
+def lines(page: playwright.Page, figure: int) -> list[str]:
+    """Names of the lines that Plotly drew in a figure."""
+    names: list[str] = page.locator(".figures .drawing").nth(figure).evaluate("div => div.data.map(line => line.name)")
+    return names
+
+
+YARN = [
+    "Wavelengths before and after",
+    "Similarity of a query and an equal key",
+    "Rotation of one query: yarn(factor=4)",
+]
+LAST = "Sinusoidal position vectors"
+
+
+def test_a_method_is_drawn_on_the_loaded_model(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = demo
+    page = visits.open(url)
+    page.get_by_role("link", name="Encodings").click()
+    drawn(page, *YARN, LAST)
+    assert lines(page, 0) == ["before", "yarn(factor=4)"]
+    page.get_by_role("textbox", name="factor", exact=True).fill("8")
+    drawn(page, *YARN[:2], "Rotation of one query: yarn(factor=8)", LAST)
+    page.get_by_role("slider", name="factor, slider").first.press("End")
+    expect(page.get_by_role("textbox", name="factor", exact=True)).to_have_value("4096")
+    page.get_by_role("textbox", name="factor", exact=True).fill("0.5")
+    factor = page.get_by_role("textbox", name="factor", exact=True)
+    expect(factor).to_have_accessible_description(
+        "Target length divided by the trained length; the model's own ratio "
+        "when it declares one. From 1 to 4,096. must be at least 1, not 0.5"
+    )
+    expect(page.get_by_role("link", name="arXiv:2309.00071").first).to_be_visible()
+
+
+def test_two_methods_over_each_other(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{demo[0]}/ui/#encodings")
+    page.get_by_label("Compared with").get_by_role("combobox", name="Compared with").select_option("self_extend")
+    expect(page.locator(".figures h3").nth(1)).to_have_text("Effective distance at 1,024 tokens: self_extend")
+    assert lines(page, 0) == ["before", "yarn(factor=4)", "self_extend"]
+    page.get_by_label("Length of the text, tokens").fill("512")
+    expect(page.locator(".figures h3").nth(1)).to_have_text("Effective distance at 512 tokens: self_extend")
+    other = visits.open(page.url)
+    expect(other.locator(".figures h3").nth(1)).to_have_text("Effective distance at 512 tokens: self_extend")
+    page.get_by_role("link", name="Generate with it").click()
+    for number, text in enumerate(("default", "yarn:factor=4", "self_extend"), start=1):
+        expect(page.get_by_label(f"Encoding {number}", exact=True)).to_have_value(text)
+    expect(page.get_by_label("Prompt", exact=True)).to_have_value("The import statement")
+
+
+def test_a_question_leaves_the_methods_that_answer_it(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{demo[0]}/ui/#encodings")
+    page.get_by_role("button", name="constant memory").click()
+    options = page.get_by_role("combobox", name="Method", exact=True).locator("option")
+    expect(options).to_have_text(["yarn", "lm_infinite", "streaming"])
+    page.get_by_role("combobox", name="Method", exact=True).select_option("streaming")
+    expect(page.locator(".figures h3").nth(1)).to_contain_text("streaming")
+    page.get_by_role("button", name="trained without rotation").click()
+    page.get_by_role("combobox", name="Method", exact=True).select_option("alibi")
+    expect(page.locator(".figures h3").first).to_have_text("Bias: alibi")
+
+
+def test_dark_figures_are_dark(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{demo[0]}/ui/#encodings")
+    drawn(page, *YARN, LAST)
+    colour = "div => div.layout.paper_bgcolor ?? div.layout.template.layout.paper_bgcolor"
+    assert page.locator(".figures .drawing").first.evaluate(colour) == "white"
+    page.get_by_label("Theme").select_option("dark")
+    expect(page.locator(".figures .main-svg").first).to_have_css("background-color", "rgb(24, 24, 24)")
+    assert page.locator(".figures .drawing").first.evaluate(colour) == "#181818"
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_questions_name_methods_that_the_readme_names() -> None:
+    named = {name for names in QUESTIONS.values() for name in names}
+    assert named <= set(METHODS)
+    table = (ROOT / "README.md").read_text().partition("## Which method?")[2].partition("\n## ")[0]
+    assert {name for name in METHODS if f"[`{name}`]" in table} - {"default"} <= named
+
+
+def test_every_method_has_figures_or_an_error_of_its_field(client: httpx.Client) -> None:
+    for name in METHODS:
+        answer = client.post("/figures", json={"pe": [name]}, timeout=60)
+        if answer.status_code != 200:
+            assert answer.json()["error"]["param"].startswith("pe.0"), name
+            continue
+        body = answer.json()
+        assert body["encodings"][0]["pe"]["method"] == name
+        assert {figure["name"] for figure in body["figures"]} >= {"sinusoids"}
+        for figure in body["figures"]:
+            assert figure["data"], name
+            assert figure["wide"]["height"] > 100

@@ -1,0 +1,231 @@
+"""Generate, in a real browser: side by side, stopped, reloaded, refused, with a server that goes away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from tests.service.serving import idle, process, serving, wait_for
+from tests.service.ui.conftest import Visits, playwright
+from tests.service.ui.proxy import proxied
+
+pytestmark = pytest.mark.slow
+expect = playwright.expect
+
+
+def answers(page: playwright.Page) -> playwright.Locator:
+    return page.get_by_role("article")
+
+
+def texts(page: playwright.Page) -> list[str]:
+    """The text of every answer as it is in the page, white space included; marks are no text."""
+    script = (
+        "texts => texts.map(one => [...one.querySelectorAll('[data-word]')].map(word => word.textContent).join(''))"
+    )
+    found: list[str] = page.locator(".answer .text").evaluate_all(script)
+    return found
+
+
+def all_done(page: playwright.Page, count: int) -> None:
+    expect(page.locator(".answer[data-state=done]")).to_have_count(count)
+
+
+@pytest.fixture(scope="module")
+def tiny(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
+    with serving(checkpoints) as served:
+        yield served
+
+
+def test_encodings_answer_side_by_side(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = demo
+    page = visits.open(url)
+    assert page.url.startswith(f"{url}/ui/")
+    page.get_by_role("button", name="Generate").click()
+    all_done(page, 4)
+    body = {"prompt": "The import statement", "pe": ["default", "auto", "self_extend", "yarn:4"], "max_new_tokens": 48}
+    expected = httpx.post(f"{url}/generate", json=body, timeout=60).json()["results"]
+    assert texts(page) == [result["text"] for result in expected]
+    for answer, result in zip(answers(page).all(), expected, strict=True):
+        expect(answer).to_contain_text("48 tokens")
+        expect(answer).to_contain_text("tokens/s")
+        answer.get_by_text("Encoding in effect").click()
+        expect(answer.get_by_role("row", name="frequency_hash")).to_contain_text(result["pe"]["frequency_hash"])
+    expect(answers(page).nth(1)).to_contain_text("Chosen by auto: rule, above 0 tokens and up to 256")
+
+
+def test_by_keys_alone(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(demo[0])
+    page.get_by_label("Prompt", exact=True).focus()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("She was")
+    page.keyboard.press("Control+Enter")
+    all_done(page, 4)
+    page.get_by_role("group", name="Answer under default").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    alternatives = page.locator(".alternatives")
+    expect(alternatives.get_by_role("row")).to_have_count(5)
+    body = {"prompt": "She was", "max_new_tokens": 2, "logprobs": 1}
+    second = httpx.post(f"{demo[0]}/generate", json=body, timeout=60).json()["results"][0]["logprobs"][1]
+    expect(alternatives).to_contain_text(f"log-probability {second['logprob']:.2f}")
+    page.keyboard.press("Escape")
+    expect(alternatives).to_have_count(0)
+    page.locator(".text").nth(1).locator("span").nth(4).hover()
+    expect(alternatives).to_contain_text("chosen")
+
+
+def test_the_end_of_the_trained_length_is_marked(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(demo[0])
+    prompt = "The import statement. " * 30
+    page.get_by_label("Prompt", exact=True).fill(prompt)
+    length = httpx.post(f"{demo[0]}/tokenize", json={"prompt": prompt}, timeout=60).json()["count"]
+    assert 256 - 48 < length < 256
+    expect(page.get_by_text(f"{length} tokens; the model was trained on 256")).to_be_visible()
+    page.get_by_role("button", name="Generate").click()
+    all_done(page, 4)
+    before = (
+        page.locator(".text")
+        .first.locator(".trained-end")
+        .evaluate("mark => { let words = 0; while (mark = mark.previousElementSibling) words++; return words }")
+    )
+    assert before == 256 - length, "each token of the demo model's text is one word here"
+    page.get_by_role("button", name="A passkey beyond the trained length").click()
+    expect(page.get_by_text("times the trained length")).to_be_visible()
+    page.get_by_role("button", name="Generate").click()
+    expect(answers(page).first).to_contain_text("tokens beyond the trained length of 256")
+    all_done(page, 4)
+    assert [" 48213" in text for text in texts(page)] == [False, True, True, True]
+
+
+def test_stop(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    url, app = tiny
+    page = visits.open(url)
+    page.get_by_label("Most new tokens").fill("400")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator(".text span").nth(3)).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".answer[data-state=stopped]").first).to_contain_text("Stopped before its end")
+    expect(page.get_by_role("button", name="Generate")).to_be_visible()
+    wait_for(lambda: idle(app))
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_errors_are_beside_the_control(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    page.get_by_label("Encoding 2", exact=True).fill("yarn:0.1")
+    page.get_by_label("Encoding 4", exact=True).fill("yarm")
+    page.get_by_label("Temperature").fill("200")
+    page.get_by_label("Most new tokens").fill("many")
+    page.get_by_role("button", name="Generate").click()
+    for label, error in (
+        ("Encoding 2", "factor: must be at least 1, not 0.1"),
+        ("Encoding 4", "unknown method 'yarm': did you mean yarn?"),
+        ("Temperature", "must be at most 100, not 200"),
+        ("Most new tokens", "must be a whole number, not 'many'"),
+    ):
+        control = page.get_by_label(label, exact=True)
+        expect(control).to_have_accessible_description(re.compile(re.escape(error) + "$"))
+        assert control.get_attribute("aria-invalid") == "true"
+    expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description("")
+    expect(answers(page)).to_have_count(0)
+    page.get_by_label("Prompt", exact=True).fill("")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.get_by_text("needs at least 1 character")).to_be_visible()
+
+
+def test_a_reload_and_a_link_bring_everything_back(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    page.get_by_label("Prompt", exact=True).fill("Two ropes & a = b?\n#3")
+    page.get_by_role("button", name="Remove encoding 2").click()
+    page.get_by_label("Encoding 1", exact=True).fill("yarn:2")
+    page.get_by_label("Most new tokens").fill("12")
+    page.get_by_role("button", name="Generate").click()
+    all_done(page, 3)
+    before = texts(page)
+    page.reload()
+    all_done(page, 3)
+    assert texts(page) == before
+    link = page.url
+    other = visits.open(link)
+    expect(other.get_by_label("Prompt", exact=True)).to_have_value("Two ropes & a = b?\n#3")
+    expect(other.get_by_label("Encoding 1", exact=True)).to_have_value("yarn:2")
+    expect(other.get_by_label("Encoding 4", exact=True)).to_have_count(0)
+    expect(other.get_by_label("Most new tokens")).to_have_value("12")
+    expect(answers(other)).to_have_count(0)
+
+
+def test_a_reload_in_the_middle_keeps_the_words_so_far(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    url, app = tiny
+    page = visits.open(url)
+    page.get_by_label("Most new tokens").fill("400")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator(".text span").nth(5)).to_be_visible()
+    page.reload()
+    expect(page.locator(".answer[data-state=stopped]").first).to_contain_text("Stopped before its end")
+    assert len(texts(page)[0]) > 5
+    wait_for(lambda: idle(app))
+
+
+def test_the_server_restarts_below_an_open_page(checkpoints: Path, tmp_path: Path, visits: Visits) -> None:
+    with proxied("http://127.0.0.1:9") as proxy:
+        with process(checkpoints, "cache_tokens=4096", log=tmp_path / "log") as (running, proxy.target):
+            page = visits.open(proxy.url)
+            page.get_by_label("Prompt", exact=True).fill("Kept")
+            page.get_by_label("Most new tokens").fill("900")
+            page.get_by_role("button", name="Generate").click()
+            expect(page.locator(".text span").nth(3)).to_be_visible()
+            running.kill()
+            expect(page.get_by_role("alert")).to_contain_text("The connection ended before the answer did.")
+        expect(page.locator(".answer[data-state=stopped]").first).to_be_visible()
+        page.get_by_label("Most new tokens").fill("8")
+        page.get_by_role("button", name="Generate").click()
+        expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached.")
+        with serving(checkpoints) as (proxy.target, _):
+            page.get_by_role("button", name="Try again").click()
+            all_done(page, 4)
+            expect(page.get_by_role("alert")).to_have_count(0)
+            expect(page.get_by_label("Prompt", exact=True)).to_have_value("Kept")
+
+
+def test_two_browsers_at_once(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    pages = [visits.open(tiny[0]) for _ in range(2)]
+    for number, page in enumerate(pages):
+        page.get_by_label("Prompt", exact=True).fill(f"Browser {number}")
+        page.get_by_role("button", name="Generate").click()
+    for number, page in enumerate(pages):
+        all_done(page, 4)
+        body: dict[str, Any] = {"prompt": f"Browser {number}", "max_new_tokens": 48}
+        assert texts(page)[0] == httpx.post(f"{tiny[0]}/generate", json=body).json()["results"][0]["text"]
+
+
+def test_the_page_asks_for_the_key_and_keeps_it_for_the_session(checkpoints: Path, visits: Visits) -> None:
+    with serving(checkpoints, api_keys="ann-key") as (url, _):
+        context = visits.context()
+        page = visits.open(url, context)
+        page.get_by_label("API key").fill("wrong")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_text("The server does not know this key.")).to_be_visible()
+        page.get_by_label("API key").fill("ann-key")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Generate").click()
+        all_done(page, 4)
+        page.reload()
+        expect(page.get_by_label("Prompt", exact=True)).to_be_visible()
+        assert "ann-key" not in page.url + page.evaluate("JSON.stringify(localStorage)")
+        expect(visits.open(url, context).get_by_label("API key")).to_be_visible()
+
+
+def test_behind_a_path_prefix(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    with proxied(tiny[0], "/a/prefix") as proxy:
+        page = visits.open(f"{proxy.url}/")
+        assert page.url.startswith(f"{proxy.url}/ui/")
+        page.get_by_label("Most new tokens").fill("5")
+        page.get_by_role("button", name="Generate").click()
+        all_done(page, 4)
+        assert page.get_by_role("link", name="API").evaluate("link => link.href") == f"{proxy.url}/docs"
