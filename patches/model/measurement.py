@@ -89,6 +89,7 @@ class Measurement:
 
     ``geometry`` has the measured pair layout and offset. ``roles`` has the layers that attend. ``rotary_tables`` says
     which tables requests choose, and ``table`` is their format. A model that ``insists_on_masks`` gets whole ones.
+    One that ``chooses_keys`` does so in some layer, or adds numbers to scores there.
     """
 
     geometry: RopeGeometry
@@ -97,6 +98,7 @@ class Measurement:
     rotary_tables: RotaryTables
     table: TableFormat
     insists_on_masks: bool
+    chooses_keys: bool
 
 
 class Trial:
@@ -151,6 +153,7 @@ class Trial:
         *_: Any,
         sliding_window: int | None = None,
         indices: torch.Tensor | None = None,
+        block_indices: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
         """Seam B: zeros [rows, tokens, heads, value dim].
@@ -164,7 +167,7 @@ class Trial:
         if key.shape[2] != query.shape[2]:
             raise UnsupportedModel("its layers attend to more keys than tokens")
         layer = module.layer_idx
-        if bias_of(attention_mask, indices, query, key.shape[2]) is not None:
+        if block_indices is not None or bias_of(attention_mask, indices, query, key.shape[2]) is not None:
             self.biased.add(layer)
         self.states[layer] = query.detach(), key.detach(), value.detach()
         if sliding_window is not None:
@@ -178,6 +181,11 @@ class Trial:
         """True for a model that needs a whole mask, to choose keys by it."""
         self.insists_on_masks |= insists
         return insists
+
+    @property
+    def masks(self) -> tuple[bool, bool]:
+        """(insists on masks, chooses keys)."""
+        return self.insists_on_masks, bool(self.biased)
 
     def moved(self, still: Trial) -> set[int]:
         """Layers with other queries than in ``still``."""
@@ -256,14 +264,14 @@ def measured(
         raise UnsupportedModel(NOTHING_ATTENDS)
     if not still:
         roles: dict[int, Role] = dict.fromkeys(raw.states, "slots")
-        return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), raw.insists_on_masks)
+        return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), *raw.masks)
     trials = [run({**still, **dict.fromkeys(group, _turning(still[group[0]]))}) for group in groups]
     moved = [trial.moved(raw) for trial in trials]
     index = _chosen(moved, raw.windowed, len(raw.states))
     roles = {layer: _role(layer, moved, index) for layer in raw.states}
     first, chosen = groups[index][0], [table for table in groups[index] if table is not None]
     found = _found(geometry(first), raw, trials[index], min(moved[index]), _turning(still[first]))
-    return Measurement(found, roles, raw.cached, RotaryTables(tables, chosen), formats[first], raw.insists_on_masks)
+    return Measurement(found, roles, raw.cached, RotaryTables(tables, chosen), formats[first], *raw.masks)
 
 
 def _turning(still: torch.Tensor) -> torch.Tensor:
