@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from patches import Patched
 from service.models import architecture, hub
 from service.models.available_memory import available_bytes
 from service.models.chat import TemplateUnusable, use_template
+from service.models.text_model import class_for, drop_other_parts
 from service.settings import Settings
 
 DEMO = Path(__file__).parent / "demo"
@@ -57,7 +58,8 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
         with _blamed(source, "its tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
         with _blamed(source, "its weights"):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config = AutoConfig.from_pretrained(place, revision=revision)
+            loaded: Any = class_for(config).from_pretrained(
                 place,
                 revision=revision,
                 dtype=dtype_of(settings, device),
@@ -67,6 +69,7 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
             )
             model, report = loaded
             _refuse_weights_that_are_not_there(report)
+            drop_other_parts(model)
             model.to(device)
     _set_template(tokenizer, settings)
     return Checkpoint(name, model.eval(), tokenizer)

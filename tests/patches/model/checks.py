@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 import patches.model.seams
-from patches import Patched, patched
+from patches import patched
 from patches.attention import reference
 from tests.methods import Fields, request_id
 from tests.models import tiny_tokens
@@ -32,7 +32,7 @@ MOVING = ("self_extend", "streaming")
 
 def equals_transformers(model: PreTrainedModel) -> None:
     """The default in one pass, from transformers' own cache, and in a padded batch."""
-    whole, expected = tiny_tokens(2, LENGTH), []
+    whole = tiny_tokens(2, LENGTH)
     ids, mask, _ = left_padded([whole[0], whole[1, :23]])
     calls: list[dict[str, Any]] = [{"inputs": whole}, {"inputs": ids, "attention_mask": mask}]
     expected = [_plain(model, whole), *(_greedy(model, **call) for call in calls)]
@@ -46,15 +46,17 @@ def equals_reference(model: PreTrainedModel, names: Iterable[str], monkeypatch: 
     """Each request differs from the default, and equals the specification."""
     tokens = tiny_tokens(2, LENGTH)
     with patched(model) as patch:
-        plain, slots = logits_of(model, tokens), _slots(patch, names)
-        fused = {name: logits_of(model, tokens, slot) for name, slot in slots.items()}
+        slots = {name: slot_of(patch, SHORT_FORMS[name], LENGTH) for name in names}
+        plain, fused = logits_of(model, tokens, [0, 0]), {n: logits_of(model, tokens, [s, s]) for n, s in slots.items()}
         monkeypatch.setattr(
             patches.model.seams.fused,
             "attend",
             lambda q, k, v, how, _, layer, q_start, num_sinks: reference.attend(q, k, v, how, layer, q_start=q_start),
         )
         for name, slot in slots.items():
-            assert relative(logits_of(model, tokens, slot), fused[name]) < TOLERANCE, request_id(SHORT_FORMS[name])
+            assert relative(logits_of(model, tokens, [slot, slot]), fused[name]) < TOLERANCE, request_id(
+                SHORT_FORMS[name]
+            )
             assert relative(fused[name], plain) > 1e-3, f"{name} must matter"
 
 
@@ -63,10 +65,6 @@ def refuses(model: PreTrainedModel, names: Iterable[str], reason: str) -> None:
         for name in names:
             with pytest.raises(ValueError, match=reason):
                 slot_of(patch, SHORT_FORMS[name], LENGTH)
-
-
-def _slots(patch: Patched, names: Iterable[str]) -> dict[str, int]:
-    return {name: slot_of(patch, SHORT_FORMS[name], LENGTH) for name in names}
 
 
 @torch.no_grad()

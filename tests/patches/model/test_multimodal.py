@@ -1,0 +1,67 @@
+"""The language model inside of a multimodal one: text alone, with the sections of its positions (M-RoPE)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from patches import UnsupportedModel, patched
+from tests.field.configurations import shrunk
+from tests.models import randomise, tiny_tokens
+from tests.patches.model.checks import SHORT_FORMS, equals_reference, equals_transformers
+from tests.patches.model.test_patched import same, state_of
+
+SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+SPECIAL = {"image_token_id": 126, "video_token_id": 127, "vision_start_token_id": 125, "image_token_index": 126}
+TYPES = ("gemma3", "gemma4", "internvl", "lfm2_vl", "llama4", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_vl")
+FAST = ("qwen2_5_vl", "mistral3")
+
+
+def wrapper(kind: str) -> PreTrainedModel:
+    config: Any = shrunk(CONFIG_MAPPING[kind]())
+    if kind.startswith("qwen"):
+        config.text_config.rope_parameters |= SECTIONS
+    for name in SPECIAL:
+        if hasattr(config, name):
+            setattr(config, name, SPECIAL[name])
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    randomise(model, 0)
+    return model.eval()
+
+
+def kinds(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "kind", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
+    )
+
+
+@kinds(*TYPES)
+def test_text_is_carried(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wrapper(kind)
+    equals_transformers(model)
+    before = state_of(model)
+    equals_reference(model, SHORT_FORMS, monkeypatch)
+    assert same(before, state_of(model))
+
+
+@kinds("qwen2_5_vl")
+def test_images_are_refused(kind: str) -> None:
+    model, tokens = wrapper(kind), tiny_tokens(1, 8)
+    planes = torch.arange(8).expand(3, 1, 8)
+    with patched(model):
+        with pytest.raises(ValueError, match="pixel_values: a patched model takes text only"):
+            model(tokens, pixel_values=torch.zeros(4, 12))
+        with pytest.raises(ValueError, match="alike in every plane"):
+            model(tokens, position_ids=planes * torch.tensor([1, 2, 1])[:, None, None])
+        assert torch.equal(model(tokens, position_ids=planes).logits, model(tokens).logits)
+
+
+@kinds("paligemma")
+def test_attention_in_both_directions_is_refused(kind: str) -> None:
+    with pytest.raises(UnsupportedModel, match="the patched logits differ"), patched(wrapper(kind)):
+        raise AssertionError("never entered")

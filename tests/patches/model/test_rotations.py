@@ -1,0 +1,64 @@
+"""Rotations that differ from Llama's: by layer type, by several modules, in the other sense, before a norm."""
+
+from __future__ import annotations
+
+import pytest
+
+from patches import UnsupportedModel, patched
+from tests.field.configurations import tiny_model
+from tests.patches.model.checks import MOVING, SHORT_FORMS, equals_reference, equals_transformers, refuses
+
+FAST = ("granite_swa", "hunyuan_v1_dense")
+CARRIED = {
+    "beam": {},  # rotates in layers with a window only
+    "gemma4_text": {},  # heads of two sizes
+    "granite_swa": {},  # one rotary module per base
+    "granitemoe_swa": {},
+    "nanochat": {},  # turns the other way
+}
+KEEPS_POSITIONS = [name for name in SHORT_FORMS if name not in MOVING]
+
+
+def kinds(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "kind", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
+    )
+
+
+@kinds(*CARRIED)
+def test_every_encoding_applies(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(kind)
+    equals_transformers(model)
+    equals_reference(model, SHORT_FORMS, monkeypatch)
+
+
+@kinds("granite_swa")
+def test_layers_by_another_module_keep_their_frequencies(kind: str) -> None:
+    bases = {"layer_rope_theta": [10_000.0, 500.0], "layer_types": ["full_attention", "sliding_attention"]}
+    model = tiny_model(kind, num_hidden_layers=2, **bases)
+    equals_transformers(model)
+    with patched(model) as patch:
+        assert patch.roles == {0: "slots", 1: "own"}
+        assert patch.geometry.rope_theta == 10_000.0
+
+
+@kinds("granite_swa")
+def test_two_bases_without_a_window_are_refused(kind: str) -> None:
+    bases = {"layer_rope_theta": [10_000.0, 500.0], "layer_types": ["full_attention"] * 2}
+    model = tiny_model(kind, num_hidden_layers=2, **bases)
+    with pytest.raises(UnsupportedModel, match="2 different tables"), patched(model):
+        raise AssertionError("never entered")
+
+
+@kinds("nanochat")
+def test_the_sense_of_rotation_is_measured(kind: str) -> None:
+    with patched(tiny_model(kind)) as patch:
+        assert patch.geometry.reverses
+
+
+@kinds("hunyuan_v1_dense", "hunyuan_v1_moe")
+def test_a_norm_after_the_rotation_keeps_positions(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(kind)
+    equals_transformers(model)
+    equals_reference(model, KEEPS_POSITIONS, monkeypatch)
+    refuses(model, MOVING, "its layers change them after they rotate them")
