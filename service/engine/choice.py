@@ -22,7 +22,7 @@ class EngineChoice:
     reason: str | None = None
 
     def __str__(self) -> str:
-        return self.kind if self.together else f"{self.kind}, one row at a time"
+        return f"{self.kind} engine" + ("" if self.together else " (one row at a time)")
 
     def built(self, patch: Patched, limits: EngineLimits) -> EncodingManager | PaddedLoop:
         """The engine, before its thread starts.

@@ -86,7 +86,7 @@ def _generated(patch: Patched, choice: EngineChoice, requests: list[EngineReques
     except UnsupportedModel:
         raise
     except Exception as error:
-        raise UnsupportedModel(f"the {choice} engine fails on it: {error}") from error
+        raise UnsupportedModel(f"the {choice} fails on it: {error}") from error
 
 
 def _compare(
@@ -104,7 +104,7 @@ def _compare(
     _refuse_difference(choice, method, request, token_ids, _plain(patch, request, token_ids), rounding)
 
 
-def _refuse_difference(  # noqa: PLR0913 - both sides, their names and a limit
+def _refuse_difference(
     choice: EngineChoice,
     method: Method,
     request: EngineRequest,
@@ -118,7 +118,7 @@ def _refuse_difference(  # noqa: PLR0913 - both sides, their names and a limit
         difference = float((expected[step, list(ids)].cpu() - torch.tensor(values).double()).abs().max())
         if not difference <= rounding * float(spread[step]):  # neither is NaN
             raise UnsupportedModel(
-                f"the {choice} engine does not compute what its own forward computes under {method.method}: at token "
+                f"the {choice} does not compute what its own forward computes under {method.method}: at token "
                 f"{len(request.prompt_ids) + step} log-probabilities differ by {difference:.2g}, where the "
                 f"largest logit is {float(spread[step]):.2g} above the median and rounding makes "
                 f"{rounding:g} of that at most"
