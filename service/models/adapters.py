@@ -148,6 +148,9 @@ def _merged(model: Any, folder: Path) -> Any:
     merged = adapted.merge_and_unload(safe_merge=True)  # safe: new tensors, and no NaN
     for parameter in merged.parameters():
         parameter.data = parameter.data.to(model.dtype)  # adapters are often in float32
+    inputs, outputs = merged.get_input_embeddings(), merged.get_output_embeddings()
+    if outputs is not None and outputs.weight.data_ptr() == inputs.weight.data_ptr():
+        outputs.weight = inputs.weight  # tied again
     return merged
 
 

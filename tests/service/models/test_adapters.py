@@ -118,7 +118,7 @@ class TestServed:
         base, long = listed["ropeway-demo"], listed["long"]
         assert (base["base"], long["base"], long["variants"]) == (None, "ropeway-demo", {})
         assert (long["pe"]["method"], long["trained_length"], base["pe"]["method"]) == ("yarn", 256, "default")
-        assert long["fingerprint"] != base["fingerprint"]
+        assert (long["fingerprint"] != base["fingerprint"], long["parameters"]) == (True, base["parameters"])
         assert (base["memory"]["shared"], long["memory"]["weights"]) == (0, base["memory"]["weights"])
         attention = 4 * 4 * (192 * 256 + 2 * 192 * 128 + 256 * 192)  # bytes of the merged projections of four layers
         assert long["memory"]["weights"] - long["memory"]["shared"] == pytest.approx(
