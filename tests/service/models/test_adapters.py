@@ -177,6 +177,16 @@ def test_every_kind_of_lora_leaves_the_base_unchanged(kind: str, base: Checkpoin
     assert (contents(base.model), merged.base) == (before, "tiny")
 
 
+def test_number_formats_are_those_of_the_base(base: Checkpoint, tmp_path: Path) -> None:
+    """peft saves in float32 what it trained in float32."""
+    on_disk(tmp_path, fresh(base), target_modules=["q_proj", "embed_tokens"], modules_to_save=["norm"])
+    half = load("tiny", base.model.config.name_or_path, Settings(_env_file=None, dtype="bfloat16"))
+    half.model.model.layers[0].mlp.up_proj.float()  # as transformers keeps some weights
+    merged = adapted(half, Adapter("tuned", tmp_path)).model
+    wanted = {name: parameter.dtype for name, parameter in half.model.named_parameters(remove_duplicate=False)}
+    assert {name: parameter.dtype for name, parameter in merged.named_parameters(remove_duplicate=False)} == wanted
+
+
 @pytest.mark.parametrize(
     ("declared", "method", "trained", "factor"),
     [
