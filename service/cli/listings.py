@@ -76,7 +76,8 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
     for info in served:
         variants = ", ".join(f"{kind}: {name}" for kind, name in info.variants.items())
         counts = [f"{count:,}" for count in (info.parameters, info.trained_length, info.max_length)]
-        table.add_row(info.id, *counts, f"{info.device} {info.dtype}", info.engine, variants)
+        numbers_in = info.dtype if info.quantization is None else f"{info.dtype}, {info.quantization.scheme}"
+        table.add_row(info.id, *counts, f"{info.device} {numbers_in}", info.engine, variants)
     stdout.print(table)
 
 

@@ -132,6 +132,7 @@ def _merged(model: Any, folder: Path) -> Any:
         from peft import PeftConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
     except ImportError as error:
         raise ValueError("adapters need the package peft (the extra `adapters`)") from error
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode, config.base_model_name_or_path = True, None
     with warnings.catch_warnings():
@@ -146,8 +147,11 @@ def _merged(model: Any, folder: Path) -> Any:
         first, what = (missing[0], "is missing") if missing else (result.unexpected_keys[0], "has no place in the base")
         raise ValueError(f"{len(missing) + len(result.unexpected_keys)} tensors do not fit, the first: {first} {what}")
     merged = adapted.merge_and_unload(safe_merge=True)  # safe: new tensors, and no NaN
-    for parameter in merged.parameters():
-        parameter.data = parameter.data.to(model.dtype)  # adapters are often in float32
+    for name, parameter in merged.named_parameters():
+        parameter.data = parameter.data.to(dtypes[name])  # adapters are often in float32
+    inputs, outputs = merged.get_input_embeddings(), merged.get_output_embeddings()
+    if outputs is not None and outputs.weight.data_ptr() == inputs.weight.data_ptr():
+        outputs.weight = inputs.weight  # tied again
     return merged
 
 

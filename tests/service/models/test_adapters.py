@@ -118,7 +118,7 @@ class TestServed:
         base, long = listed["ropeway-demo"], listed["long"]
         assert (base["base"], long["base"], long["variants"]) == (None, "ropeway-demo", {})
         assert (long["pe"]["method"], long["trained_length"], base["pe"]["method"]) == ("yarn", 256, "default")
-        assert long["fingerprint"] != base["fingerprint"]
+        assert (long["fingerprint"] != base["fingerprint"], long["parameters"]) == (True, base["parameters"])
         assert (base["memory"]["shared"], long["memory"]["weights"]) == (0, base["memory"]["weights"])
         attention = 4 * 4 * (192 * 256 + 2 * 192 * 128 + 256 * 192)  # bytes of the merged projections of four layers
         assert long["memory"]["weights"] - long["memory"]["shared"] == pytest.approx(
@@ -175,6 +175,16 @@ def test_every_kind_of_lora_leaves_the_base_unchanged(kind: str, base: Checkpoin
     assert float((expected - found).abs().max()) < 1e-3 * float(expected.abs().max())
     assert float((base.model(tokens).logits - found).abs().max()) > 0.1
     assert (contents(base.model), merged.base) == (before, "tiny")
+
+
+def test_number_formats_are_those_of_the_base(base: Checkpoint, tmp_path: Path) -> None:
+    """peft saves in float32 what it trained in float32."""
+    on_disk(tmp_path, fresh(base), target_modules=["q_proj", "embed_tokens"], modules_to_save=["norm"])
+    half = load("tiny", base.model.config.name_or_path, Settings(_env_file=None, dtype="bfloat16"))
+    half.model.model.layers[0].mlp.up_proj.float()  # as transformers keeps some weights
+    merged = adapted(half, Adapter("tuned", tmp_path)).model
+    wanted = {name: parameter.dtype for name, parameter in half.model.named_parameters(remove_duplicate=False)}
+    assert {name: parameter.dtype for name, parameter in merged.named_parameters(remove_duplicate=False)} == wanted
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""Checkpoints that ship a context extension, with their published parameters, against transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from patches import encode, parse, patched, resolve
+from tests import scalings
+from tests.models import tiny_tokens
+from tests.patches.forward import relative, slot_of
+from tests.scalings import CASES, Case, Fields, carried, model_of, unscaled
+
+TOLERANCE = 2e-5
+LAST, CHUNK = 8, 1024
+"""Tokens compared, and tokens whose keys are computed at once."""
+
+QUICK = {("DeepSeek-V3", 1)}
+every_case_and_length = pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        pytest.param(name, times, marks=() if (name, times) in QUICK else pytest.mark.slow)
+        for name in CASES
+        for times in (1, 2, 4)
+    ],
+)
+REQUESTS: list[Fields] = [
+    {"method": "linear", "factor": 4.0},
+    {"method": "ntk", "factor": 8.0},
+    {"method": "yarn", "factor": 2.0},
+    {"method": "llama3", "factor": 4.0},
+    {"method": "dynamic_yarn"},
+    {"method": "default", "rope_theta": 3e6},
+]
+
+
+@torch.no_grad()
+def last_logits(model: PreTrainedModel, length: int, slot: int, *, whole: bool) -> torch.Tensor:
+    """Logits [1, LAST, vocabulary] behind ``length`` - LAST keys.
+
+    The keys are those of chunks without a past. Both sides compute the same ones, at a cost linear in the length.
+    """
+    tokens, positions = tiny_tokens(1, length), encode(torch.arange(length)[None], slot)
+    if whole:
+        result: torch.Tensor = model(tokens, position_ids=positions, use_cache=False, logits_to_keep=LAST).logits
+        return result
+    parts: list[DynamicCache] = []
+    for start in range(0, length - LAST, CHUNK):
+        chunk = slice(start, min(start + CHUNK, length - LAST))
+        parts.append(DynamicCache())
+        model(
+            tokens[:, chunk],
+            position_ids=positions[:, chunk],
+            past_key_values=parts[-1],
+            use_cache=True,
+            logits_to_keep=1,
+        )
+    cache = DynamicCache()
+    for index in range(len(parts[0].layers)):
+        layers = [part.layers[index] for part in parts]
+        keys, values = (torch.cat([getattr(layer, kind) for layer in layers], 2) for kind in ("keys", "values"))
+        cache.update(keys, values, index)
+    output = model(tokens[:, -LAST:], position_ids=positions[:, -LAST:], past_key_values=cache, use_cache=True)
+    assert cache.get_seq_length() == length
+    logits: torch.Tensor = output.logits
+    return logits
+
+
+@every_case_and_length
+def test_default_is_transformers_own_at_multiples_of_the_trained_length(name: str, times: int) -> None:
+    case = CASES[name]
+    model = model_of(case)
+    with carried(case) as patch:
+        trained = patch.geometry.original_max_position_embeddings
+    length = times * trained
+    expected = last_logits(model, length, 0, whole=case.whole)
+    with patched(model) as patch:
+        slot = slot_of(patch, {"method": "default"}, length)
+        found = last_logits(model, length, slot, whole=case.whole)
+    assert relative(found, expected) < TOLERANCE
+    if times == 1:
+        plain = last_logits(unscaled(case, trained), length, 0, whole=case.whole)
+        assert relative(plain, expected) > 0.01, "the extension must matter"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_extension_applies_twice(name: str) -> None:
+    case = CASES[name]
+    with carried(case) as patch:
+        scaled = patch.geometry
+    trained = scaled.original_max_position_embeddings
+    with patched(unscaled(case, trained)) as patch:
+        plain = patch.geometry
+    assert (plain.original_max_position_embeddings, plain.rope_theta) == (trained, scaled.rope_theta)
+    assert plain.native is None
+    for fields in REQUESTS:
+        for length in (trained, 4 * trained):
+            of_scaled, of_plain = (resolve(parse(fields), geometry, length) for geometry in (scaled, plain))
+            assert of_scaled.inv_freq == of_plain.inv_freq, fields
+            assert of_scaled.attention_factor == of_plain.attention_factor, fields
+    divided = resolve(parse({"method": "linear", "factor": 4.0}), scaled, trained)
+    base = [scaled.rope_theta ** (-2 * pair / scaled.rotary_dim) for pair in range(scaled.rotary_dim // 2)]
+    assert divided.inv_freq == pytest.approx([frequency / 4 for frequency in base], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_declared_parameters_as_a_request_are_the_default(name: str) -> None:
+    case = CASES[name]
+    declared = declared_by(case)
+    with carried(case) as patch:
+        trained = patch.geometry.original_max_position_embeddings
+        for length in (trained, 4 * trained):
+            default, sent = (patch.resolve(fields, length) for fields in ({"method": "default"}, declared))
+            assert (sent.inv_freq, sent.attention_factor) == (default.inv_freq, default.attention_factor)
+            mapped = patch.resolve({"method": "self_extend", "group_size": 4, "neighbor_window": 64}, length)
+            assert mapped.inv_freq == default.inv_freq, "a position map uses it once"
+
+
+def declared_by(case: Case) -> Fields:
+    """The ``rope_parameters`` that transformers makes of the published entries, for the layers that requests choose."""
+    parameters: Fields = model_of(case).config.rope_parameters
+    parameters = parameters.get("full_attention", parameters)
+    return {name: value for name, value in parameters.items() if name not in ("llama_4_scaling_beta", "type")}
+
+
+@pytest.mark.slow
+def test_the_page_is_what_was_measured() -> None:
+    assert scalings.FILE.read_text(encoding="utf-8") == scalings.document(), "python -m tests.scalings"
