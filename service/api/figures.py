@@ -14,6 +14,7 @@ from service.api.auto import with_ranges
 from service.api.files import RenderedFiles, file_response
 from service.api.http.routing import Route
 from service.errors import bad_request
+from service.evaluation.results import Partial
 from service.models.registry import ModelRegistry
 from service.policy.auto import Encoding
 from service.reports.render import Rendered, encoding_figures_of
@@ -77,6 +78,14 @@ class EncodingFigures(Figures):
     trained_length: int
     length: int
     encodings: list[DrawnEncoding]
+
+
+class ResultFigures(Figures):
+    """Figures of a result, and its answer in sentences; ``partial`` is that of a result without all methods."""
+
+    evaluation: str
+    words: list[str]
+    partial: Partial | None
 
 
 @router.post("/figures", response_model=EncodingFigures)

@@ -246,6 +246,13 @@ class JobList(BaseModel):
     jobs: list[JobInfo]
 
 
+class PlanInfo(BaseModel):
+    """Units of an evaluation, and tokens that their passes read; both are the most for an evaluation in stages."""
+
+    units: int
+    tokens: int
+
+
 class Live(BaseModel):
     status: str
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import select
@@ -14,7 +14,7 @@ from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.results import EvaluationResult, Partial
 from service.evaluation.unit import Outcome
 from service.jobs.planning import planned, replayed, request_of
-from service.jobs.records import ENDED_EARLY
+from service.jobs.records import ENDED_EARLY, JobState
 from service.jobs.storage import outcomes, results
 from service.jobs.storage.database import Database
 from service.jobs.storage.results import Packed
@@ -24,7 +24,8 @@ from service.settings import Settings
 
 
 class EndedEarly(NamedTuple):
-    """A job that was cancelled or failed; ``finished`` are the addresses of its finished units by their positions."""
+    """A job that was cancelled or failed, or one that runs: ``finished`` are the addresses of its finished units by
+    their positions."""
 
     number: int
     id: str
@@ -33,9 +34,9 @@ class EndedEarly(NamedTuple):
     finished: dict[int, str]
 
 
-def read(database: Database, tenant: str, job_id: str) -> EndedEarly | None:
-    """The job, or None where it has not ended early or no unit of it is finished."""
-    query = select(Job).where(Job.id == job_id, Job.tenant == tenant, Job.state.in_(ENDED_EARLY))
+def read(database: Database, tenant: str, job_id: str, states: Sequence[JobState] = ENDED_EARLY) -> EndedEarly | None:
+    """The job, or None where it is in none of ``states`` or no unit of it is finished."""
+    query = select(Job).where(Job.id == job_id, Job.tenant == tenant, Job.state.in_(states))
     with database.reading() as session:
         job = session.scalars(query.options(undefer(Job.request))).one_or_none()
         if job is None:

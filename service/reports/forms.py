@@ -58,7 +58,9 @@ def _report(result: EvaluationResult, job: JobInfo | None, options: PageOptions)
 
 
 def _figures(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
-    return Rendered(gzip.compress(as_json(pictures_of(result)).encode(), 5, mtime=0), "application/json", True)
+    partial = result.partial and result.partial.model_dump()
+    text = as_json(pictures_of(result), evaluation=result.evaluation, words=result.words(), partial=partial)
+    return Rendered(gzip.compress(text.encode(), 5, mtime=0), "application/json", True)
 
 
 FORMS: dict[str, Callable[[EvaluationResult, JobInfo | None, PageOptions], Rendered]] = {

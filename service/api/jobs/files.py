@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from service import context
+from service.api.figures import ResultFigures
 from service.api.files import Standalone, json_response, result_file, unpacked_response
 from service.api.http.routing import Route
 from service.api.jobs.lookup import job_info, store_of, stored
@@ -70,6 +71,12 @@ async def plot_png(job_id: str, request: Request) -> Response:
     return await _file("png", job_id, request)
 
 
+@router.get("/{job_id}/figures.json", response_model=ResultFigures)
+async def figures_json(job_id: str, request: Request) -> Response:
+    """The answer in sentences and every picture as a Plotly figure. A running job has those of its complete methods."""
+    return await _file("figures", job_id, request, packed=await _so_far(job_id, request))
+
+
 @router.get("/{job_id}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
 async def report_html(
     job_id: str,
@@ -83,9 +90,14 @@ async def report_html(
 
 
 async def _file(
-    form: str, job_id: str, request: Request, info: JobInfo | None = None, options: PageOptions = PAGE
+    form: str,
+    job_id: str,
+    request: Request,
+    info: JobInfo | None = None,
+    options: PageOptions = PAGE,
+    packed: Packed | None = None,
 ) -> Response:
-    packed = await _result(job_id, request)
+    packed = packed or await _result(job_id, request)
     job = info or await job_info(job_id, request, with_request=False)
     version = f"{job_id} {job.state} {job.units_done}"  # what is partial may become whole
     return await result_file(form, version, packed, request, info, options)
@@ -107,14 +119,26 @@ async def _result(job_id: str, request: Request) -> Packed:
 
 async def _partial(job_id: str, request: Request) -> Packed | None:
     """The partial result of a job that ended early, made once and stored; None where there is none."""
-    state, database = request.app.state, store_of(request).database
+    database = store_of(request).database
     job = await stored(request, early.read, database, context.current().tenant, job_id)
-    if job is None:
-        return None
-    outcome = partial(early.outcome_of, database)
+    packed = None if job is None else await _packed(job, request)
+    if job is not None and packed is not None:
+        await stored(request, early.keep, database, job, packed)
+    return packed
+
+
+async def _so_far(job_id: str, request: Request) -> Packed | None:
+    """The result of the methods of a running job that are complete."""
+    job = await stored(request, early.read, store_of(request).database, context.current().tenant, job_id, ("running",))
+    return None if job is None else await _packed(job, request)
+
+
+async def _packed(job: early.EndedEarly, request: Request) -> Packed | None:
+    """The partial result of a job; None where no method is complete."""
+    state = request.app.state
+    outcome = partial(early.outcome_of, store_of(request).database)
     result = await state.workers.run(early.partial_result, job, state.models, state.settings, outcome)
     if result is None:
         return None
     packed: Packed = await state.workers.run(pack, result)
-    await stored(request, early.keep, database, job, packed)
     return packed

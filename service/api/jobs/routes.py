@@ -8,12 +8,14 @@ from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
 from service import context
+from service.api.auto import with_methods
 from service.api.http.routing import DocumentsRoute
 from service.api.jobs import events, files
 from service.api.jobs.lookup import job_info, linked, runner_of, store_of, stored
 from service.api.jobs.submission import IdempotencyKey, accepted, room_for_a_job, submit
-from service.api.responses import JobList
-from service.evaluation.catalogue import EVALUATIONS, any_request
+from service.api.quotas import admit
+from service.api.responses import JobList, PlanInfo
+from service.evaluation.catalogue import EVALUATIONS, any_request, plan_of
 from service.evaluation.request import EvaluationRequest
 from service.jobs.records import ENDED_EARLY, JobInfo, JobState
 
@@ -37,6 +39,16 @@ async def create(
 ) -> Any:
     """Queue an evaluation. It runs unit by unit, interleaved with generation; finished units survive the server."""
     return await submit(body, request, idempotency_key)
+
+
+@router.post("/plan")
+async def plan(body: Annotated[AnyRequest, Body(openapi_examples=EXAMPLES)], request: Request) -> PlanInfo:
+    """The size of an evaluation, which does not run: everything about the request is checked."""
+    state = request.app.state
+    body = await with_methods(body, request)
+    await admit(request, [])
+    planned = await state.workers.run(plan_of, body, state.models, state.settings)
+    return PlanInfo(units=len(planned.units), tokens=planned.tokens)
 
 
 @router.get("", response_model=JobList)

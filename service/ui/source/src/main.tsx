@@ -5,8 +5,11 @@ import { access, type ApiError, asApiError, json } from "./api";
 import { Field, Problem } from "./controls";
 import { Encodings, TAB as ENCODINGS } from "./encodings/Encodings";
 import { Generate, TAB as GENERATE } from "./generate/Generate";
+import { Jobs, TAB as JOBS } from "./jobs/Jobs";
+import { Reach, TAB as REACH } from "./reach/Reach";
 import { ThemeSwitch } from "./theme";
 import type { Method, Model } from "./types";
+import { TAB as USE, Use } from "./use/Use";
 import { useTab } from "./view";
 
 export type Served = { models: Model[]; methods: Method[] };
@@ -14,6 +17,9 @@ export type Served = { models: Model[]; methods: Method[] };
 const PARTS: { tab: string; title: string; part: ComponentType<Served> }[] = [
   { tab: GENERATE, title: "Generate", part: Generate },
   { tab: ENCODINGS, title: "Encodings", part: Encodings },
+  { tab: REACH, title: "How far does it read?", part: Reach },
+  { tab: USE, title: "Use it", part: Use },
+  { tab: JOBS, title: "Jobs", part: Jobs },
 ];
 
 function App() {
@@ -42,6 +48,10 @@ function App() {
         <a class="outside" href="../docs">API</a>
         <ThemeSwitch />
       </header>
+      <datalist id="methods">
+        <option value="auto">the encoding of the reserved length</option>
+        {served?.methods.map((one) => <option key={one.method} value={one.method}>{one.summary}</option>)}
+      </datalist>
       <main>
         {needsKey && <KeyForm enter={enter} />}
         {error && error.status !== 401 && <Problem text={error.message} again={load} />}

@@ -6,6 +6,8 @@ export type Settings = Record<string, string | string[]>;
 const MOST_IN_ADDRESS = 8000;
 const WRITE_MS = 250;
 const changed = new EventTarget();
+/** After a reload the tab's own memory is fresher than the address, which is written a moment after each change. */
+const isReload = (performance.getEntriesByType("navigation")[0] as PerformanceNavigationTiming | undefined)?.type === "reload";
 
 export function tabOf(hash: string): string {
   return hash.replace(/^#/, "").split("?")[0] ?? "";
@@ -18,7 +20,7 @@ function inAddress(tab: string): Settings | null {
   const parameters = new URLSearchParams(query);
   for (const key of new Set(parameters.keys())) {
     const values = parameters.getAll(key);
-    found[key.replace(/\[\]$/, "")] = key.endsWith("[]") ? values : (values[0] ?? "");
+    found[key.replace(/\[\]$/, "")] = key.endsWith("[]") ? values.filter(Boolean) : (values[0] ?? "");
   }
   return found;
 }
@@ -27,29 +29,30 @@ function inAddress(tab: string): Settings | null {
 export function linkTo(tab: string, settings: Settings): string {
   const parameters = new URLSearchParams();
   for (const [key, value] of Object.entries(settings)) {
-    if (Array.isArray(value)) for (const item of value) parameters.append(`${key}[]`, item);
-    else if (value && value.length <= MOST_IN_ADDRESS) parameters.append(key, value);
+    if (Array.isArray(value)) for (const item of value.length ? value : [""]) parameters.append(`${key}[]`, item);
+    else if (value.length <= MOST_IN_ADDRESS) parameters.append(key, value);
   }
   const query = parameters.toString();
   return query ? `#${tab}?${query}` : `#${tab}`;
 }
 
-function fitting(found: Settings | null, defaults: Settings): Settings {
-  const kept = Object.entries(found ?? {}).filter(
+function fitting(found: Settings, defaults: Settings): Settings {
+  const kept = Object.entries(found).filter(
     ([key, value]) => key in defaults && Array.isArray(value) === Array.isArray(defaults[key]),
   );
   return { ...defaults, ...Object.fromEntries(kept) };
 }
 
-/** Settings of a tab: from the address, from an earlier visit, or the defaults. */
+/** Settings of a tab: each from the address, else from an earlier visit, else the default. */
 export function useSettings<T extends Settings>(tab: string, defaults: T): [T, (change: Partial<T>) => void] {
   const key = `ropeway.${tab}`;
-  const read = () => fitting(inAddress(tab) ?? stored<Settings>(localStorage, key), defaults) as T;
-  const [settings, set] = useState<T>(read);
+  const read = () => fitting({ ...stored<Settings>(localStorage, key), ...inAddress(tab) }, defaults) as T;
+  const [settings, set] = useState<T>(() => fitting({ ...read(), ...(isReload && stored<Settings>(sessionStorage, key)) }, defaults) as T);
   const latest = useRef(settings);
   latest.current = settings;
   const write = () => {
     store(localStorage, key, latest.current);
+    store(sessionStorage, key, latest.current);
     const link = linkTo(tab, latest.current);
     if (tabOf(location.hash) === tab && location.hash !== link) history.replaceState(null, "", link);
   };

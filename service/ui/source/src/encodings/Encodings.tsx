@@ -5,7 +5,7 @@ import { Copy, count, Field, Input, numberOf, Problem, Select } from "../control
 import { Figures, type Pictures } from "../figures";
 import { TAB as GENERATE } from "../generate/Generate";
 import type { Method, Model, Pe } from "../types";
-import { linkTo, type Settings, stored, useSettings } from "../view";
+import { linkTo, useSettings } from "../view";
 import { Parameters } from "./Parameters";
 import { type MethodInfo, pairs, shortForm, unpaired } from "./schema";
 
@@ -55,7 +55,7 @@ export function Encodings({ models, methods }: { models: Model[]; methods: Metho
         <div class="actions">
           <code class="short">{pe[0]}</code>
           <Copy label="Copy" text={() => pe[0]!} />
-          <a href={linkTo(GENERATE, { ...stored<Settings>(localStorage, `ropeway.${GENERATE}`), pe: ["default", ...pe] })}>
+          <a href={linkTo(GENERATE, { pe: ["default", ...pe] })}>
             Generate with it
           </a>
           <Copy label="Copy link" text={() => location.href} />

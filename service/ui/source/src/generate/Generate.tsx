@@ -16,7 +16,7 @@ const NUMBERS = ["max_new_tokens", "temperature", "seed"] as const;
 
 type Kept = { asked: Asked; columns: Column[] };
 
-export function Generate({ models, methods }: { models: Model[]; methods: Method[] }) {
+export function Generate({ models }: { models: Model[]; methods: Method[] }) {
   const [settings, change] = useSettings(TAB, {
     model: "",
     prompt: EXAMPLES[0]!.prompt,
@@ -45,7 +45,7 @@ export function Generate({ models, methods }: { models: Model[]; methods: Method
     >
       <Prompt model={model} prompt={settings.prompt} tokens={promptTokens} error={errors?.get("prompt")}
         set={(prompt) => change({ prompt })} ask={ask} />
-      <Encodings pe={settings.pe} methods={methods} errors={errors} set={(pe) => change({ pe })} />
+      <Encodings pe={settings.pe} errors={errors} set={(pe) => change({ pe })} />
       <div class="row">
         {models.length > 1 && (
           <Select label="Model" value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")}
@@ -138,18 +138,13 @@ function lengthText(length: number | null, model: Model): string {
 
 function Encodings(props: {
   pe: string[];
-  methods: Method[];
   errors: Map<string, string> | null;
   set: (pe: string[]) => void;
 }) {
-  const { pe, methods, errors, set } = props;
+  const { pe, errors, set } = props;
   return (
     <fieldset>
       <legend>Encodings</legend>
-      <datalist id="methods">
-        <option value="auto">the encoding of the reserved length</option>
-        {methods.map((one) => <option key={one.method} value={one.method}>{one.summary}</option>)}
-      </datalist>
       <div class="columns" style={{ "--columns": pe.length }}>
         {pe.map((text, index) => (
           <div class="with-button" key={index}>

@@ -1,0 +1,113 @@
+// Jobs of this server and API key: what runs and ran, and one of them opened.
+import { useEffect, useState } from "preact/hooks";
+import { type ApiError, asApiError, json, request } from "../api";
+import { Copy, count, Problem } from "../controls";
+import type { Method, Model } from "../types";
+import { useSettings } from "../view";
+import { isUnfinished, type Job } from "./follow";
+import { JobView } from "./JobView";
+
+export const TAB = "jobs";
+const PAGE = 50;
+const LOOK_AGAIN_MS = 3000;
+
+export function Jobs(_: { models: Model[]; methods: Method[] }) {
+  const [settings, change] = useSettings(TAB, { job: "" });
+  const { jobs, more, error, look, older } = useJobs();
+  const [failure, setFailure] = useState<ApiError | null>(null);
+  const forget = async (job: Job) => {
+    try {
+      await request(`jobs/${job.id}?forget=true`, { method: "DELETE" });
+      setFailure(null);
+      if (settings.job === job.id) change({ job: "" });
+    } catch (refused) {
+      setFailure(asApiError(refused));
+    }
+    look();
+  };
+  return (
+    <div class="jobs">
+      <div class="actions">
+        <button type="button" onClick={look}>Look again</button>
+        {settings.job && <button type="button" onClick={() => change({ job: "" })}>Close the open job</button>}
+        <Copy label="Copy link" text={() => location.href} />
+      </div>
+      <Problem text={failure?.message ?? error?.message} again={look} />
+      {settings.job && <JobView key={settings.job} id={settings.job} title={`Job ${settings.job.slice(0, 8)}`} changed={look} />}
+      {jobs?.length === 0 && <p>No jobs yet: “How far does it read?” starts some.</p>}
+      {jobs !== null && jobs.length > 0 && (
+        <div class="scroll whole" tabIndex={0} role="region" aria-label="List of jobs">
+          <table class="list">
+            <thead>
+              <tr><th>Job</th><th>State</th><th>Units</th><th>Model</th><th>Encodings</th><th>Begun</th><th>Actions</th></tr>
+            </thead>
+            <tbody>
+              {jobs.map((job) => (
+                <tr key={job.id} aria-current={job.id === settings.job ? "true" : undefined}>
+                  <td>{job.evaluation}</td>
+                  <td>{job.state}</td>
+                  <td>{count(job.units_done)} of {count(job.units_total)}</td>
+                  <td>{job.model ?? "default"}</td>
+                  <td class="encodings">{encodingsOf(job)}</td>
+                  <td>{new Date(job.created_at).toLocaleString()}</td>
+                  <td class="chips">
+                    <button type="button" aria-label={`Open ${job.evaluation} ${job.id.slice(0, 8)}`} onClick={() => change({ job: job.id })}>Open</button>
+                    {!isUnfinished(job) && (
+                      <button type="button" aria-label={`Forget ${job.evaluation} ${job.id.slice(0, 8)}`} onClick={() => forget(job)}>Forget</button>
+                    )}
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      {more && <button type="button" onClick={older}>Older jobs</button>}
+    </div>
+  );
+}
+
+function encodingsOf(job: Job): string {
+  const methods = (job.request.methods ?? []) as unknown[];
+  const texts = methods.map((one) => (typeof one === "string" ? one : shortText(one as Record<string, unknown>)));
+  return texts.length > 4 ? `${texts.slice(0, 4).join(", ")} and ${texts.length - 4} more` : texts.join(", ");
+}
+
+function shortText({ method, ...parameters }: Record<string, unknown>): string {
+  const given = Object.entries(parameters).map(([name, value]) => `${name}=${typeof value === "object" ? "…" : value}`);
+  return [String(method), given.join(",")].filter(Boolean).join(":");
+}
+
+/** The newest jobs; while one of them is unfinished and the list is in view, it is renewed. */
+function useJobs() {
+  const [jobs, setJobs] = useState<Job[] | null>(null);
+  const [more, setMore] = useState(false);
+  const [error, setError] = useState<ApiError | null>(null);
+  const read = async (before?: string) => {
+    try {
+      const { jobs: found } = await json<{ jobs: Job[] }>(`jobs?limit=${PAGE}${before ? `&before=${before}` : ""}`);
+      setJobs((known) => (before ? [...(known ?? []), ...found] : found));
+      setMore(found.length === PAGE);
+      setError(null);
+    } catch (failure) {
+      setError(asApiError(failure));
+    }
+  };
+  useEffect(() => {
+    const open = () => location.hash.startsWith(`#${TAB}`) && !document.hidden;
+    const shown = () => void (open() && read());
+    read();
+    addEventListener("hashchange", shown);
+    document.addEventListener("visibilitychange", shown);
+    return () => {
+      removeEventListener("hashchange", shown);
+      document.removeEventListener("visibilitychange", shown);
+    };
+  }, []);
+  useEffect(() => {
+    if (!jobs?.some(isUnfinished) || jobs.length > PAGE) return;
+    const timer = setTimeout(() => location.hash.startsWith(`#${TAB}`) && !document.hidden && read(), LOOK_AGAIN_MS);
+    return () => clearTimeout(timer);
+  }, [jobs]);
+  return { jobs, more, error, look: () => void read(), older: () => void read(jobs?.at(-1)?.id) };
+}

@@ -1,0 +1,65 @@
+// The jobs behind the question how far a model reads, their size, and how long they will take.
+import { json } from "../api";
+import type { Job } from "../jobs/follow";
+import type { Model } from "../types";
+
+export type Body = { evaluation: string } & Record<string, unknown>;
+
+const WINDOWS = 4;
+
+/** Perplexity of the same tokens at every length, recall of passkeys, and the recommendation. */
+export function bodies(model: Model, methods: string[], target: unknown, input: string): Body[] {
+  const length = typeof target === "number" ? target : 4 * model.trained_length;
+  const common = { model: model.id, methods };
+  const lengths = typeof target === "string" ? [target] : doubling(model.trained_length, length);
+  return [
+    { evaluation: "perplexity", ...common, lengths, input, protocol: "tail", max_tokens: WINDOWS * length },
+    { evaluation: "passkey", ...common, lengths, depths: [0, 0.5, 1], samples: 2 },
+    { evaluation: "recommend", ...common, length, input, windows: WINDOWS, max_tokens: 2 * WINDOWS * length },
+  ];
+}
+
+export const TITLES: Record<string, string> = {
+  perplexity: "Perplexity", passkey: "Recall of passkeys", recommend: "Recommendation",
+};
+
+/** The trained length, twice that and so on, up to the target, which is the last. */
+function doubling(trained: number, target: number): number[] {
+  const lengths: number[] = [];
+  for (let length = trained; length < target; length *= 2) lengths.push(length);
+  return [...lengths, target];
+}
+
+export type Size = { units: number; tokens: number };
+
+export function sizeOf(body: Body, signal: AbortSignal): Promise<Size> {
+  return json<Size>("jobs/plan", { body, signal });
+}
+
+/** Seconds of measuring per token of each evaluation, by the finished jobs of the same model. */
+export async function pace(model: string): Promise<Record<string, number>> {
+  const { jobs } = await json<{ jobs: Job[] }>("jobs?state=done&limit=100");
+  const found: Record<string, number> = {};
+  for (const job of jobs) {
+    const measured = job.units_done && job.units_reused === 0 && (job.model ?? model) === model;
+    if (measured) found[job.evaluation] ??= job.seconds / job.tokens_total;
+  }
+  return found;
+}
+
+/** The same after timing one small request of its kind. */
+export async function timed(body: Body): Promise<number> {
+  const { evaluation, ...fields } = body;
+  const lengths = (fields.lengths as number[] | undefined)?.slice(0, 1);
+  const small = { ...fields, methods: ["default"], ...(lengths && { lengths }), ...SMALL[evaluation] };
+  const [size, result] = await Promise.all([
+    json<Size>("jobs/plan", { body: { evaluation, ...small } }),
+    json<{ seconds: number }>(evaluation, { body: small }),
+  ]);
+  return result.seconds / size.tokens;
+}
+
+const SMALL: Record<string, Record<string, unknown>> = {
+  passkey: { depths: [0.5], samples: 1 },
+  recommend: { windows: 2 },
+};

@@ -1,0 +1,89 @@
+"""How far does it read, in a real browser: an estimate, curves that grow, a reload in the middle, a verdict, errors."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from tests.service.ui.conftest import Visits, playwright
+
+pytestmark = pytest.mark.slow
+expect = playwright.expect
+
+
+def prepared(page: playwright.Page, target: int) -> None:
+    page.get_by_role("link", name="How far does it read?").click()
+    page.get_by_label("Encodings").fill("default self_extend")
+    page.get_by_label("Target length, tokens").fill(str(target))
+
+
+def done(page: playwright.Page) -> None:
+    expect(page.locator(".job[data-state=done]")).to_have_count(3, timeout=120_000)
+
+
+def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = demo
+    page = visits.open(url)
+    prepared(page, 512)
+    expect(page.get_by_text(re.compile(r"[\d,]+ tokens in at most \d+ units"))).to_be_visible()
+    page.get_by_role("button", name="Estimate the time").click()
+    expect(page.get_by_text(re.compile(r"units, about [\d.]+ (s|min)"))).to_be_visible()
+    page.get_by_role("button", name="Measure").click()
+    expect(page.locator(".job")).to_have_count(3)
+    expect(page.get_by_text("units").first).to_be_visible()
+    page.reload()
+    expect(page.locator(".job")).to_have_count(3)
+    done(page)
+    verdict = page.get_by_role("region", name="Recommendation")
+    expect(verdict.locator(".words p").first).to_have_text(re.compile(r"^For 512 tokens (use self_extend|keep)"))
+    curve = page.get_by_role("region", name="Perplexity")
+    expect(curve.locator(".main-svg").first).to_be_visible()
+    names = curve.locator(".drawing").first.evaluate("div => div.data.map(line => line.name)")
+    assert {"default", "self_extend"} <= {str(name).partition(":")[0] for name in names}
+    expect(page.get_by_role("region", name="Recall of passkeys").locator(".main-svg").first).to_be_visible()
+    other = visits.open(page.url)
+    expect(other.locator(".job[data-state=done]")).to_have_count(3)
+    csv = page.get_by_role("region", name="Perplexity").get_by_role("link", name="CSV")
+    assert httpx.get(csv.evaluate("link => link.href")).text.startswith("method,")
+    with page.expect_download() as download:
+        csv.click()
+    assert re.fullmatch(r"perplexity-\w{8}-results\.csv", download.value.suggested_filename)
+
+
+def test_a_job_is_cancelled_and_resumed(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(demo[0])
+    prepared(page, 2048)
+    page.get_by_role("button", name="Measure").click()
+    recall = page.get_by_role("region", name="Recall of passkeys")
+    recall.get_by_role("button", name="Cancel").click()
+    expect(recall.get_by_text("cancelled")).to_be_visible()
+    for name in ("Perplexity", "Recommendation"):
+        region = page.get_by_role("region", name=name)
+        if region.get_by_role("button", name="Cancel").count():
+            region.get_by_role("button", name="Cancel").click()
+    recall.get_by_role("button", name="Resume").click()
+    expect(recall.get_by_text(re.compile("queued|running"))).to_be_visible()
+    recall.get_by_role("button", name="Cancel").click()
+    expect(recall.get_by_role("button", name="Resume")).to_be_visible()
+
+
+def test_errors_are_beside_the_control(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(demo[0])
+    prepared(page, 1)
+    expect(page.get_by_label("Target length, tokens")).to_have_accessible_description(re.compile("must be at least 2"))
+    page.get_by_label("Target length, tokens").fill("512")
+    page.get_by_label("Encodings").fill("default yarm")
+    expect(page.get_by_label("Encodings")).to_have_accessible_description(re.compile("yarm: unknown method 'yarm'"))
+    page.get_by_label("Encodings").fill("default")
+    page.get_by_label("Text", exact=True).select_option("own")
+    expect(page.get_by_label("Your text")).to_have_accessible_description(re.compile("needs at least 1 character"))
+    page.get_by_label("Or choose a text file").set_input_files(
+        {"name": "a.txt", "mimeType": "text/plain", "buffer": b"The ropes of the ways are long. " * 400}
+    )
+    expect(page.get_by_label("Your text")).to_have_value(re.compile("^The ropes"))
+    expect(page.get_by_text(re.compile(r"tokens in at most \d+ units"))).to_be_visible()
+    page.reload()
+    expect(page.get_by_label("Your text")).to_have_value(re.compile("^The ropes"))

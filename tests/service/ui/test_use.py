@@ -1,0 +1,89 @@
+"""Use it and Jobs, in a real browser: snippets that work, exports, the list of jobs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service.export.targets import TARGETS
+from tests.conftest import ROOT
+from tests.service.serving import serving
+from tests.service.ui.conftest import Visits, playwright
+
+pytestmark = pytest.mark.slow
+expect = playwright.expect
+
+
+def copied(page: playwright.Page, card: str) -> str:
+    """The text that a card's button copies."""
+    page.get_by_role("region", name=card, exact=True).get_by_role("button", name="Copy", exact=True).click()
+    text: str = page.evaluate("navigator.clipboard.readText()")
+    return text
+
+
+def test_what_is_copied_works(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = demo
+    context = visits.context(permissions=["clipboard-read", "clipboard-write"])
+    page = visits.open(f"{url}/ui/#use", context)
+    page.get_by_label("Encoding", exact=True).fill("self_extend:group_size=4")
+    expect(page.get_by_role("region", name="curl")).to_contain_text("group_size=4")
+    curl = shlex.split(copied(page, "curl"))
+    (body,) = (json.loads(curl[curl.index(flag) + 1]) for flag in ("-d",))
+    assert httpx.post(curl[2], json=body, timeout=60).json()["results"][0]["pe"]["group_size"] == 4
+    alias = copied(page, "Model alias, for any OpenAI client")
+    completion = {"model": alias, "prompt": "The", "max_tokens": 4, "temperature": 0}
+    assert httpx.post(f"{url}/v1/completions", json=completion, timeout=60).status_code == 200
+    for name in ("Python client", "openai client"):
+        compile(copied(page, name), name, "exec")
+    assert url in copied(page, "Python client")
+
+
+def test_every_system_has_a_card(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = demo
+    page = visits.open(f"{url}/ui/#use")
+    heads = page.locator(".card h4")
+    for target in TARGETS:
+        expect(heads.filter(has_text=re.compile(rf"^{re.escape(target)}\b"))).to_have_count(1)
+    vllm = httpx.post(f"{url}/export", json={"pe": "yarn:4", "target": "vllm"}).json()
+    expect(page.get_by_role("region", name="vllm").locator("pre").first).to_have_text(vllm["usage"])
+    page.get_by_label("Encoding", exact=True).fill("self_extend")
+    expect(page.get_by_role("region", name="vllm")).to_contain_text("cannot express self_extend")
+    page.get_by_label("Encoding", exact=True).fill("yarm")
+    expect(page.get_by_label("Encoding", exact=True)).to_have_accessible_description(re.compile("did you mean yarn"))
+
+
+def test_the_list_of_targets_is_the_servers() -> None:
+    source = (ROOT / "service/ui/source/src/use/snippets.ts").read_text()
+    (listed,) = re.findall(r"TARGETS = (\[.*?\]);", source)
+    assert json.loads(listed) == list(TARGETS)
+
+
+def test_jobs_are_listed_opened_cancelled_and_forgotten(checkpoints: Path, visits: Visits) -> None:
+    with serving(checkpoints) as (url, _):
+        page = visits.open(f"{url}/ui/#jobs")
+        expect(page.get_by_text("No jobs yet")).to_be_visible()
+        body = {"evaluation": "perplexity", "methods": ["default", "yarn:2"], "lengths": [64, 128], "max_tokens": 512}
+        quick = httpx.post(f"{url}/jobs", json=body).json()["id"]
+        page.get_by_role("button", name="Look again").click()
+        page.get_by_role("button", name=f"Open perplexity {quick[:8]}").click()
+        job = page.get_by_role("region", name=f"Job {quick[:8]}")
+        expect(job.get_by_text("done · 2 of 2 units")).to_be_visible()
+        expect(job.locator(".main-svg").first).to_be_visible()
+        assert f"job={quick}" in page.url
+        row = page.get_by_role("row").filter(has_text="default, yarn:factor=2")
+        expect(row).to_contain_text("2 of 2")
+        for text, suffix in (("CSV", "csv"), ("Parquet", "parquet"), ("PNG", "png"), ("Report, HTML", "html")):
+            with page.expect_download() as download:
+                job.get_by_role("link", name=text).click()
+            path = download.value.path()
+            assert path.stat().st_size > 100, suffix
+            assert download.value.suggested_filename.endswith(f".{suffix}")
+        row.get_by_role("button", name="Forget").click()
+        expect(page.get_by_text("No jobs yet")).to_be_visible()
+        assert httpx.get(f"{url}/jobs/{quick}").status_code == 404
