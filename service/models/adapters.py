@@ -185,3 +185,12 @@ def _declare_encoding(model: Any, folder: Path) -> None:
     config.rope_parameters = parameters
     if "max_position_embeddings" in declared:
         config.max_position_embeddings = declared["max_position_embeddings"]
+    _rotate_by(config, model)
+
+
+def _rotate_by(config: Any, model: Any) -> None:
+    """Build the rotary modules again, as transformers builds them for this configuration."""
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if any(buffer.endswith("inv_freq") for buffer in module._buffers):
+                setattr(parent, name, type(module)(config).to(model.device))
