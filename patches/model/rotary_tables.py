@@ -60,17 +60,6 @@ class RotaryTables:
         """True if requests choose the table that this call reads."""
         return self.table(module, layer_type) in (None, *self.chosen)
 
-    def groups(self) -> list[list[RotaryTable]]:
-        """Tables with the same numbers together."""
-        groups: list[list[RotaryTable]] = []
-        for table in self:
-            group = next((found for found in groups if found[0].is_like(table)), None)
-            if group is None:
-                groups.append([table])
-            else:
-                group.append(table)
-        return groups
-
 
 def rotary_tables(model: nn.Module) -> RotaryTables:
     """The tables of the language model; those of parts for images or sound are not among them."""

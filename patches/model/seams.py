@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import architecture_of
+from patches.model.continuation import continues
 from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
 from patches.model.forward import Forward, inputs_of, tokens_of
@@ -65,7 +67,7 @@ class Patched(Encodings):
         super().__init__(measurement.geometry, layers, model.device)
         self.model = model  # a PreTrainedModel, whose library is imported in hf.py only
         self.attention_name = attention_name
-        self.roles, self.cached = measurement.roles, measurement.cached
+        self.roles, self.cached, self.windowed = measurement.roles, measurement.cached, measurement.windowed
         self.rotary_tables = measurement.rotary_tables
         architecture = architecture_of(model)
         embeds = None if architecture is None else architecture.positions
@@ -100,6 +102,15 @@ class Patched(Encodings):
                 return forward(*args, **kwargs)
             finally:
                 self._thread.forward = None
+
+    @cached_property
+    def continues(self) -> bool:
+        """True if a prompt may be read in chunks; ``continuation`` explains it. Measured outside of a forward."""
+        carried, self._thread.carried = self._thread.carried, {}
+        try:
+            return continues(self.model, int(text_config(self.model).vocab_size))
+        finally:
+            self._thread.carried = carried
 
     def packed(self, batch: Batch, paged: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within it, each forward on this thread is of one packed row; ``Forward`` explains ``paged``."""

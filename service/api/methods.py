@@ -197,4 +197,6 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         variants=served.variants,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
+        engine=served.engine.choice.kind,
+        engine_reason=served.engine.choice.reason,
     )

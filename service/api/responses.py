@@ -184,7 +184,8 @@ class ModelInfo(BaseModel):
     """A served model and its limits, in tokens. ``variants`` maps a kind of training to a served model.
 
     ``fingerprint`` is the hash of its configuration and weights, for policies. ``auto`` is null if the database is out
-    of reach, or has a policy of another version.
+    of reach, or has a policy of another version. ``engine`` is ``paged``, or ``padded`` with the reason, for a model
+    that pages cannot cache. The padded engine shares no prefixes.
     """
 
     id: str
@@ -200,6 +201,8 @@ class ModelInfo(BaseModel):
     variants: dict[str, str]
     device: str
     dtype: str
+    engine: Literal["paged", "padded"]
+    engine_reason: str | None
 
 
 class ModelList(BaseModel):

@@ -72,11 +72,11 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
         typer.echo(json.dumps([info.model_dump() for info in served], indent=2))
         return
     numbers = ("parameters", "trained length", "longest")
-    table = new_table("model", *numbers, "device", "variants", numbers=numbers)
+    table = new_table("model", *numbers, "device", "engine", "variants", numbers=numbers)
     for info in served:
         variants = ", ".join(f"{kind}: {name}" for kind, name in info.variants.items())
         counts = [f"{count:,}" for count in (info.parameters, info.trained_length, info.max_length)]
-        table.add_row(info.id, *counts, f"{info.device} {info.dtype}", variants)
+        table.add_row(info.id, *counts, f"{info.device} {info.dtype}", info.engine, variants)
     stdout.print(table)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from patches import Patched, ResolvedRecipe
 from service import context
+from service.engine.choice import PAGED, EngineChoice
 from service.engine.encodings import EncodingsInUse
 from service.engine.generation import Generation
 from service.engine.interleave import Work
@@ -34,14 +35,15 @@ class Engine:
         limits: EngineLimits,
         eos_token_ids: tuple[int, ...],
         metrics: EngineMetrics | None = None,
+        choice: EngineChoice = PAGED,
     ) -> None:
-        self.patch, self.limits, self.eos_token_ids = patch, limits, eos_token_ids
+        self.patch, self.limits, self.eos_token_ids, self.choice = patch, limits, eos_token_ids, choice
         self._metrics = metrics or EngineMetrics(Metrics(), "")
         waiting, waiting_tokens, shared = limits.max_queue, limits.max_queue_tokens, limits.shared
         self.generations = Admission(limits.cache_tokens, waiting, limits.page_size, waiting_tokens, shared=shared)
         self.scores = Admission(limits.score_tokens, waiting, 1, waiting_tokens, shared=shared)
         self.encodings = EncodingsInUse(patch.slots, shared=shared)
-        self.thread = GenerationThread(patch, limits, self._metrics)
+        self.thread = GenerationThread(patch, limits, self._metrics, choice)
 
     def load(self) -> dict[str, int]:
         """Requests running and waiting, scoring work, tokens of cache in use and in total."""

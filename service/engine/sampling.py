@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -28,6 +29,22 @@ def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> to
         if request.sampling.logprobs is not None:
             request.logprobs.append(_logprobs(logits[row], int(tokens[row]), request.sampling.logprobs))
     return tokens
+
+
+@contextmanager
+def undone_on_error(requests: Sequence[EngineRequest | None]) -> Iterator[None]:
+    """Inside, an exception takes back the noise and the log-probabilities that ``sample`` drew for ``requests``."""
+    live = [request for request in requests if request is not None]
+    noise = [None if request.generator is None else request.generator.get_state() for request in live]
+    drawn = [len(request.logprobs) for request in live]
+    try:
+        yield
+    except Exception:
+        for request, state, length in zip(live, noise, drawn, strict=True):
+            del request.logprobs[length:]
+            if request.generator is not None and state is not None:
+                request.generator.set_state(state)
+        raise
 
 
 def _draw(logits: torch.Tensor, request: EngineRequest) -> torch.Tensor:

@@ -12,10 +12,12 @@ import structlog
 from patches import Patched
 from service import context
 from service.engine.adapter import EncodingManager
+from service.engine.choice import EngineChoice
 from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.interleave import Work
 from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
+from service.engine.padded import PaddedLoop
 from service.engine.request import EngineRequest
 
 log = structlog.get_logger()
@@ -30,24 +32,17 @@ STOP_S = 5.0
 class GenerationThread:
     """One model's generation thread. ``manager`` runs it and is replaced with it; ``restarts`` counts replacements."""
 
-    def __init__(self, patch: Patched, limits: EngineLimits, metrics: EngineMetrics) -> None:
-        self._patch, self._limits, self._metrics = patch, limits, metrics
+    def __init__(self, patch: Patched, limits: EngineLimits, metrics: EngineMetrics, choice: EngineChoice) -> None:
+        self._patch, self._limits, self._metrics, self._choice = patch, limits, metrics, choice
         self.manager = self._started()
         self.restarts = 0
         self._stopping = False
-        self._listening: dict[asyncio.Queue[Any], EncodingManager] = {}
+        self._listening: dict[asyncio.Queue[Any], EncodingManager | PaddedLoop] = {}
         self._interleaved = 0
         self._watching: asyncio.Task[None] | None = None
 
-    def _started(self) -> EncodingManager:
-        manager = EncodingManager(
-            self._patch,
-            cache_tokens=self._limits.cache_tokens,
-            page_size=self._limits.page_size,
-            max_batch_tokens=self._limits.max_batch_tokens,
-            max_requests_per_batch=self._limits.max_requests_per_batch,
-            prefix_sharing=self._limits.prefix_sharing,
-        )
+    def _started(self) -> EncodingManager | PaddedLoop:
+        manager = self._choice.built(self._patch, self._limits)
         manager.start()
         return manager
 
@@ -129,7 +124,7 @@ class GenerationThread:
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(watch())
 
-    def _alive_manager(self) -> EncodingManager:
+    def _alive_manager(self) -> EncodingManager | PaddedLoop:
         """The manager, replaced if its thread is dead or stalls.
 
         Raises:

@@ -37,3 +37,17 @@ class SinkWindow:
         """
         tail_pages = -(-(self.page_size - 1 + self.window_size - 1 + new_tokens) // self.page_size)
         return min(length, (self.sink_pages + tail_pages) * self.page_size)
+
+
+def max_cached_len(
+    sink_window: tuple[int, int] | None, length: int, page_size: int, new_tokens: int, sliding: int | None
+) -> int:
+    """Most tokens that a cache contains of a generation of ``length`` tokens, when a step adds ``new_tokens`` at most.
+
+    ``sink_window`` counts the first and the last keys that queries reach, None for all; ``sliding`` is the window of
+    layers that have their own.
+    """
+    if sink_window is None:
+        return length
+    cached = SinkWindow(*sink_window, page_size).max_cached_len(length, new_tokens)
+    return max(cached, min(length, sliding or 0))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from patches import Patched, ResolvedRecipe, encode
+from service.engine.padded.caches import joined, sizes
 
 Nll = np.ndarray
 LOGITS_BYTES = 64 << 20
@@ -73,13 +74,15 @@ FULL_CHUNK_CONTEXT = 512
 """Tokens before a chunk up to which it has its full length."""
 
 
-def bounded(chunk: int, context: int, device: torch.device) -> int:
+def bounded(patch: Patched, chunk: int, context: int) -> int:
     """Tokens of a chunk after ``context`` others. A new request waits for the whole chunk, so its pairs are bounded.
 
     Chunks, and so their rounding errors, depend on nothing else. An accelerator takes a full chunk at any context in
-    milliseconds, and small ones would starve it.
+    milliseconds, and small ones would starve it. A model that drops its state at a second chunk takes single tokens.
     """
-    if device.type != "cpu":
+    if context and not patch.continues:
+        return 1
+    if patch.model.device.type != "cpu":
         return chunk
     return max(min(16, chunk), min(chunk, chunk * (FULL_CHUNK_CONTEXT + chunk) // (context + chunk)))
 
@@ -122,7 +125,7 @@ class Reading:
         ids = torch.tensor(token_ids, device=device)
         last = ids.new_empty(0, dtype=torch.float32)
         while self.length < len(ids):
-            stop = min(self.length + bounded(chunk, self.length, device), len(ids))
+            stop = min(self.length + bounded(self.patch, chunk, self.length), len(ids))
             read = stop - self.length
             last = self.logits(ids[self.length : stop])[-1].log_softmax(dim=-1)
             yield read
@@ -134,17 +137,23 @@ class Reading:
         ids = torch.tensor(answer_ids, device=last.device)
         scores = TokenScores.empty(len(ids), 0)
         scores.put(0, ids[:1], last[None], with_ranks=True)
-        self.cache.activate_past_recording()  # layers that slide keep what they need to go back
-        chunk = chunk_length(chunk, vocab_size_of(self.patch))
-        inputs = len(ids) - 1
+        before, inputs = self.cache, len(ids) - 1
+        has_states = bool(sizes(before)[1])  # states of recurrent layers cannot be cut, so a copy reads the answer
+        if has_states:
+            self.cache = joined([before])
+        else:
+            self.cache.activate_past_recording()  # layers that slide keep what they need to go back
+        chunk = chunk_length(chunk, vocab_size_of(self.patch)) if self.patch.continues else 1
         for start in range(0, inputs, chunk):
             stop = min(start + chunk, inputs)
             logprobs = self.logits(ids[start:stop], evict=False).log_softmax(dim=-1)
             scores.put(start + 1, ids[start + 1 : stop + 1], logprobs, with_ranks=True)
             yield stop - start
-        if inputs:
+        if has_states:
+            self.cache = before
+        elif inputs:
             self.cache.crop(-inputs)
-            self.length -= inputs
+        self.length -= inputs
         return scores
 
     def decode(
@@ -177,7 +186,7 @@ def token_scores(
     ids = torch.tensor(token_ids, device=device)
     reading = Reading(patch, slot)
     while (start := reading.length) < inputs:
-        stop = min(start + bounded(chunk, start, device), inputs)
+        stop = min(start + bounded(patch, chunk, start), inputs)
         logprobs = reading.logits(ids[start:stop]).log_softmax(dim=-1)
         targets = ids[start + 1 : stop + 1]
         if len(targets) < stop - start:

@@ -97,7 +97,7 @@ class ModelRegistry:
         identity = fingerprint(model, weights)
         try:
             patch = self._stack.enter_context(patched(model))
-            verify(patch)
+            choice = verify(patch)
         except UnsupportedModel as error:
             raise ModelLoadError(f"ROPEWAY_MODEL: model {checkpoint.name!r} cannot be served: {error}") from error
         limits = EngineLimits(
@@ -115,7 +115,9 @@ class ModelRegistry:
         size = limits.cache_tokens * cache_bytes_per_token(patch) >> 20
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=size, by=by)
-        engine = Engine(patch, limits, _eos_token_ids(model), EngineMetrics(self._metrics, checkpoint.name))
+        log.info("engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
+        metrics = EngineMetrics(self._metrics, checkpoint.name)
+        engine = Engine(patch, limits, _eos_token_ids(model), metrics, choice)
         self._stack.callback(engine.thread.stop, self._grace_s)
         longest = settings.max_length or engine.generations.most
         self._models[checkpoint.name] = ServedModel(

@@ -37,7 +37,7 @@ _FIELDS_OF_A_SIZE = (
         64,
         "hidden_size d_model n_embd emb_dim word_embed_proj_dim embedding_dim embedding_size lru_width mamba_d_ssm "
         "attention_hidden_size adapter_in_dim adapter_out_dim adapter_input_size input_embedding_size "
-        "output_embedding_size shape_embed_dim pronunciation_embed_dim",
+        "hidden_size_global output_embedding_size shape_embed_dim pronunciation_embed_dim",
     ),
     (
         96,

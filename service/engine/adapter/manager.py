@@ -26,12 +26,13 @@ from service.engine.adapter.compatibility import adopt, check_overrides, check_s
 from service.engine.adapter.configuration import configured_as_cached
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.adapter.runner import RequestRunner
-from service.engine.adapter.scheduler import PREFILL_BESIDE_OTHERS, FairScheduler
+from service.engine.adapter.scheduler import FairScheduler
 from service.engine.adapter.windowed import WindowedAllocator
+from service.engine.fairness import PREFILL_BESIDE_OTHERS, interleave
 from service.engine.interleave import Interleaved
 from service.engine.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.request import EngineRequest
-from service.engine.window import SinkWindow
+from service.engine.window import max_cached_len
 from service.sharing.turns import Turns
 
 
@@ -136,15 +137,11 @@ class EncodingManager(ContinuousBatchingManager):
 
     def _advance_interleaved(self, scheduler: FairScheduler) -> set[str]:
         """One step of long work, if the tenant whose turn it is has some; returns the tenants with such work."""
-        tenants = self.interleaved.tenants()
+        tenants = interleave(
+            self.interleaved, self.turns, lambda: {scheduler.tenant_of(state) for state in self._states(scheduler)}
+        )
         if tenants:
-            generating = {scheduler.tenant_of(state) for state in self._states(scheduler)}
-            self.turns.enter(tenants | generating)
-            turn = self.turns.least(tenants | generating)
-            began = time.perf_counter()
-            if turn in tenants and self.interleaved.advance(turn):
-                self.turns.charge(time.perf_counter() - began, [(turn, 1)])
-                self.heartbeat = time.monotonic()
+            self.heartbeat = time.monotonic()
             self._wake_up_loop.set()  # with work left, an idle manager must not sleep
         return tenants
 
@@ -246,12 +243,9 @@ class EncodingManager(ContinuousBatchingManager):
 
         ``sink_window`` counts the first and the last keys that its queries reach, None for all.
         """
-        if sink_window is None:
-            return length
-        window = SinkWindow(*sink_window, self.continuous_batching_config.page_size)
-        cached = window.max_cached_len(length, self._step_tokens)
-        sliding = getattr(self.model.config.get_text_config(), "sliding_window", None) or 0
-        return max(cached, min(length, sliding))  # sliding layers need their own window
+        page_size = self.continuous_batching_config.page_size
+        sliding = getattr(self.model.config.get_text_config(), "sliding_window", None)
+        return max_cached_len(sink_window, length, page_size, self._step_tokens, sliding)
 
     def tokens_in_cache(self) -> tuple[int, int]:
         """(tokens in use, capacity of the cache in tokens), by pages."""

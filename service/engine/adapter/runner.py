@@ -11,7 +11,7 @@ from typing_extensions import override
 from patches import Patched
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.request import EngineRequest
-from service.engine.sampling import sample
+from service.engine.sampling import sample, undone_on_error
 
 
 class RequestRunner(ModelRunner):
@@ -34,19 +34,6 @@ class RequestRunner(ModelRunner):
             for request, state in zip(rows, states, strict=True):
                 if request is not None:
                     request.generated = state.generated_len()
-            noise = [None if r is None or r.generator is None else r.generator.get_state() for r in rows]
-            drawn = [0 if r is None else len(r.logprobs) for r in rows]
-            try:
+            with undone_on_error(rows):  # the step may be repeated
                 tokens = sample(scores[0, : len(rows)], rows)
-            except Exception:
-                _undo_draws(rows, noise, drawn)  # the step may be repeated
-                raise
             output_ids[0, : len(rows)].copy_(tokens)
-
-
-def _undo_draws(rows: list[EngineRequest | None], noise: list[torch.Tensor | None], drawn: list[int]) -> None:
-    for request, state, length in zip(rows, noise, drawn, strict=True):
-        if request is not None:
-            del request.logprobs[length:]
-            if request.generator is not None and state is not None:
-                request.generator.set_state(state)

@@ -9,20 +9,13 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 from typing_extensions import override
 
 from service.engine.adapter.cache import EncodingCache
+from service.engine.fairness import candidates
 from service.engine.request import EngineRequest
 from service.sharing.turns import Turns
 
-PREFILL_BESIDE_OTHERS = 256
-"""Most prompt tokens of one step on a CPU while another tenant has work: the others wait for all of it."""
-
 
 class FairScheduler(FIFOScheduler):
-    """Decodes every request in each step, and reads prompts of the tenant that has used the least time.
-
-    A tenant that only decodes takes its turn by a step without prompts. A long prompt of another tenant then costs it
-    at most an equal share of the time. On a CPU, where rows cost time, only tenants with equal use decode in a step.
-    Requests of one tenant keep the order of arrival.
-    """
+    """Takes the candidates of a step in the order of ``fairness``."""
 
     cache: EncodingCache
     requests: dict[str, EngineRequest]
@@ -40,18 +33,9 @@ class FairScheduler(FIFOScheduler):
         self, token_budget: int, cache_budget: int
     ) -> tuple[list[FutureRequestState] | None, bool, int, int]:
         """As the base class, from the candidates of this turn."""
-        decoding, reading = self._by_work()
-        tenants = {self.tenant_of(state) for state in (*decoding, *reading)}
-        self.turns.enter(tenants | self.others)
-        turn = self.turns.least(tenants)
-        mine = [state for state in reading if self.tenant_of(state) == turn]
-        if not mine and not any(self.tenant_of(state) == turn for state in decoding):
-            mine = reading
-        if self.prefill_beside_others is not None and len(tenants | self.others) > 1:
-            level = self.turns.level(tenants)
-            decoding = [state for state in decoding if self.tenant_of(state) in level]
-            token_budget = min(token_budget, len(decoding) + self.prefill_beside_others)
-        decoding.sort(key=lambda state: self.tenant_of(state) != turn)
+        decoding, mine, token_budget = candidates(
+            *self._by_work(), self.tenant_of, self.turns, self.others, token_budget, self.prefill_beside_others
+        )
         rows = self.max_requests_per_batch - (1 if mine else 0)  # a full batch must not keep a prompt out for ever
         taken: set[str] = set()
         scheduled, failed, fast, tokens, read = self._process_candidates(

@@ -66,7 +66,7 @@ class AttentionUnit(Unit):
         cache = None
         start = stop = 0
         while (start := stop) < self.length:
-            stop = min(start + bounded(chunk, start, device), self.length)
+            stop = min(start + bounded(self.subject.patch, chunk, start), self.length)
             position_ids = encode(torch.arange(start, stop, device=device), slot)[None]
             with torch.no_grad(), self.subject.patch.observing(mass.observe):
                 output = model(

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from patches import encode, parse, patched
-from tests import architectures
+from tests.field import configurations
 from tests.methods import Fields
 from tests.models import EAGER_ONLY, every_family, tiny_model, tiny_tokens
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
@@ -54,6 +54,8 @@ def test_the_echo_says_which_layers_an_encoding_reaches(family: str, layers: dic
         assert patch.describe(parse({"method": "default"}), 32)["layers"] == layers
 
 
-@pytest.mark.slow
-def test_the_table_of_the_docs_is_what_was_measured() -> None:
-    assert architectures.FILE.read_text(encoding="utf-8") == architectures.document(), "python -m tests.architectures"
+def test_layers_with_a_window_keep_their_table_even_where_its_numbers_are_equal() -> None:
+    """Olmo 3 declares a scaling for the other layers only; before that, both kinds rotate alike."""
+    with patched(configurations.tiny_model("olmo3")) as patch:
+        assert dict(patch.roles) == {0: "own", 1: "slots"}
+        assert patch.windowed == {0}

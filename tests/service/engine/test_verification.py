@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import PreTrainedModel
+from transformers.cache_utils import LinearAttentionLayer
 from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOCATOR
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from patches import Patched, UnsupportedModel, encode, one_per_route, patched
 from patches.batch.segments import Batch
@@ -22,75 +21,30 @@ from service.engine.adapter import EncodingManager, inputs
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.configuration import ATTENDING
 from service.engine.adapter.inputs import SlottedInputs
+from service.engine.choice import CHOICES, PAGED
+from service.engine.padded import forward, sequence
+from service.engine.padded.caches import row_of
 from service.engine.verification import TOLERANCE, verify
 from service.engine.window import SinkWindow
 from service.models.architecture import FAMILIES as DEMO_FAMILIES
 from service.models.loading import ModelLoadError
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from tests.field import configurations as field
 from tests.models import FAMILIES, OTHER_FAMILIES, by_tier, demo_model, tiny_model
-from tests.service.conftest import tiny_checkpoint, tiny_tokenizer
+from tests.service.conftest import tiny_checkpoint
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
-LINEAR = {
-    "head_dim": 16,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_next": (
-        "Qwen3NextConfig",
-        {
-            **LINEAR,
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 32,
-        },
-    ),
-    "qwen3_5_text": ("Qwen3_5TextConfig", LINEAR),
-    "granitemoehybrid": (
-        "GraniteMoeHybridConfig",
-        {
-            **EXPERTS,
-            "layer_types": ["mamba", "attention"] * 2,
-            "mamba_n_heads": 4,
-            "mamba_d_head": 32,
-            "mamba_d_state": 16,
-            "shared_intermediate_size": 32,
-            "position_embedding_type": "rope",
-        },
-    ),
-    "minimax": ("MiniMaxConfig", {"head_dim": 16, **EXPERTS}),
-    "olmo_hybrid": ("OlmoHybridConfig", {}),
-}
-"""Layers that keep a state instead of keys and values; ``patched`` carries them, pages do not."""
-
-
-def hybrid(name: str) -> PreTrainedModel:
-    config_class, sizes = HYBRIDS[name]
-    config = getattr(transformers, config_class)(**SIZES | sizes)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.train(False)
+HYBRIDS = ("qwen3_next", "qwen3_5_text", "granitemoehybrid", "minimax", "olmo_hybrid")
+"""Layers that keep a state instead of keys and values: pages cannot cache them."""
 
 
 def check(model: PreTrainedModel) -> None:
+    """Raises:
+    UnsupportedModel: when the paged engine does not carry the model.
+    """
     with patched(model) as patch:
-        verify(patch)
+        if (reason := verify(patch).reason) is not None:
+            raise UnsupportedModel(reason)
 
 
 # Engines that pass
@@ -148,7 +102,7 @@ def test_it_costs_a_few_forwards_of_a_few_tokens() -> None:
         patch.model.register_forward_pre_hook(
             lambda _, args, kwargs: calls.append(kwargs["input_ids"].numel()), with_kwargs=True
         )
-        verify(patch)
+        assert verify(patch) == PAGED
     assert len(calls) <= 20
     assert sum(calls) <= 400
 
@@ -250,11 +204,43 @@ def test_a_model_without_numbers_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_layers_that_keep_a_state_are_named(name: str) -> None:
-    with patched(hybrid(name)) as patch:
-        with pytest.raises(UnsupportedModel, match="layers of the types linear_attention; types that can be served"):
-            verify(patch)
+def test_layers_that_keep_a_state_go_to_the_padded_engine(name: str) -> None:
+    with patched(field.tiny_model(name)) as patch:
+        choice = verify(patch)
+        assert (choice.kind, choice.together) == ("padded", True)
+        assert "layers of the types linear_attention; types that can be served" in str(choice.reason)
         assert patch.slots.in_use() == 0
+
+
+def lost_padding(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forward, "_padding_mask", lambda *_: None)
+
+
+def swapped_rows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sequence, "row_of", lambda cache, row, num_tokens: row_of(cache, 0, num_tokens))
+
+
+@pytest.mark.parametrize("double", [lost_padding, swapped_rows])
+def test_rows_that_cannot_share_a_forward_run_alone(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    double(monkeypatch)
+    with patched(field.tiny_model("olmo_hybrid")) as patch:
+        choice = verify(patch)
+        assert (choice.kind, choice.together) == ("padded", False)
+        assert "; the padded engine " in str(choice.reason)
+
+
+def test_a_cache_of_unknown_states_runs_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = LinearAttentionLayer.lazy_initialization
+
+    def also(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.memory = torch.zeros(1, 3)
+        lazy(self, *args, **kwargs)
+
+    monkeypatch.setattr(LinearAttentionLayer, "lazy_initialization", also)
+    with patched(field.tiny_model("olmo_hybrid")) as patch:
+        choice = verify(patch)
+    assert (choice.kind, choice.together) == ("padded", False)
+    assert "the padded engine fails on it: a LinearAttentionLayer has memory" in str(choice.reason)
 
 
 def test_the_types_of_layers_are_those_that_pages_hold() -> None:
@@ -268,19 +254,26 @@ def registry(folder: Path) -> ModelRegistry:
     return ModelRegistry(Settings(_env_file=None, model=str(folder), device="cpu", cache_tokens=1024))
 
 
+def test_the_server_takes_the_padded_engine_where_pages_are_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_checkpoint(tmp_path / "cropping")
+    cropped_value(monkeypatch)
+    models = registry(folder)
+    try:
+        choice = models.default.engine.choice
+        assert choice.kind == "padded"
+        assert str(choice.reason).startswith("the paged engine does not compute")
+    finally:
+        models.close()
+
+
 def test_the_server_refuses_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_checkpoint(tmp_path / "cropping")
     registry(folder).close()
     cropped_value(monkeypatch)
+    monkeypatch.setattr(forward, "encode", lambda position_ids, slots: encode(position_ids, 0 * slots))
     with pytest.raises(ModelLoadError, match="model 'cropping' cannot be served: the paged engine does not compute"):
-        registry(folder)
-
-
-def test_the_server_refuses_a_hybrid_by_name(tmp_path: Path) -> None:
-    folder = tmp_path / "hybrid"
-    hybrid("olmo_hybrid").save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    with pytest.raises(ModelLoadError, match=r"model 'hybrid' cannot be served: .*linear_attention"):
         registry(folder)
 
 
@@ -289,7 +282,8 @@ def test_a_refused_patch_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     forget = Patched.forget_encodings
     monkeypatch.setattr(Patched, "forget_encodings", lambda self: (cleared.append(self), forget(self)))
     cropped_value(monkeypatch)
-    with pytest.raises(UnsupportedModel):
-        check(model)
-    assert len(cleared) == 1, "after the check that failed"
+    monkeypatch.setattr(forward, "encode", lambda position_ids, slots: encode(position_ids, 0 * slots))
+    with pytest.raises(UnsupportedModel), patched(model) as patch:
+        verify(patch)
+    assert len(cleared) == len(CHOICES), "after every check that failed"
     assert not str(model.config._attn_implementation).startswith("ropeway")
