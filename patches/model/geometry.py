@@ -24,6 +24,7 @@ NOT_OF_THE_ENCODING = frozenset({"llama_4_scaling_beta", "max_position_embedding
 """Entries of ``rope_parameters`` that a model's attention applies by itself, or that only repeat its length."""
 
 NOTHING_ATTENDS = "none of its layers attends: recurrent layers have no positions to encode"
+OF_SEVERAL_PARTS = "it is made of several models, and its configuration has no attention heads for all of them"
 
 
 class UnsupportedModel(ValueError):
@@ -41,7 +42,7 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
     config = text_config(model)
     architecture = architecture_of(model)
     if _number(config, "num_attention_heads") is None:
-        raise UnsupportedModel(NOTHING_ATTENDS)
+        raise UnsupportedModel(OF_SEVERAL_PARTS if len(getattr(config, "sub_configs", ())) > 1 else NOTHING_ATTENDS)
     if architecture is None or architecture.forward is None:
         _refuse_attention_that_does_not_dispatch(model)
     facts = {} if architecture is None else architecture.facts(config) | architecture.in_weights(model)

@@ -7,7 +7,7 @@ compared. Nothing is looked up by name, so unknown models are measured too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple, get_args
@@ -88,8 +88,9 @@ class Measurement:
     """Rotation of one model.
 
     ``geometry`` has the measured pair layout and offset. ``roles`` has the layers that attend. ``rotary_tables`` says
-    which tables requests choose, and ``table`` is their format. A model that ``insists_on_masks`` gets whole ones.
-    One that ``chooses_keys`` does so in some layer, or adds numbers to scores there.
+    which tables requests choose, and ``table`` is their format. ``windowed`` are the layers that attend to a window. A
+    model that ``insists_on_masks`` gets whole ones. One that ``chooses_keys`` does so in some layer, or adds numbers to
+    scores there.
     """
 
     geometry: RopeGeometry
@@ -97,6 +98,7 @@ class Measurement:
     cached: CachedStates
     rotary_tables: RotaryTables
     table: TableFormat
+    windowed: frozenset[int]
     insists_on_masks: bool
     chooses_keys: bool
 
@@ -183,9 +185,9 @@ class Trial:
         return insists
 
     @property
-    def masks(self) -> tuple[bool, bool]:
-        """(insists on masks, chooses keys)."""
-        return self.insists_on_masks, bool(self.biased)
+    def masks(self) -> tuple[frozenset[int], bool, bool]:
+        """(layers with a window, insists on masks, chooses keys)."""
+        return frozenset(self.windowed), self.insists_on_masks, bool(self.biased)
 
     def moved(self, still: Trial) -> set[int]:
         """Layers with other queries than in ``still``."""
@@ -255,23 +257,22 @@ def measured(
             different ones that requests could choose none.
     """
     still: dict[RotaryTable | None, torch.Tensor] = {table: torch.zeros_like(table.inv_freq) for table in tables}
-    groups: list[list[RotaryTable | None]] = [list(group) for group in tables.groups()]
-    if not groups and (pairs := geometry(None).rotary_dim // 2):
+    if not still and (pairs := geometry(None).rotary_dim // 2):
         still[None] = torch.zeros(pairs)  # attention of an entry asks for its table itself
-        groups = [[None]]
     raw = run(still)
     if not raw.states:
         raise UnsupportedModel(NOTHING_ATTENDS)
     if not still:
         roles: dict[int, Role] = dict.fromkeys(raw.states, "slots")
         return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), *raw.masks)
-    trials = [run({**still, **dict.fromkeys(group, _turning(still[group[0]]))}) for group in groups]
-    moved = [trial.moved(raw) for trial in trials]
-    index = _chosen(moved, raw.windowed, len(raw.states))
-    roles = {layer: _role(layer, moved, index) for layer in raw.states}
-    first, chosen = groups[index][0], [table for table in groups[index] if table is not None]
-    found = _found(geometry(first), raw, trials[index], min(moved[index]), _turning(still[first]))
-    return Measurement(found, roles, raw.cached, RotaryTables(tables, chosen), formats[first], *raw.masks)
+    trials = {table: run({**still, table: _turning(frequencies)}) for table, frequencies in still.items()}
+    moved = {table: trial.moved(raw) for table, trial in trials.items()}
+    chosen = _chosen(moved, frozenset(raw.windowed), len(raw.states))
+    roles = {layer: _role(layer, moved, chosen) for layer in raw.states}
+    first = chosen[0]
+    found = _found(geometry(first), raw, trials[first], min(moved[first]), _turning(still[first]))
+    by_requests = RotaryTables(tables, [table for table in chosen if table is not None])
+    return Measurement(found, roles, raw.cached, by_requests, formats[first], *raw.masks)
 
 
 def _turning(still: torch.Tensor) -> torch.Tensor:
@@ -279,21 +280,33 @@ def _turning(still: torch.Tensor) -> torch.Tensor:
     return torch.linspace(1.0, 0.3, len(still), device=still.device)
 
 
-def _chosen(moved: list[set[int]], windowed: set[int], layers: int) -> int:
-    """The table of the layers without a window. If those rotate nothing, the table of the layers with one."""
-    for among in ([layers - windowed for layers in moved], moved):
-        found = [index for index, reached in enumerate(among) if reached]
-        if len(found) > 1:
-            raise UnsupportedModel(f"its layers rotate by {len(found)} different tables, and requests choose only one")
+Moved = Mapping[RotaryTable | None, set[int]]
+"""Table -> the layers that rotate by it."""
+
+
+def _chosen(moved: Moved, windowed: frozenset[int], layers: int) -> list[RotaryTable | None]:
+    """The tables of the layers without a window. If those rotate nothing, the tables of the layers with one.
+
+    Several have the same numbers. A table of layers with a window is not chosen beside others, even with their numbers:
+    a checkpoint that declares a scaling declares it for the layers without.
+    """
+    for without in (windowed, frozenset[int]()):
+        found = [table for table, reached in moved.items() if reached - without]
+        first = found[0] if found else None
+        others = [table for table in found[1:] if table is not None and first is not None and not table.is_like(first)]
+        if others:
+            raise UnsupportedModel(
+                f"its layers rotate by {len(others) + 1} different tables, and requests choose only one"
+            )
         if found:
-            return found[0]
+            return found
     raise UnsupportedModel(f"none of its {layers} layers rotates by the rotary module")
 
 
-def _role(layer: int, moved: list[set[int]], chosen: int) -> Role:
-    if layer in moved[chosen]:
+def _role(layer: int, moved: Moved, chosen: Sequence[RotaryTable | None]) -> Role:
+    if any(layer in moved[table] for table in chosen):
         return "slots"
-    return "own" if any(layer in layers for layers in moved) else "never"
+    return "own" if any(layer in layers for layers in moved.values()) else "never"
 
 
 def _found(geometry: RopeGeometry, raw: Trial, turned: Trial, layer: int, inv_freq: torch.Tensor) -> RopeGeometry:

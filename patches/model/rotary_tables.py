@@ -60,17 +60,6 @@ class RotaryTables:
         """True if requests choose the table that this call reads."""
         return self.table(module, layer_type) in (None, *self.chosen)
 
-    def groups(self) -> list[list[RotaryTable]]:
-        """Tables with the same numbers together."""
-        groups: list[list[RotaryTable]] = []
-        for table in self:
-            group = next((found for found in groups if found[0].is_like(table)), None)
-            if group is None:
-                groups.append([table])
-            else:
-                group.append(table)
-        return groups
-
 
 def rotary_tables(model: nn.Module) -> RotaryTables:
     """The tables of the language model; those of parts for images or sound are not among them."""
@@ -88,4 +77,4 @@ def decoder_of(model: nn.Module) -> nn.Module:
     """The language model without parts for images or sound."""
     get_decoder: Any = getattr(model, "get_decoder", None)
     decoder: nn.Module = model if get_decoder is None else get_decoder()
-    return decoder
+    return decoder if hasattr(decoder, "config") else model  # transformers also calls a last linear layer so

@@ -67,7 +67,7 @@ class Patched(Encodings):
         super().__init__(measurement.geometry, layers, model.device)
         self.model = model  # a PreTrainedModel, whose library is imported in hf.py only
         self.attention_name = attention_name
-        self.roles, self.cached = measurement.roles, measurement.cached
+        self.roles, self.cached, self.windowed = measurement.roles, measurement.cached, measurement.windowed
         self.rotary_tables = measurement.rotary_tables
         architecture = architecture_of(model)
         embeds = None if architecture is None else architecture.positions

@@ -35,7 +35,7 @@ RESULTS: tuple[Result, ...] = get_args(Result)
 LENGTHS = (50, 13, 33)
 """Tokens of the prompts, to which ``NEW`` are added: more than a window and less, within the trained length of 64."""
 
-ROUNDING, DECODING = 1e-6, 3e-5
+ROUNDING, DECODING = 5e-6, 3e-5
 """Largest differences, over the largest logit, of a plain pass and of everything else."""
 
 DEFAULT: dict[str, Any] = {"method": "default"}
@@ -159,11 +159,6 @@ def _check(name: str, found: Logits, expected: Logits, tolerance: float) -> None
         raise _Different(f"{name} differs from the plain model's by {difference:.0e} of the largest logit")
 
 
-def _check_either(name: str, found: Logits, expected: Logits, own: Logits) -> None:
-    """The plain model's own cache or padding counts too, where it differs from its pass."""
-    _check(name, found, expected if largest(found, expected) <= DECODING else own, DECODING)
-
-
 def _compared(patch: Patched, expected: Expected) -> str:
     """The largest difference between a pass of the patched model and of the plain one, in words.
 
@@ -173,19 +168,23 @@ def _compared(patch: Patched, expected: Expected) -> str:
     model, rows = patch.model, expected.rows
     alone = passed(model, rows)
     _check("a pass", alone, expected.logits, ROUNDING)
-    notes = ["to the bit" if largest(alone, expected.logits) == 0 else "within 1e-6"]
+    notes = ["to the bit" if largest(alone, expected.logits) == 0 else "within 5e-6"]
     cached = decoded(expected.model, rows)
     for name, found, own in (
         ("cache", decoded(model, rows), cached),
         ("padded batch", padded(model, rows), padded(expected.model, rows)),
     ):
-        if largest(own, expected.logits) > DECODING:
-            notes.append(f"its own {name} differs from its pass")
-        _check_either(f"a {name}", found, expected.logits, own)
+        if found is None or own is None:
+            notes.append(f"it returns no {name}")
+            continue
+        differs = largest(own, expected.logits) > DECODING
+        notes += [f"its own {name} differs from its pass"] if differs else []
+        _check(f"a {name}", found, own if largest(found, expected.logits) > DECODING else expected.logits, DECODING)
     for fields in filter(partial(_resolves, patch), IDENTITIES):
         slots, name = [slot_of(patch, fields, len(row)) for row in rows], fields["method"]
         _check(f"a pass under {name}", passed(model, rows, slots), expected.logits, DECODING)
-        _check_either(f"a cache under {name}", decoded(model, rows, slots), expected.logits, cached)
+        if cached is not None and largest(cached, expected.logits) <= DECODING:
+            _check(f"a cache under {name}", decoded(model, rows, slots) or [], expected.logits, DECODING)
     scaled = expected.scaled(LINEAR)
     if scaled is not None and _resolves(patch, LINEAR):
         slots = [slot_of(patch, LINEAR, len(row)) for row in rows]
@@ -214,12 +213,12 @@ async def _engine(settings: Settings, expected: Expected) -> tuple[str, str]:
     try:
         served = registry.default
         tokens = await asyncio.gather(*[_generated(served, prompt.tolist()) for prompt in expected.prompts])
-        choice = str(served.engine.choice)
+        choice = served.engine.choice
     finally:
         registry.close()
     if tokens != expected.greedy():
-        raise _Different(f"the {choice} engine's greedy tokens are not those of the plain forward")
-    return choice, ""
+        raise _Different(f"the {choice}'s greedy tokens are not those of the plain forward")
+    return choice.kind + ("" if choice.together else ", one row at a time"), ""
 
 
 async def _generated(served: ServedModel, prompt: list[int]) -> list[int]:

@@ -28,15 +28,20 @@ def passed(model: PreTrainedModel, rows: Sequence[torch.Tensor], slots: Sequence
 
 
 @torch.no_grad()
-def decoded(model: PreTrainedModel, rows: Sequence[torch.Tensor], slots: Sequence[int] | None = None) -> Logits:
-    """Every row from the model's own cache: all but ``NEW`` tokens at once, the others one by one."""
+def decoded(model: PreTrainedModel, rows: Sequence[torch.Tensor], slots: Sequence[int] | None = None) -> Logits | None:
+    """Every row from the model's own cache: all but ``NEW`` tokens at once, the others one by one.
+
+    None for a model that returns no cache (RecurrentGemma).
+    """
     found = []
     for row, encoded in zip(rows, _encoded(rows, slots), strict=True):
         cache, parts = None, []
         for new in (slice(0, len(row) - NEW), *[slice(at, at + 1) for at in range(len(row) - NEW, len(row))]):
             positions = _positions(model, encoded[None, new])
             output = model(input_ids=row[None, new], past_key_values=cache, use_cache=True, **positions)
-            cache = output.past_key_values
+            cache = getattr(output, "past_key_values", None)
+            if cache is None:
+                return None
             parts.append(output.logits[0])
         found.append(torch.cat(parts))
     return found

@@ -20,15 +20,17 @@ class _AsCached:
         self._config = config
         self.num_key_value_heads, self.head_dim = cached.heads, cached.width
         self.num_hidden_layers = config.num_hidden_layers * cached.calls
-        kinds, whole = getattr(config, "layer_types", None) or [], "full_attention"
+        kinds, whole = getattr(config, "layer_types", None), "full_attention"
+        if not kinds:  # a sliding_window of the configuration may have no effect (Moshi)
+            windowed = [layer in patch.windowed for layer in range(config.num_hidden_layers)]
+            kinds = ["sliding_attention" if window else whole for window in windowed]
         unknown = sorted({str(kind) for kind in kinds if kind not in ATTENDING})
         if unknown:
             raise UnsupportedModel(
                 f"the paged engine holds keys and values only, and it has layers of the types {', '.join(unknown)}; "
                 f"types that can be served are {', '.join(ATTENDING)}"
             )
-        attending = [whole if kind == "chunked_attention" else kind for kind in kinds] * cached.calls
-        self.layer_types = attending or None
+        self.layer_types = [whole if kind == "chunked_attention" else kind for kind in kinds] * cached.calls
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)

@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from patches import encode, parse, patched
+from tests.field import configurations
 from tests.methods import Fields
 from tests.models import EAGER_ONLY, every_family, tiny_model, tiny_tokens
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
@@ -51,3 +52,10 @@ def test_mixed_rows_from_a_cache(family: str) -> None:
 def test_the_echo_says_which_layers_an_encoding_reaches(family: str, layers: dict[str, int]) -> None:
     with patched(tiny_model(family)[1]) as patch:
         assert patch.describe(parse({"method": "default"}), 32)["layers"] == layers
+
+
+def test_layers_with_a_window_keep_their_table_even_where_its_numbers_are_equal() -> None:
+    """Olmo 3 declares a scaling for the other layers only; before that, both kinds rotate alike."""
+    with patched(configurations.tiny_model("olmo3")) as patch:
+        assert dict(patch.roles) == {0: "own", 1: "slots"}
+        assert patch.windowed == {0}

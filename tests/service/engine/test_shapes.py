@@ -8,6 +8,7 @@ import pytest
 
 from patches import patched
 from service.engine.verification import verify
+from tests.field import configurations
 from tests.models import tiny_model
 from tests.service.engine.test_architectures import METHODS, check
 
@@ -41,4 +42,13 @@ async def test_odd_shapes(family: str, sizes: dict[str, Any], head_dim: int, rot
     with patched(model) as patch:
         assert (patch.geometry.head_dim, patch.geometry.rotary_dim) == (head_dim, rotary_dim)
         verify(patch)
+    await check(model, METHODS)
+
+
+@pytest.mark.slow
+async def test_a_window_without_effect_cuts_no_cache() -> None:
+    """Moshi's configuration has a window that its attention never gets; prompts are longer than it."""
+    model = configurations.tiny_model("moshi", sliding_window=8)
+    with patched(model) as patch:
+        assert not patch.windowed
     await check(model, METHODS)
