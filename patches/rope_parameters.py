@@ -148,13 +148,19 @@ def _listed(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int, facto
 
 def is_by_layer(own: Mapping[str, Any]) -> bool:
     """True if a configuration's ``rope_parameters`` has an object per type of layer."""
-    return SHARED in own
+    return any(isinstance(value, Mapping) for value in own.values())
 
 
 def in_configuration(parameters: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """``parameters`` in place of a configuration's ``own``, whose other entries and other layers stay."""
+    """``parameters`` in place of a configuration's ``own``, whose other entries and other layers stay.
+
+    Raises:
+        NoRopeParameters: when layers differ and none of them has full attention.
+    """
     if is_by_layer(own):
-        return {**own, SHARED: in_configuration(parameters, own[SHARED] or {})}
+        if not isinstance(own.get(SHARED), Mapping):
+            raise NoRopeParameters(f"this model's frequencies differ by layer, and none are for {SHARED} layers")
+        return {**own, SHARED: in_configuration(parameters, own[SHARED])}
     return {**parameters, **{name: value for name, value in own.items() if name not in SCALING}}
 
 

@@ -51,6 +51,15 @@ def bias_of(
     return bias
 
 
+def bias_of_blocks(block_indices: torch.Tensor, block_size: int, query: torch.Tensor, keys: int) -> torch.Tensor:
+    """``Layer.bias`` of blocks of keys, chosen [rows, groups, q, chosen] for groups of heads; -1 is no block."""
+    rows, groups, new, _ = block_indices.shape
+    blocks = -(-keys // block_size)
+    bias = query.new_full((rows, groups, new, blocks + 1), float("-inf"))
+    bias = bias.scatter(-1, block_indices.long().remainder(blocks + 1), 0.0)[..., :blocks]  # -1 is behind the last
+    return bias.repeat_interleave(block_size, -1)[..., :keys].repeat_interleave(query.shape[1] // groups, 1)
+
+
 def _excluding(mask: torch.Tensor) -> float:
     """Half the number that excludes a key in transformers: sums with scores exclude it too."""
     return torch.finfo(mask.dtype).min / 2

@@ -57,7 +57,9 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
         declared = {"method": "none"}  # a measurement confirms it
     native = _native_encoding(config, parameters, declared)
     latent = _number(config, "kv_lora_rank") is not None
-    longest = facts.pop("max_position_embeddings", None) or config.max_position_embeddings
+    longest = facts.pop("max_position_embeddings", None) or getattr(config, "max_position_embeddings", None)
+    if longest is None:
+        raise UnsupportedModel("its configuration does not say for how many tokens it was trained")
     measured = {
         "head_dim": _head_dim(config, latent),
         "rotary_dim": 0 if table is None else 2 * table.inv_freq.shape[0],

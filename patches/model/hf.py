@@ -162,10 +162,8 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         raise ValueError("the model is patched already: one patch serves every encoding")
     name = f"{_PREFIX}{next(_names)}"
     with ExitStack() as undo:
-        architecture = architecture_of(model)
-        compared = architecture is None or architecture.agrees(text_config(model))
         with _evaluating(model):
-            plain = _logits(model) if compared else None
+            plain = _logits(model) if _computes_its_own_encoding(model) else None
             temperatures = _take_over_temperatures(model, undo)
             patch = Patched(model, name, _measured(model, name), temperatures)
         for table in patch.rotary_tables.chosen[:1]:
@@ -218,6 +216,13 @@ def _refused() -> Iterator[None]:
         raise
     except Exception as error:
         raise UnsupportedModel(f"its forward fails with another attention: {error}") from error
+
+
+def _computes_its_own_encoding(model: PreTrainedModel) -> bool:
+    """False for weights trained with an encoding that transformers does not compute."""
+    config, architecture = text_config(model), architecture_of(model)
+    agrees = architecture is None or architecture.agrees(config)
+    return agrees and getattr(config, "position_encoding", None) is None
 
 
 def _refuse_other_logits(logits: torch.Tensor, plain: torch.Tensor) -> None:

@@ -89,7 +89,8 @@ class Measurement:
 
     ``geometry`` has the measured pair layout and offset. ``roles`` has the layers that attend. ``rotary_tables`` says
     which tables requests choose, and ``table`` is their format. ``windowed`` are the layers that attend to a window. A
-    model that ``insists_on_masks`` gets whole ones.
+    model that ``insists_on_masks`` gets whole ones. One that ``chooses_keys`` does so in some layer, or adds numbers to
+    scores there.
     """
 
     geometry: RopeGeometry
@@ -99,6 +100,7 @@ class Measurement:
     table: TableFormat
     windowed: frozenset[int]
     insists_on_masks: bool
+    chooses_keys: bool
 
 
 class Trial:
@@ -153,6 +155,7 @@ class Trial:
         *_: Any,
         sliding_window: int | None = None,
         indices: torch.Tensor | None = None,
+        block_indices: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
         """Seam B: zeros [rows, tokens, heads, value dim].
@@ -166,7 +169,7 @@ class Trial:
         if key.shape[2] != query.shape[2]:
             raise UnsupportedModel("its layers attend to more keys than tokens")
         layer = module.layer_idx
-        if bias_of(attention_mask, indices, query, key.shape[2]) is not None:
+        if block_indices is not None or bias_of(attention_mask, indices, query, key.shape[2]) is not None:
             self.biased.add(layer)
         self.states[layer] = query.detach(), key.detach(), value.detach()
         if sliding_window is not None:
@@ -180,6 +183,11 @@ class Trial:
         """True for a model that needs a whole mask, to choose keys by it."""
         self.insists_on_masks |= insists
         return insists
+
+    @property
+    def masks(self) -> tuple[bool, bool]:
+        """(insists on masks, chooses keys)."""
+        return self.insists_on_masks, bool(self.biased)
 
     def moved(self, still: Trial) -> set[int]:
         """Layers with other queries than in ``still``."""
@@ -257,7 +265,7 @@ def measured(
     windowed = frozenset(raw.windowed)
     if not still:
         roles: dict[int, Role] = dict.fromkeys(raw.states, "slots")
-        return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), windowed, raw.insists_on_masks)
+        return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), windowed, *raw.masks)
     trials = {table: run({**still, table: _turning(frequencies)}) for table, frequencies in still.items()}
     moved = {table: trial.moved(raw) for table, trial in trials.items()}
     chosen = _chosen(moved, windowed, len(raw.states))
@@ -265,7 +273,7 @@ def measured(
     first = chosen[0]
     found = _found(geometry(first), raw, trials[first], min(moved[first]), _turning(still[first]))
     by_requests = RotaryTables(tables, [table for table in chosen if table is not None])
-    return Measurement(found, roles, raw.cached, by_requests, formats[first], windowed, raw.insists_on_masks)
+    return Measurement(found, roles, raw.cached, by_requests, formats[first], windowed, *raw.masks)
 
 
 def _turning(still: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from patches.attention import fused
-from patches.attention.layer import Layer, bias_of
+from patches.attention.layer import Layer, bias_of, bias_of_blocks
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observed, Observer
 from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
@@ -73,7 +73,7 @@ class Patched(Encodings):
         embeds = None if architecture is None else architecture.positions
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
         self.table_format, self._temperatures = measurement.table, temperatures
-        self._insists_on_masks = measurement.insists_on_masks
+        self._insists_on_masks, self._chooses_keys = measurement.insists_on_masks, measurement.chooses_keys
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._layers, self._chunks = num_layers, chunked_layers(text_config(model))
         self._thread = _ThreadState()
@@ -174,12 +174,14 @@ class Patched(Encodings):
         softcap: float | None = None,
         s_aux: torch.Tensor | None = None,
         indices: torch.Tensor | None = None,
+        block_indices: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         """Seam B: output [rows, tokens, heads, value dim], segment by segment.
 
         ``attention_mask`` is the padding mask [rows, seen tokens] or None, and in layers that choose keys
-        [rows, heads or 1, tokens, keys]. ``indices`` [rows, tokens, chosen] are keys that a layer chose.
+        [rows, heads or 1, tokens, keys]. ``indices`` [rows, tokens, chosen] are keys that a layer chose, and
+        ``block_indices`` [rows, groups of heads, tokens, chosen] are blocks of keys.
         A packed row's batch and paged cache come from ``packed``: not every architecture hands unknown arguments on to
         its attention.
 
@@ -190,7 +192,10 @@ class Patched(Encodings):
             raise ValueError(f"attention dropout {dropout:g} does not apply here: load the model with 0 to train it")
         forward = self._forward
         bias = bias_of(attention_mask, indices, query, key.shape[2])
-        if bias is not None and (forward.packed is not None or not self._insists_on_masks):
+        if block_indices is not None:
+            size: int = module.indexer.block_size  # type: ignore[assignment, union-attr]
+            bias = bias_of_blocks(block_indices, size, query, key.shape[2])
+        if bias is not None and (forward.packed is not None or not self._chooses_keys):
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
         index: int = module.layer_idx  # type: ignore[assignment]
         if self.geometry.latent and self.roles.get(index) != "own":
@@ -198,7 +203,8 @@ class Patched(Encodings):
         mask = self._layer_mask(index, sliding_window)
         layer = Layer(scaling, mask, softcap, s_aux, module, self._temperatures.get(index), bias)
         if forward.packed is None:
-            batch = forward.padded(query.shape[0], attention_mask if bias is None else None)
+            padding = None if attention_mask is None or attention_mask.ndim == 4 else attention_mask
+            batch = forward.padded(query.shape[0], padding)
             return self._attend_padded(query, key, value, batch, layer, index), None
         paged = dict(forward.paged)  # the cache writes what belongs to this layer into it
         if "cache" in paged:
@@ -299,7 +305,7 @@ class Patched(Encodings):
     def sink_window(self, resolved: ResolvedRecipe) -> tuple[int, int] | None:
         """(num_sinks, window_size) that any later query can reach under ``resolved``; None: caches need every key."""
         # A layer that attends to everything, chooses keys, or counts the cache's tokens would miss evicted keys.
-        alike = set(self.roles.values()) <= {"slots"} and not self._chunks and not self._insists_on_masks
+        alike = set(self.roles.values()) <= {"slots"} and not self._chunks and not self._chooses_keys
         return resolved.recipe.sink_window if alike else None
 
     def evict(self, cache: Any, slot: int) -> None:

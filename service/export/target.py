@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-from patches import NoRopeParameters, ResolvedRecipe, RopeGeometry, RopeType, is_by_layer, rope_parameters
+from patches import ResolvedRecipe, RopeGeometry, RopeType, is_by_layer, rope_parameters
 
 Form = Mapping[str, Any]
 """An encoding as transformers' ``rope_parameters``."""
@@ -40,12 +40,9 @@ class Wanted:
         """Equal ways to write it, the most specific first.
 
         Raises:
-            Inexpressible: naming the part that none of them has.
+            NoRopeParameters: naming the part that none of them has.
         """
-        try:
-            return rope_parameters(self.resolved, self.geometry, self.length)
-        except NoRopeParameters as error:
-            raise Inexpressible(str(error)) from None
+        return rope_parameters(self.resolved, self.geometry, self.length)
 
     @property
     def follows_length(self) -> bool:
@@ -77,6 +74,7 @@ class Target(ABC):
 
         Raises:
             Inexpressible: naming what the system has no option for.
+            NoRopeParameters: naming what no ``rope_parameters`` have.
         """
 
     @abstractmethod

@@ -9,6 +9,7 @@ from typing import Any
 
 from patches import (
     Method,
+    NoRopeParameters,
     ResolvedRecipe,
     RopeGeometry,
     closest,
@@ -75,7 +76,7 @@ def export(method: Method, source: Source, target: Target, length: int) -> Expre
     """
     try:
         return _expressed(method, source, target, length)
-    except Inexpressible as error:
+    except (Inexpressible, NoRopeParameters) as error:
         others = (other for other in closest(method, source.geometry, length))
         found = next((shorthand(other) for other in others if _is_expressible(other, source, target, length)), None)
         raise NotExpressible(method, target, str(error), found) from None

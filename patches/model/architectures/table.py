@@ -20,6 +20,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bloom": BLOOM,
     "falcon": FALCON,
     "gpt2": GPT2,
+    "gpt_bigcode": GPT2,
     "gptj": GPTJ,
     "llama4_text": LLAMA4,
     "mpt": MPT,

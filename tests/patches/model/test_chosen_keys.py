@@ -16,7 +16,23 @@ from tests.patches.forward import logits_of, relative, slot_of
 from tests.patches.model.checks import MOVING, SHORT_FORMS, equals_reference, equals_transformers, refuses
 
 FAST = ("deepseek_v32", "doge")
-TYPES = ("axk2", "deepseek_v32", "doge", "dots3_note_text", "glm_moe_dsa", "hy_v4", "qwen4_exp_text")
+TYPES = (
+    "axk2",
+    "deepseek_v32",
+    "doge",
+    "dots3_note_text",
+    "glm_moe_dsa",
+    "hy_v4",
+    "minimax_m3_vl_text",
+    "qwen4_exp_text",
+)
+SIZES: dict[str, dict[str, Any]] = {
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "index_block_size": 4,
+        "index_topk_blocks": 3,
+    }
+}
 REFUSED = {
     "deepseek_v4": "rotate states that are not one per token",
     "inkling_text": "hand position_bias to their attention",
@@ -31,7 +47,7 @@ def kinds(*names: str) -> pytest.MarkDecorator:
 
 @kinds(*TYPES)
 def test_encodings_that_keep_positions_apply(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model(kind)
+    model = tiny_model(kind, **SIZES.get(kind, {}))
     equals_transformers(model)
     equals_reference(model, [name for name in SHORT_FORMS if name not in MOVING], monkeypatch)
     refuses(model, MOVING, "its layers choose among keys")
@@ -50,7 +66,7 @@ def test_the_last_token_sees_fewer_keys_than_there_are(kind: str, monkeypatch: p
         return original(*states, **others)
 
     monkeypatch.setattr(fused, "attend", attend)
-    model = tiny_model(kind)
+    model = tiny_model(kind, **SIZES.get(kind, {}))
     with patched(model):
         logits_of(model, tiny_tokens(1, 32))
     biases = [bias for bias in seen if len(bias) == 32]
@@ -60,7 +76,7 @@ def test_the_last_token_sees_fewer_keys_than_there_are(kind: str, monkeypatch: p
 
 @kinds("deepseek_v32")
 def test_windows_and_the_choice_of_keys_exclude_together(kind: str) -> None:
-    model, tokens = tiny_model(kind), tiny_tokens(2, 32)
+    model, tokens = tiny_model(kind, **SIZES.get(kind, {})), tiny_tokens(2, 32)
     fields = {"method": "streaming", "sink_tokens": 0, "window": 3, "absolute_positions": True}
     with patched(model) as patch:
         logits = logits_of(model, tokens, slot_of(patch, fields, 32))
@@ -74,5 +90,5 @@ def test_windows_and_the_choice_of_keys_exclude_together(kind: str) -> None:
 
 @kinds(*REFUSED)
 def test_what_ours_does_not_compute_is_refused(kind: str) -> None:
-    with pytest.raises(UnsupportedModel, match=REFUSED[kind]), patched(tiny_model(kind)):
+    with pytest.raises(UnsupportedModel, match=REFUSED[kind]), patched(tiny_model(kind, **SIZES.get(kind, {}))):
         raise AssertionError("never entered")

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from patches import UnsupportedModel, parse, patched
+from tests.field import configurations
 from tests.models import TRAINED_LENGTH, tiny_model, tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
+from tests.patches.model.checks import equals_transformers
 from tests.patches.model.test_other_families import REQUESTS, model_of, unpatched
 from tests.patches.model.test_patched import same, state_of
 
@@ -137,3 +139,11 @@ def test_xglm_past_its_table_is_the_formula_in_both() -> None:
     with patched(model):
         assert relative(logits_of(model, tokens), expected) < 1e-6
     assert same(before, state_of(model)), "its table did not grow"
+
+
+def test_gpt_bigcode_has_the_table_of_gpt2() -> None:
+    model = configurations.tiny_model("gpt_bigcode")
+    equals_transformers(model)
+    with patched(model) as patch:
+        assert patch.geometry.native == parse({"method": "learned"})
+        assert patch.geometry.table_rows == configurations.TRAINED_LENGTH
