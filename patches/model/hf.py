@@ -10,6 +10,7 @@ All are undone on leaving the context, also after an exception. A request never 
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -95,25 +96,25 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
     tables = tables_of(model)
     formats: dict[RotaryTable | None, TableFormat] = {None: TableFormat()}
     formats |= {table: _table_format(table) for table in tables}
-    if not formats.keys() - {None} and architecture_of(model) is None:
-        _refuse_positions_outside_of_attention(model)
 
-    def run(frequencies: Mapping[RotaryTable | None, torch.Tensor]) -> Trial:
+    def run(frequencies: Mapping[RotaryTable | None, torch.Tensor], **arguments: Any) -> Trial:
         trial = Trial(frequencies, tables, formats)
         with ExitStack() as undo:
             _put(model, attention_name, tables, trial, undo)
-            with _refused():
-                _logits(model)
+            with _refused("its forward fails with another attention"):
+                _logits(model, **arguments)
         return trial
 
+    if not formats.keys() - {None} and architecture_of(model) is None:
+        _refuse_positions_added_to_tokens(model)
+        if "position_ids" in inspect.signature(model.forward).parameters and run({}, first=1).moved(run({}, first=0)):
+            raise UnsupportedModel("its layers rotate in a way that we do not know")
     return measured(run, tables, formats, partial(geometry_of, model))
 
 
-def _refuse_positions_outside_of_attention(model: PreTrainedModel) -> None:
-    """A model without rotary tables has no positions, unless its first layer gets equal tokens unlike.
-
-    Raises:
-        UnsupportedModel: when it does.
+def _refuse_positions_added_to_tokens(model: PreTrainedModel) -> None:
+    """Raises:
+    UnsupportedModel: when the first layer of a model gets equal tokens unlike.
     """
     entering: list[torch.Tensor] = []
 
@@ -133,8 +134,8 @@ def _refuse_positions_outside_of_attention(model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def _logits(model: PreTrainedModel, *, distinct: bool = True) -> torch.Tensor:
-    """Logits of ``TOKENS`` tokens at most, different ones or the last of them throughout.
+def _logits(model: PreTrainedModel, *, distinct: bool = True, first: int | None = None) -> torch.Tensor:
+    """Logits of ``TOKENS`` tokens at most, different ones or the last of them throughout, from position ``first`` on.
 
     The embedding of a padding token is zero in many models, and zero does not turn.
     """
@@ -142,7 +143,10 @@ def _logits(model: PreTrainedModel, *, distinct: bool = True) -> torch.Tensor:
     length = min(TOKENS, geometry_of(model).table_rows or TOKENS)
     tokens = torch.linspace(1, vocab_size - 1, length, device=model.device).long()[None]
     tokens = tokens if distinct else tokens[:, -1:].expand(1, length)
-    logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+    positions = (
+        {} if first is None else {"position_ids": torch.arange(first, first + length, device=model.device)[None]}
+    )
+    logits: torch.Tensor = model(input_ids=tokens, use_cache=False, **positions).logits
     return logits
 
 
@@ -163,7 +167,8 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
     name = f"{_PREFIX}{next(_names)}"
     with ExitStack() as undo:
         with _evaluating(model):
-            plain = _logits(model) if _computes_its_own_encoding(model) else None
+            with _refused("its own forward fails"):
+                plain = _logits(model) if _computes_its_own_encoding(model) else None
             temperatures = _take_over_temperatures(model, undo)
             patch = Patched(model, name, _measured(model, name), temperatures)
         for table in patch.rotary_tables.chosen[:1]:
@@ -175,7 +180,7 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
         _replace_forward(model, forward, undo)
         if plain is not None:
-            with _evaluating(model), _refused():
+            with _evaluating(model), _refused("its forward fails with another attention"):
                 _refuse_other_logits(_logits(model), plain)
         yield patch
 
@@ -206,16 +211,16 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
+def _refused(what: str) -> Iterator[None]:
     """Raises:
-    UnsupportedModel: when a forward fails inside, which it did not without the patch.
+    UnsupportedModel: when a forward fails inside; the message says ``what`` and why.
     """
     try:
         yield
     except UnsupportedModel:
         raise
     except Exception as error:
-        raise UnsupportedModel(f"its forward fails with another attention: {error}") from error
+        raise UnsupportedModel(f"{what}: {error}") from error
 
 
 def _computes_its_own_encoding(model: PreTrainedModel) -> bool:
@@ -256,14 +261,21 @@ def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seam
     for module in tables.modules:
         _replace_forward(module, partial(seams.rotary, module=module), undo)
     if architecture is None or architecture.forward is None:
-        undo.callback(model.set_attn_implementation, original)
-        model.set_attn_implementation(attention_name)
+        parts = _parts_of_text(model)
+        undo.callback(model.set_attn_implementation, {name: part._attn_implementation for name, part in parts.items()})
+        model.set_attn_implementation(dict.fromkeys(parts, attention_name))
         return
     model.config._attn_implementation = attention_name
     undo.callback(setattr, model.config, "_attn_implementation", original)
     for module in model.modules():
         if type(module).__name__ in architecture.attention:
             _replace_forward(module, partial(architecture.forward, seams, module), undo)
+
+
+def _parts_of_text(model: PreTrainedModel) -> dict[str, Any]:
+    """Configurations of the whole and of its language model, by transformers' names for them."""
+    config, text = model.config, text_config(model)
+    return {"": config} | {name: text for name in config.sub_configs if getattr(config, name) is text}
 
 
 def _take_over_temperatures(model: Any, undo: ExitStack) -> dict[int, AttentionTemperature]:

@@ -77,4 +77,4 @@ def decoder_of(model: nn.Module) -> nn.Module:
     """The language model without parts for images or sound."""
     get_decoder: Any = getattr(model, "get_decoder", None)
     decoder: nn.Module = model if get_decoder is None else get_decoder()
-    return decoder
+    return decoder if hasattr(decoder, "config") else model  # transformers also calls a last linear layer so

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from patches.model.architectures.architecture import Architecture
@@ -32,5 +34,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:
-    """The entry of a model's type; None where the seams find everything by themselves."""
-    return ARCHITECTURES.get(getattr(getattr(model, "config", None), "model_type", ""))
+    """The entry of the type of a language model; None where the seams find everything by themselves."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return ARCHITECTURES.get(getattr(text, "model_type", ""))

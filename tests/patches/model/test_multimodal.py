@@ -25,6 +25,8 @@ def wrapper(kind: str) -> PreTrainedModel:
     config: Any = shrunk(CONFIG_MAPPING[kind]())
     if kind.startswith("qwen"):
         config.text_config.rope_parameters |= SECTIONS
+    if kind == "llama4":  # transformers' temperature counts padding, ours counts positions
+        config.text_config.floor_scale = 8192
     for name in SPECIAL:
         if hasattr(config, name):
             setattr(config, name, SPECIAL[name])
@@ -47,6 +49,23 @@ def test_text_is_carried(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = state_of(model)
     equals_reference(model, SHORT_FORMS, monkeypatch)
     assert same(before, state_of(model))
+
+
+@kinds("mistral3")
+def test_parts_for_images_keep_their_attention(kind: str) -> None:
+    model = wrapper(kind)
+    model.set_attn_implementation({"vision_config": "eager"})
+    with patched(model) as patch:
+        assert model.config.vision_config._attn_implementation == "eager"
+        assert model.config.text_config._attn_implementation == patch.attention_name
+    assert model.config.text_config._attn_implementation == model.config._attn_implementation == "sdpa"
+    assert model.config.vision_config._attn_implementation == "eager"
+
+
+@kinds("llama4")
+def test_temperatures_of_the_language_model_follow_positions(kind: str) -> None:
+    with patched(wrapper(kind)) as patch:
+        assert patch._temperatures.keys() == {layer for layer, role in patch.roles.items() if role == "never"}
 
 
 @kinds("qwen2_5_vl")

@@ -254,6 +254,19 @@ def test_attention_with_a_term_of_its_own_is_refused(monkeypatch: pytest.MonkeyP
     assert same(before, state_of(model))
 
 
+def test_a_rotation_that_is_not_found_is_refused() -> None:
+    """Without a rotary module a model would pass for one without positions."""
+    model = native_model("default")
+    rotary = model.model.rotary_emb
+    rotary.frequencies = rotary.inv_freq.clone()
+    rotary.forward = lambda x, position_ids: tuple(
+        table(torch.cat([position_ids[..., None] * rotary.frequencies] * 2, -1)) for table in (torch.cos, torch.sin)
+    )
+    del rotary.inv_freq, rotary.original_inv_freq
+    with pytest.raises(UnsupportedModel, match="rotate in a way that we do not know"), patched(model):
+        raise AssertionError("never entered")
+
+
 def test_layers_that_ignore_their_table_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = native_model("default")
     module = sys.modules[type(model).__module__]
