@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,7 @@ def finished(demo: tuple[str, FastAPI]) -> str:
     return url
 
 
-@pytest.fixture(params=list(PARTS))
-def part(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.param
-
-
+@pytest.mark.parametrize("part", PARTS)
 def test_a_part_looks_right_and_is_accessible(
     part: str, finished: str, visits: Visits, axe: str, screenshots: Path | None
 ) -> None:

@@ -74,5 +74,5 @@ function Drawing({ picture, pictures }: { picture: Picture; pictures: Pictures }
       themes.removeEventListener("change", draw);
     };
   }, [picture, pictures]);
-  return <div ref={place} class="drawing" role="img" aria-label={`${picture.title}: ${picture.subtitle}`} />;
+  return <div ref={place} class="drawing" role="group" aria-label={`${picture.title}: ${picture.subtitle}`} />;
 }

@@ -12,7 +12,7 @@ const FILES: [link: string, name: string, text: string][] = [
   ["report.html", "report.html?standalone=true", "Report, HTML"],
 ];
 
-export function JobView(props: { id: string; title: string; only?: number; changed?: () => void; heading?: boolean }) {
+export function JobView(props: { id: string; title: string; only?: string; changed?: () => void }) {
   const { id, title, only, changed } = props;
   const [version, setVersion] = useState(0);
   const [failure, setFailure] = useState<ApiError | null>(null);
@@ -53,13 +53,13 @@ export function JobView(props: { id: string; title: string; only?: number; chang
   );
 }
 
-function Answer({ result, only }: { result: Result; only: number | undefined }) {
+function Answer({ result, only }: { result: Result; only: string | undefined }) {
   const missing = Object.keys(result.partial?.missing ?? {});
   return (
     <>
       <div class="words">{result.words.map((sentence) => <p key={sentence}>{sentence}</p>)}</div>
       {missing.length > 0 && <p class="hint">Not complete yet: {missing.join(", ")}</p>}
-      <Figures pictures={{ ...result, figures: result.figures.slice(0, only) }} />
+      <Figures pictures={{ ...result, figures: result.figures.filter((one) => !only || one.name === only) }} />
     </>
   );
 }

@@ -74,7 +74,8 @@ function encodingsOf(job: Job): string {
 }
 
 function shortText({ method, ...parameters }: Record<string, unknown>): string {
-  const given = Object.entries(parameters).map(([name, value]) => `${name}=${typeof value === "object" ? "…" : value}`);
+  const plain = Object.entries(parameters).filter(([, value]) => typeof value !== "object");
+  const given = plain.map(([name, value]) => `${name}=${value}`);
   return [String(method), given.join(",")].filter(Boolean).join(":");
 }
 

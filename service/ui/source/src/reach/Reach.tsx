@@ -6,7 +6,7 @@ import { compared } from "../generate/examples";
 import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
-import { bodies, type Body, pace, type Size, sizeOf, timed, TITLES } from "./bodies";
+import { bodies, type Body, FIGURES, pace, type Size, sizeOf, timed, TITLES } from "./bodies";
 
 export const TAB = "reach";
 const OWN = "own";
@@ -77,9 +77,9 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
       </form>
       {settings.jobs.length > 0 && <p class="hint">The jobs go on without this page: close it, and open its link later.</p>}
       <div class="measured">
-        {settings.jobs.map((entry) => {
+        {settings.jobs.toReversed().map((entry) => {
           const [evaluation = "", id = ""] = entry.split(":");
-          return <JobView key={id} id={id} title={TITLES[evaluation] ?? evaluation} only={evaluation === "passkey" ? 2 : 1} />;
+          return <JobView key={id} id={id} title={TITLES[evaluation] ?? evaluation} only={FIGURES[evaluation]} />;
         })}
       </div>
     </div>

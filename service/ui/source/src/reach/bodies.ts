@@ -23,6 +23,11 @@ export const TITLES: Record<string, string> = {
   perplexity: "Perplexity", passkey: "Recall of passkeys", recommend: "Recommendation",
 };
 
+/** The figure of each job by length; the report has the others. */
+export const FIGURES: Record<string, string> = {
+  perplexity: "perplexity", passkey: "retrieval-by-length", recommend: "difference",
+};
+
 /** The trained length, twice that and so on, up to the target, which is the last. */
 function doubling(trained: number, target: number): number[] {
   const lengths: number[] = [];
