@@ -80,6 +80,7 @@ EASY: dict[str, dict[str, Any]] = {
         **{name: value for name, value in EVALUATED.items() if name != "input"},
         **{"evaluations": [{"evaluation": "perplexity", "input": EVALUATED["input"]}], "factors": None, "target": {}},
     },
+    "POST /figures": {"model": "tiny", "pe": [{"method": "default"}], "length": None},
     "POST /export": {"model": "tiny", "pe": {"method": "default"}, "target": "vllm", "length": None},
     "POST /v1/completions": {**ONE_PROMPT, "max_tokens": 2, "n": 1, "stream_options": None},
     "POST /v1/chat/completions": {
@@ -112,7 +113,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def drawn(operation: Any, mode: GenerationMode, url: str) -> Counter[int]:
     """Statuses of answers to drawn requests, each checked against the document."""
-    bodies_of_bodies = operation.path in ("/jobs", "/sweep")  # drawing one takes a second
+    bodies_of_bodies = operation.path in ("/jobs", "/jobs/plan", "/sweep")  # drawing one takes a second
     statuses: Counter[int] = Counter()
 
     @settings(
@@ -126,7 +127,7 @@ def drawn(operation: Any, mode: GenerationMode, url: str) -> Counter[int]:
     @given(operation.as_strategy(generation_mode=mode), st.booleans())
     def send(case: schemathesis.Case[Any], easy: bool) -> None:
         if easy and mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
-            if operation.path == "/jobs":
+            if operation.path in ("/jobs", "/jobs/plan"):
                 case.body = {"evaluation": "perplexity", **EVALUATED, "timeout_s": None}
             case.body |= EASY.get(operation.label, {})
         response = case.call(base_url=url)
