@@ -34,7 +34,7 @@ from tests.service.serving import SMALL
 REQUESTS = 8
 """Per route, and as many again against the schema where a route takes a body."""
 
-NESTED = ("/jobs", "/sweep")
+NESTED = ("/jobs", "/jobs/plan", "/sweep")
 """Bodies that contain bodies of other routes: one that violates such a schema takes 10 s to draw."""
 
 DOCUMENT = create_app(Settings(_env_file=None)).openapi()
@@ -83,6 +83,7 @@ EASY: dict[str, dict[str, Any]] = {
         **{name: value for name, value in EVALUATED.items() if name != "input"},
         **{"evaluations": [{"evaluation": "perplexity", "input": EVALUATED["input"]}], "factors": None, "target": {}},
     },
+    "POST /figures": {"model": "tiny", "pe": [{"method": "default"}], "length": None},
     "POST /export": {"model": "tiny", "pe": {"method": "default"}, "target": "vllm", "length": None},
     "POST /v1/completions": {**ONE_PROMPT, "max_tokens": 2, "n": 1, "stream_options": None},
     "POST /v1/chat/completions": {
@@ -128,7 +129,7 @@ def drawn(operation: Any, mode: GenerationMode, url: str) -> Counter[int]:
     @given(operation.as_strategy(generation_mode=mode), st.booleans())
     def send(case: schemathesis.Case[Any], easy: bool) -> None:
         if easy and mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
-            if operation.path == "/jobs":
+            if operation.path in ("/jobs", "/jobs/plan"):
                 case.body = {"evaluation": "perplexity", **EVALUATED, "timeout_s": None}
             case.body |= EASY.get(operation.label, {})
         response = case.call(base_url=url)

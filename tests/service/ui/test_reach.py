@@ -1,4 +1,4 @@
-"""How far does it read, in a real browser: an estimate, curves that grow, a reload in the middle, a verdict, errors."""
+"""Reach of encodings, in a real browser: an estimate, curves that grow, a reload in the middle, a verdict, errors."""
 
 from __future__ import annotations
 
