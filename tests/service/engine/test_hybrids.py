@@ -14,9 +14,12 @@ import torch
 from transformers import PreTrainedModel
 
 from patches import Method, Patched, one_per_route, parse, patched
+from service import context
+from service.context import RequestContext
 from service.engine.engine import Engine
 from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
+from service.engine.out_of_memory import OutOfMemory
 from service.engine.request import SamplingParams
 from service.engine.verification import verify
 from service.evaluation.scoring import Reading, token_nll
@@ -138,6 +141,47 @@ def test_an_answer_is_forgotten_after_it_is_scored(kind: str) -> None:
         expected, found = (run(reading.decode(last, 12, ())) for reading in (untouched, asked))
     assert (first.logprobs == again.logprobs).all()
     assert (expected == found).all()
+
+
+async def test_states_leave_room_for_one_request_of_any_tenant() -> None:
+    """A state is larger than half of all keys and values: the second tenant waits, and has its turn."""
+    model = tiny_model("olmo_hybrid", linear_key_head_dim=64, linear_value_head_dim=64)
+
+    async def of(tenant: str, seed: int) -> list[int]:
+        context.enter(RequestContext("", tenant=tenant))
+        return (await finished(engine, tokens(60, seed), new=20)).token_ids
+
+    with patched(model) as patch:
+        async with serving(patch, EngineLimits(cache_tokens=256, score_tokens=64, max_batch_tokens=32)) as engine:
+            expected = [await of("anna", seed) for seed in range(3)]
+            work = asyncio.gather(*(of(tenant, seed) for seed, tenant in enumerate(("anna", "anna", "ben"))))
+            running = set()
+            while not work.done():
+                running.add(engine.load()["running"])
+                await asyncio.sleep(0)
+            assert max(running) == 1
+            assert await work == expected
+
+
+async def test_a_row_that_lost_its_state_computes_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("qwen3_5_text")
+    with patched(model) as patch:
+        async with serving(patch) as engine:
+            expected = [(await finished(engine, tokens(20 + n, n), new=12)).token_ids for n in range(3)]
+            forward, failed = patch.model.forward, []
+
+            def failing(*args: Any, **kwargs: Any) -> Any:
+                output = forward(*args, **kwargs)
+                if len(kwargs["input_ids"]) == 4 and not failed:
+                    failed.append(1)
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+                return output
+
+            monkeypatch.setattr(patch.model, "forward", failing)
+            rest = [asyncio.create_task(finished(engine, tokens(20 + n, n), new=12)) for n in range(3)]
+            with pytest.raises(OutOfMemory, match="decoding"):
+                await finished(engine, tokens(30), new=40)
+            assert [(await task).token_ids for task in rest] == expected
 
 
 @pytest.mark.slow
