@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from patches.attention import fused
-from patches.attention.layer import Layer, bias_of, bias_of_blocks
+from patches.attention.layer import Layer, bias_of, bias_of_blocks, index_of
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observed, Observer
 from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
@@ -33,7 +33,8 @@ from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
 from patches.model.forward import Forward, inputs_of, tokens_of
 from patches.model.geometry import chunked_layers, text_config
-from patches.model.measurement import Measurement, plain_positions, planes_of
+from patches.model.measurement import Measurement
+from patches.model.rotary_tables import plain_positions, planes_of
 
 PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
 """The recipe of layers with another rotary type: their keys are rotated, the rest is ordinary attention."""
@@ -154,6 +155,8 @@ class Patched(Encodings):
             arguments = () if layer_type is None else (layer_type,)
             return type(module).forward(module, x, position, *arguments)
         if position_ids is not None and position_ids.shape[-1] != position.shape[-1]:  # of cached tokens too
+            if self._forward.packed is not None:
+                raise ValueError("position_ids: a layer rotates cached keys anew, which a packed row does not carry")
             position, slot = plain_positions(position_ids), slot[:, -1:]
         if position_ids is not None and len(position) == 1:
             position = position.expand(position_ids.shape[-2], -1)
@@ -197,7 +200,7 @@ class Patched(Encodings):
             bias = bias_of_blocks(block_indices, size, query, key.shape[2])
         if bias is not None and (forward.packed is not None or not self._chooses_keys):
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
-        index: int = module.layer_idx  # type: ignore[assignment]
+        index = index_of(module)
         if self.geometry.latent and self.roles.get(index) != "own":
             scaling = query.shape[-1] ** -0.5  # the recipe's temperature has the part that a scaling adds
         mask = self._layer_mask(index, sliding_window)

@@ -29,6 +29,9 @@ from tests.models import tiny_tokens
 from tests.patches.forward import relative, slot_of
 from tests.service.conftest import tiny_tokenizer
 
+MOST = 700
+"""Characters of a reason."""
+
 Result = Literal["carried", "carried without the engine", "refused", "wrong", "no decoder", "cannot be built"]
 RESULTS: tuple[Result, ...] = get_args(Result)
 
@@ -265,7 +268,7 @@ def said(error: BaseException) -> str:
     message = " ".join(str(error).split()) or type(error).__name__
     for opening in ("cannot be served: ", "cannot be loaded: "):
         message = message.partition(opening)[2] or message
-    return message if len(message) <= 300 else f"{message[:300]}..."
+    return message if len(message) <= MOST else f"{message[:MOST]}..."
 
 
 def largest(found: Logits, expected: Logits) -> float:

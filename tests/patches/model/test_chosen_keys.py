@@ -1,21 +1,22 @@
-"""Layers that choose their keys by an indexer, or add numbers of their own to scores."""
+"""Layers that choose their keys by an indexer, or add their numbers to scores."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from patches import UnsupportedModel, patched
+from patches import AttentionMass, UnsupportedModel, patched
 from patches.attention import fused
 from patches.attention.layer import Layer
 from tests.field.configurations import tiny_model
 from tests.models import tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
-from tests.patches.model.checks import MOVING, SHORT_FORMS, equals_reference, equals_transformers, refuses
+from tests.patches.model.checks import MOVING, SHORT_FORMS, by_kind, equals_reference, equals_transformers, refuses
 
-FAST = ("deepseek_v32", "doge")
+kinds = by_kind("deepseek_v32", "doge")
 TYPES = (
     "axk2",
     "deepseek_v32",
@@ -37,12 +38,6 @@ REFUSED = {
     "deepseek_v4": "rotate states that are not one per token",
     "inkling_text": "hand position_bias to their attention",
 }
-
-
-def kinds(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "kind", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
-    )
 
 
 @kinds(*TYPES)
@@ -86,6 +81,18 @@ def test_windows_and_the_choice_of_keys_exclude_together(kind: str) -> None:
         changed = logits_of(model, late, slot_of(patch, fields, 32))
         assert torch.equal(changed[:, :-1], logits[:, :-1]), "no token sees a later one"
         assert relative(changed[:, -1], logits[:, -1]) > 0.01
+
+
+@kinds("deepseek_v32")
+@torch.no_grad()
+def test_the_weights_of_chosen_keys_are_observed(kind: str) -> None:
+    model, tokens = tiny_model(kind), tiny_tokens(1, 24)
+    with patched(model) as patch:
+        mass = AttentionMass(16, 24)
+        with patch.observing(mass.observe):
+            model(tokens, use_cache=False)
+    assert mass.layers == [0, 1]
+    assert np.allclose(mass.mass().sum(-1), 1.0)
 
 
 @kinds(*REFUSED)
