@@ -2,7 +2,7 @@
 
 One identity band is ordinary attention. A single new query attends once: over unchanged keys, or over raw keys that are
 rotated by their effective distance. All else goes band by band: over all queries ``at_once``, or in ``blocks``. Layers
-with a soft limit, sinks or a bias of their own, and encodings that score distances by the query, go to ``eager``.
+with a soft limit, sinks or a bias, and encodings that score distances by the query, go to ``eager``.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class Layer:
 
     ``softcap`` is a soft limit on scores (Gemma 2), ``sinks`` [heads] are learned logits of attending to nothing
     (gpt-oss). ``attention`` is the module, for encodings that read weights there. ``temperature`` multiplies the scores
-    beside that of the recipe (Llama 4). ``bias`` [rows, heads or 1, q, k] is the layer's own, added to the scores: -inf
-    excludes a key that the layer did not choose (DeepSeek-V3.2, Doge).
+    beside that of the recipe (Llama 4). ``bias`` [rows, heads or 1, q, k] is added to the scores; -inf excludes a key
+    that the layer did not choose (DeepSeek-V3.2, Doge).
     """
 
     scaling: float

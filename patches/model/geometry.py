@@ -123,7 +123,7 @@ def _rope_parameters(config: Any, table: RotaryTable) -> dict[str, Any]:
         # transformers looks for "truncate" beside the layer types (5.23), so what a type says has no effect.
         return {name: value for name, value in parameters[table.layer_type].items() if name != "truncate"}
     if "rope_theta" not in parameters:
-        raise UnsupportedModel("its rotary module has no rope_parameters of its own in the configuration")
+        raise UnsupportedModel("its configuration has no rope_parameters for its rotary module")
     return dict(parameters)
 
 

@@ -25,8 +25,8 @@ from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import Seams, architecture_of
 from patches.model.encodings import with_keyword
 from patches.model.geometry import UnsupportedModel, geometry_of, refuse_other_frequencies, tables_of, text_config
-from patches.model.measurement import TOKENS, Measurement, TableFormat, Trial, layout_of, measured
-from patches.model.rotary_tables import RotaryTable, RotaryTables
+from patches.model.measurement import TOKENS, Measurement, Trial, measured
+from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, layout_of
 from patches.model.seams import Patched
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
@@ -82,7 +82,9 @@ def _table_format(table: RotaryTable) -> TableFormat:
         except (RuntimeError, IndexError):  # it takes plain positions only
             by_plane = False
     copied = RotaryTable(module, table.layer_type)
-    layout = layout_of(whole, copied.inv_freq, copied.attention_scaling)
+    layout = layout_of(whole, position, copied.inv_freq, copied.attention_scaling)
+    if layout is None:
+        raise UnsupportedModel("its rotary module returns a table in no layout that we know")
     return TableFormat(layout, isinstance(half, torch.Tensor) or half[0].dtype == torch.float32, by_plane)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -19,11 +19,7 @@ from patches.attention.layer import bias_of
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.rotary import rotary_table, rotate
 from patches.model.geometry import NOTHING_ATTENDS, UnsupportedModel
-from patches.model.rotary_tables import RotaryTable, RotaryTables
-
-TableLayout = Literal["half", "interleaved", "pairs", "complex"]
-"""Tables of rotary modules: cos and sin as wide as the rotation, in either layout; one number per pair (gpt-oss); or
-one complex number per pair (Llama 4, DeepSeek-V2)."""
+from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, planes_of
 
 Role = Literal["slots", "own", "never"]
 """Rotation of a layer's queries: by the table of slots, by another rotary type (``own``), or never."""
@@ -35,35 +31,6 @@ UNUSED = frozenset({"position_ids", "s_aux"})
 
 CHANGES_LATER = "its layers change them after they rotate them"
 CHOOSES_KEYS = "its layers choose among keys by states that no other encoding reaches"
-
-
-@dataclass(frozen=True)
-class TableFormat:
-    """``float32``: tables keep that dtype for half-precision inputs. ``by_plane``: multimodal positions give a table
-    per plane, whose sections the layers put together (Qwen2.5-VL)."""
-
-    layout: TableLayout = "half"
-    float32: bool = False
-    by_plane: bool = False
-
-    def table(
-        self,
-        position: torch.Tensor,
-        inv_freq: torch.Tensor,
-        factor: torch.Tensor | float,
-        dtype: torch.dtype,
-        planes: int | None = None,
-    ) -> tuple[torch.Tensor, ...] | torch.Tensor:
-        """The rotary table of ``position`` [...], as the model's own module returns it for inputs of ``dtype``.
-
-        All ``planes`` of a text have the same positions.
-        """
-        table = formatted(position[..., None], inv_freq, factor, self.layout)
-        if isinstance(table, torch.Tensor):
-            return table
-        if self.by_plane and planes is not None:
-            table = tuple(part.expand(planes, *part.shape) for part in table)
-        return table if self.float32 else tuple(part.to(dtype) for part in table)
 
 
 class CachedStates(NamedTuple):
@@ -185,9 +152,9 @@ class Trial:
         return insists
 
     @property
-    def masks(self) -> tuple[bool, bool]:
-        """(insists on masks, chooses keys)."""
-        return self.insists_on_masks, bool(self.biased)
+    def masks(self) -> tuple[frozenset[int], bool, bool]:
+        """(layers with a window, insists on masks, chooses keys)."""
+        return frozenset(self.windowed), self.insists_on_masks, bool(self.biased)
 
     def moved(self, still: Trial) -> set[int]:
         """Layers with other queries than in ``still``."""
@@ -199,50 +166,6 @@ Run = Callable[[Mapping[RotaryTable | None, torch.Tensor]], Trial]
 
 Geometry = Callable[[RotaryTable | None], RopeGeometry]
 """The table that requests choose -> the geometry that goes with it, before any measurement."""
-
-
-def planes_of(position_ids: torch.Tensor | None) -> int | None:
-    """Number of planes of multimodal positions [planes, rows, tokens]; None for plain positions."""
-    return position_ids.shape[0] if position_ids is not None and position_ids.ndim == 3 else None
-
-
-def plain_positions(position_ids: torch.Tensor) -> torch.Tensor:
-    """[rows, tokens] of positions that may be multimodal: the planes of a text are alike."""
-    return position_ids[0] if position_ids.ndim == 3 else position_ids
-
-
-def formatted(
-    position: torch.Tensor, inv_freq: torch.Tensor, factor: torch.Tensor | float, layout: TableLayout
-) -> tuple[torch.Tensor, ...] | torch.Tensor:
-    """The table of ``rotary_table`` as the model's own rotary module returns it, bit for bit."""
-    if layout in ("half", "interleaved"):
-        return rotary_table(position, inv_freq, factor, interleaved=layout == "interleaved")
-    angles = position.float() * inv_freq
-    if layout == "complex":
-        return torch.polar(torch.ones_like(angles), angles) * factor
-    return angles.cos() * factor, angles.sin() * factor
-
-
-def layout_of(output: object, inv_freq: torch.Tensor, factor: float) -> TableLayout:
-    """Layout of the table that the rotary module returned for positions 0, 1, 2.
-
-    Raises:
-        UnsupportedModel: when it is unknown.
-    """
-    position = torch.arange(TOKENS, device=inv_freq.device)[None, :, None]
-    for layout in get_args(TableLayout):
-        expected = formatted(position, inv_freq.float(), factor, layout)
-        if type(output) is type(expected) and _alike(output, expected):
-            return layout  # type: ignore[no-any-return]
-    raise UnsupportedModel("its rotary module returns a table in no layout that we know")
-
-
-def _alike(left: object, right: object) -> bool:
-    if isinstance(left, tuple) and isinstance(right, tuple):
-        return len(left) == len(right) and all(_alike(*pair) for pair in zip(left, right, strict=True))
-    assert isinstance(left, torch.Tensor)
-    assert isinstance(right, torch.Tensor)
-    return left.shape == right.shape and left.dtype == right.dtype and torch.allclose(left, right, atol=1e-5)
 
 
 def measured(
@@ -262,18 +185,17 @@ def measured(
     raw = run(still)
     if not raw.states:
         raise UnsupportedModel(NOTHING_ATTENDS)
-    windowed = frozenset(raw.windowed)
     if not still:
         roles: dict[int, Role] = dict.fromkeys(raw.states, "slots")
-        return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), windowed, *raw.masks)
+        return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), *raw.masks)
     trials = {table: run({**still, table: _turning(frequencies)}) for table, frequencies in still.items()}
     moved = {table: trial.moved(raw) for table, trial in trials.items()}
-    chosen = _chosen(moved, windowed, len(raw.states))
+    chosen = _chosen(moved, frozenset(raw.windowed), len(raw.states))
     roles = {layer: _role(layer, moved, chosen) for layer in raw.states}
     first = chosen[0]
     found = _found(geometry(first), raw, trials[first], min(moved[first]), _turning(still[first]))
     by_requests = RotaryTables(tables, [table for table in chosen if table is not None])
-    return Measurement(found, roles, raw.cached, by_requests, formats[first], windowed, *raw.masks)
+    return Measurement(found, roles, raw.cached, by_requests, formats[first], *raw.masks)
 
 
 def _turning(still: torch.Tensor) -> torch.Tensor:

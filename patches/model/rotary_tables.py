@@ -1,4 +1,4 @@
-"""The rotary tables of a model: one per rotary module, or one per layer type in it.
+"""The rotary tables of a model, one per rotary module or per layer type in it, and the formats of such tables.
 
 Works on attributes alone. ``patches.model.measurement`` finds out which layers turn by which table.
 """
@@ -6,10 +6,46 @@ Works on attributes alone. ``patches.model.measurement`` finds out which layers 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
+
+from patches.encoding.rotary import rotary_table
+
+TableLayout = Literal["half", "interleaved", "pairs", "complex"]
+"""Tables of rotary modules: cos and sin as wide as the rotation, in either layout; one number per pair (gpt-oss); or
+one complex number per pair (Llama 4, DeepSeek-V2)."""
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """``float32``: tables keep that dtype for half-precision inputs. ``by_plane``: multimodal positions give a table
+    per plane, whose sections the layers put together (Qwen2.5-VL)."""
+
+    layout: TableLayout = "half"
+    float32: bool = False
+    by_plane: bool = False
+
+    def table(
+        self,
+        position: torch.Tensor,
+        inv_freq: torch.Tensor,
+        factor: torch.Tensor | float,
+        dtype: torch.dtype,
+        planes: int | None = None,
+    ) -> tuple[torch.Tensor, ...] | torch.Tensor:
+        """The rotary table of ``position`` [...], as the model's own module returns it for inputs of ``dtype``.
+
+        All ``planes`` of a text have the same positions.
+        """
+        table = formatted(position[..., None], inv_freq, factor, self.layout)
+        if isinstance(table, torch.Tensor):
+            return table
+        if self.by_plane and planes is not None:
+            table = tuple(part.expand(planes, *part.shape) for part in table)
+        return table if self.float32 else tuple(part.to(dtype) for part in table)
 
 
 class RotaryTable:
@@ -78,3 +114,43 @@ def decoder_of(model: nn.Module) -> nn.Module:
     get_decoder: Any = getattr(model, "get_decoder", None)
     decoder: nn.Module = model if get_decoder is None else get_decoder()
     return decoder if hasattr(decoder, "config") else model  # transformers also calls a last linear layer so
+
+
+def planes_of(position_ids: torch.Tensor | None) -> int | None:
+    """Number of planes of multimodal positions [planes, rows, tokens]; None for plain positions."""
+    return position_ids.shape[0] if position_ids is not None and position_ids.ndim == 3 else None
+
+
+def plain_positions(position_ids: torch.Tensor) -> torch.Tensor:
+    """[rows, tokens] of positions that may be multimodal: the planes of a text are alike."""
+    return position_ids[0] if position_ids.ndim == 3 else position_ids
+
+
+def formatted(
+    position: torch.Tensor, inv_freq: torch.Tensor, factor: torch.Tensor | float, layout: TableLayout
+) -> tuple[torch.Tensor, ...] | torch.Tensor:
+    """The table of ``rotary_table`` as the model's own rotary module returns it, bit for bit."""
+    if layout in ("half", "interleaved"):
+        return rotary_table(position, inv_freq, factor, interleaved=layout == "interleaved")
+    angles = position.float() * inv_freq
+    if layout == "complex":
+        return torch.polar(torch.ones_like(angles), angles) * factor
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def layout_of(output: object, position: torch.Tensor, inv_freq: torch.Tensor, factor: float) -> TableLayout | None:
+    """Layout of the table that the rotary module returned for ``position`` [1, tokens]; None for one that we do not
+    know."""
+    for layout in get_args(TableLayout):
+        expected = formatted(position[..., None], inv_freq.float(), factor, layout)
+        if type(output) is type(expected) and _alike(output, expected):
+            return layout  # type: ignore[no-any-return]
+    return None
+
+
+def _alike(left: object, right: object) -> bool:
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(_alike(*pair) for pair in zip(left, right, strict=True))
+    assert isinstance(left, torch.Tensor)
+    assert isinstance(right, torch.Tensor)
+    return left.shape == right.shape and left.dtype == right.dtype and torch.allclose(left, right, atol=1e-5)

@@ -33,7 +33,8 @@ from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
 from patches.model.forward import Forward, inputs_of, tokens_of
 from patches.model.geometry import chunked_layers, text_config
-from patches.model.measurement import Measurement, plain_positions, planes_of
+from patches.model.measurement import Measurement
+from patches.model.rotary_tables import plain_positions, planes_of
 
 PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
 """The recipe of layers with another rotary type: their keys are rotated, the rest is ordinary attention."""

@@ -79,7 +79,7 @@ class Architecture:
     only the weights have. ``rotates`` is true for checkpoints with rotary embeddings. ``positions(model)`` are the
     absolute positions that it adds to its tokens. ``temperature(module)`` names the switch of a layer's temperature,
     which would count tokens instead of positions, and gives the temperature to use while it is off. ``agrees`` is false
-    for checkpoints with a setting that transformers ignores.
+    for checkpoints that transformers computes differently, which are then not compared with its forward.
     """
 
     attention: tuple[str, ...] = ()

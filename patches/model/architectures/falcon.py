@@ -54,9 +54,15 @@ def facts(config: Any) -> dict[str, Any]:
     return {"native": {"method": "alibi", "bias_dtype": "bfloat16", "scaled": True}}
 
 
+def agrees(config: Any) -> bool:
+    """With ALiBi, transformers' eager attention differs from its own SDPA (5.23)."""
+    return rotates(config)
+
+
 FALCON = Architecture(
     attention=("FalconAttention", "FalconFlashAttention2"),
     forward=forward,
     facts=facts,
     rotates=rotates,
+    agrees=agrees,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -28,6 +28,16 @@ SHORT_FORMS: dict[str, Fields] = {
 }
 MOVING = ("self_extend", "streaming")
 """Requests whose bands move the positions of keys."""
+
+
+def by_kind(*fast: str) -> Callable[..., pytest.MarkDecorator]:
+    """The parametrization of a test by ``kind``; all kinds but the ``fast`` ones are marked slow."""
+
+    def kinds(*names: str) -> pytest.MarkDecorator:
+        marked = [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in names]
+        return pytest.mark.parametrize("kind", marked)
+
+    return kinds
 
 
 def equals_transformers(model: PreTrainedModel) -> None:

@@ -1,4 +1,4 @@
-"""Layers that choose their keys by an indexer, or add numbers of their own to scores."""
+"""Layers that choose their keys by an indexer, or add their numbers to scores."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from patches.attention.layer import Layer
 from tests.field.configurations import tiny_model
 from tests.models import tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
-from tests.patches.model.checks import MOVING, SHORT_FORMS, equals_reference, equals_transformers, refuses
+from tests.patches.model.checks import MOVING, SHORT_FORMS, by_kind, equals_reference, equals_transformers, refuses
 
-FAST = ("deepseek_v32", "doge")
+kinds = by_kind("deepseek_v32", "doge")
 TYPES = (
     "axk2",
     "deepseek_v32",
@@ -37,12 +37,6 @@ REFUSED = {
     "deepseek_v4": "rotate states that are not one per token",
     "inkling_text": "hand position_bias to their attention",
 }
-
-
-def kinds(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "kind", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
-    )
 
 
 @kinds(*TYPES)

@@ -10,7 +10,7 @@ from patches import encode, patched
 from tests.field.configurations import tiny_model
 from tests.models import tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
-from tests.patches.model.checks import MOVING, SHORT_FORMS, equals_reference, equals_transformers, refuses
+from tests.patches.model.checks import MOVING, SHORT_FORMS, by_kind, equals_reference, equals_transformers, refuses
 
 ROTARY = (
     "bailing_hybrid",
@@ -30,13 +30,7 @@ ROTARY = (
 WITHOUT_POSITIONS = ("granitemoehybrid", "jamba", "kimi_linear", "nemotron_h", "zamba", "zamba2")
 """Recurrent layers alone say where a token is."""
 
-FAST = ("qwen3_next", "jamba")
-
-
-def kinds(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "kind", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
-    )
+kinds = by_kind("qwen3_next", "jamba")
 
 
 @kinds(*ROTARY, *WITHOUT_POSITIONS)

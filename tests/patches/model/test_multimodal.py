@@ -12,13 +12,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from patches import UnsupportedModel, patched
 from tests.field.configurations import shrunk
 from tests.models import randomise, tiny_tokens
-from tests.patches.model.checks import SHORT_FORMS, equals_reference, equals_transformers
+from tests.patches.model.checks import SHORT_FORMS, by_kind, equals_reference, equals_transformers
 from tests.patches.model.test_patched import same, state_of
 
 SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 SPECIAL = {"image_token_id": 126, "video_token_id": 127, "vision_start_token_id": 125, "image_token_index": 126}
 TYPES = ("gemma3", "gemma4", "internvl", "lfm2_vl", "llama4", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_vl")
-FAST = ("qwen2_5_vl", "mistral3")
+kinds = by_kind("qwen2_5_vl", "mistral3")
 
 
 def wrapper(kind: str) -> PreTrainedModel:
@@ -34,12 +34,6 @@ def wrapper(kind: str) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     randomise(model, 0)
     return model.eval()
-
-
-def kinds(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "kind", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
-    )
 
 
 @kinds(*TYPES)

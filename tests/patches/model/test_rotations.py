@@ -6,23 +6,17 @@ import pytest
 
 from patches import UnsupportedModel, patched
 from tests.field.configurations import tiny_model
-from tests.patches.model.checks import MOVING, SHORT_FORMS, equals_reference, equals_transformers, refuses
+from tests.patches.model.checks import MOVING, SHORT_FORMS, by_kind, equals_reference, equals_transformers, refuses
 
-FAST = ("granite_swa", "hunyuan_v1_dense")
-CARRIED = {
-    "beam": {},  # rotates in layers with a window only
-    "gemma4_text": {},  # heads of two sizes
-    "granite_swa": {},  # one rotary module per base
-    "granitemoe_swa": {},
-    "nanochat": {},  # turns the other way
-}
+kinds = by_kind("granite_swa", "hunyuan_v1_dense")
+CARRIED = (
+    "beam",  # rotates in layers with a window only
+    "gemma4_text",  # heads of two sizes
+    "granite_swa",  # one rotary module per base
+    "granitemoe_swa",
+    "nanochat",  # turns the other way
+)
 KEEPS_POSITIONS = [name for name in SHORT_FORMS if name not in MOVING]
-
-
-def kinds(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "kind", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
-    )
 
 
 @kinds(*CARRIED)
