@@ -27,7 +27,7 @@ def continues(model: Any, vocab_size: int) -> bool:
 
 
 def _logits(model: Any, tokens: torch.Tensor, cache: Any, start: int) -> tuple[torch.Tensor, Any]:
-    """(float64 logits [tokens, vocabulary], cache) after a forward."""
+    """(float64 logits [tokens, vocabulary], cache or None) after a forward."""
     position_ids = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
     output = model(input_ids=tokens, position_ids=position_ids, past_key_values=cache, use_cache=True)
-    return output.logits[0].double(), output.past_key_values
+    return output.logits[0].double(), getattr(output, "past_key_values", None)

@@ -115,7 +115,8 @@ class ModelRegistry:
         size = limits.cache_tokens * cache_bytes_per_token(patch) >> 20
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=size, by=by)
-        log.info("engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
+        if choice.reason is not None:
+            log.info("slower_engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
         metrics = EngineMetrics(self._metrics, checkpoint.name)
         engine = Engine(patch, limits, _eos_token_ids(model), metrics, choice)
         self._stack.callback(engine.thread.stop, self._grace_s)

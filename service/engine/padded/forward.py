@@ -37,7 +37,10 @@ class BatchForward:
             attention_mask=_padding_mask([row.num_computed for row in rows], new_tokens, device),
             **self._options,
         )
-        batch.computed(output.past_key_values, new_tokens)
+        cache = getattr(output, "past_key_values", None)
+        if cache is None:
+            raise RuntimeError("its forward returns no cache")
+        batch.computed(cache, new_tokens)
         if rows[0].request.sink_window is not None:  # alone in its batch
             self.patch.evict(rows[0].cache, rows[0].request.slot)
         logits: torch.Tensor = output.logits[:, -1]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from patches import Method, Patched, one_per_route, parse, patched
+from patches import Method, Patched, UnsupportedModel, one_per_route, parse, patched
 from service import context
 from service.context import RequestContext
 from service.engine.engine import Engine
@@ -110,6 +110,23 @@ async def test_tokens_are_those_of_generate_alone_and_among_others(kind: str) ->
     assert [each.token_ids for each in generations[1:]] == [each.token_ids for each in alone]
 
 
+@pytest.mark.slow
+async def test_an_indexer_runs_row_by_row() -> None:
+    """Its cache has keys of another shape, so caches are not joined. It chooses every key here: ties break freely."""
+    model, prompt = tiny_model("deepseek_v32", index_topk=128), tokens(40)
+    expected = own(model, prompt)
+    with patched(model) as patch:
+        async with serving(patch) as engine:
+            assert (engine.choice.kind, engine.choice.together) == ("padded", False)
+            found = await asyncio.gather(*(finished(engine, ids) for ids in (prompt, tokens(7, seed=1), prompt)))
+    assert found[0].token_ids == found[2].token_ids == expected
+
+
+def test_a_model_that_returns_no_cache_is_refused() -> None:
+    with patched(tiny_model("recurrent_gemma")) as patch, pytest.raises(UnsupportedModel, match="returns no cache"):
+        verify(patch)
+
+
 def run(steps: Any) -> Any:
     while True:
         try:
@@ -143,6 +160,7 @@ def test_an_answer_is_forgotten_after_it_is_scored(kind: str) -> None:
     assert (expected == found).all()
 
 
+@pytest.mark.slow
 async def test_states_leave_room_for_one_request_of_any_tenant() -> None:
     """A state is larger than half of all keys and values: the second tenant waits, and has its turn."""
     model = tiny_model("olmo_hybrid", linear_key_head_dim=64, linear_value_head_dim=64)
