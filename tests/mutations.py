@@ -75,6 +75,8 @@ EVICTION = "tests/service/engine/test_paged_eviction.py"
 FAIRNESS = "tests/service/engine/test_fairness.py"
 OUT_OF_MEMORY = "tests/service/engine/test_out_of_memory.py"
 VERIFICATION = "tests/service/engine/test_verification.py"
+HYBRIDS = "tests/service/engine/test_hybrids.py"
+PADDED = "tests/service/engine/test_padded.py"
 QUEUE = "tests/service/jobs/test_queue.py"
 STORE = "tests/service/jobs/test_store.py"
 RUNNER = "tests/service/jobs/test_runner.py"
@@ -164,6 +166,13 @@ SERVED = [
     Mutation("prompts of a tenant last in first out", "service/engine", "[*decoding[:rows], *mine]",
              "[*decoding[:rows], *mine[::-1]]",
              (f"{FAIRNESS}::test_a_tenants_requests_come_in_their_order",)),
+    Mutation("a short row attends to its padding", "service/engine", "(columns >= longest - torch.tensor(computed,",
+             "(columns >= 0 * torch.tensor(computed,",
+             (f"{VERIFICATION}::test_layers_that_keep_a_state_go_to_the_padded_engine",)),
+    Mutation("every row leaves with the first one's cache", "service/engine", "parts[0][row : row + 1]",
+             "parts[0][:1]", (f"{PADDED}::test_joined_caches_come_apart_again",)),
+    Mutation("an answer stays in the states", "service/engine", "return torch.cat(parts)", "return parts[0]",
+             (f"{HYBRIDS}::test_an_answer_is_forgotten_after_it_is_scored",)),
 ]  # fmt: skip
 
 JOBS = [

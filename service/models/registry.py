@@ -140,7 +140,8 @@ class ModelRegistry:
         cache = limits.cache_tokens * cache_bytes_per_token(patch)
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=cache >> 20, by=by)
-        log.info("engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
+        if choice.reason is not None:
+            log.info("slower_engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
         metrics = EngineMetrics(self._metrics, checkpoint.name)
         engine = Engine(patch, limits, _eos_token_ids(model), metrics, choice)
         self._stack.callback(engine.thread.stop, self._grace_s)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -28,9 +29,6 @@ from tests.field.passes import NEW, Logits, decoded, padded, passed
 from tests.models import tiny_tokens
 from tests.patches.forward import relative, slot_of
 from tests.service.conftest import tiny_tokenizer
-
-MOST = 700
-"""Characters of a reason."""
 
 Result = Literal["carried", "carried without the engine", "refused", "wrong", "no decoder", "cannot be built"]
 RESULTS: tuple[Result, ...] = get_args(Result)
@@ -64,7 +62,7 @@ class Row:
     engine: str = ""
 
 
-class _Different(AssertionError):
+class Different(AssertionError):
     """The patched model, or the engine, does not compute what the plain model computes."""
 
 
@@ -101,7 +99,7 @@ def _measured(name: str, folder: Path, expected: Expected) -> Row:
         return Row(name, "refused", said(error))
     except Exception as error:  # a server would not start, and would not say why
         return Row(
-            name, "wrong", said(error) if isinstance(error, _Different) else f"{type(error).__name__}: {said(error)}"
+            name, "wrong", said(error) if isinstance(error, Different) else f"{type(error).__name__}: {said(error)}"
         )
     return Row(name, "carried" if engine else "carried without the engine", reason, **facts, engine=engine)
 
@@ -159,14 +157,14 @@ def _plain(folder: Path, config: PreTrainedConfig | None = None) -> PreTrainedMo
 def _check(name: str, found: Logits, expected: Logits, tolerance: float) -> None:
     difference = largest(found, expected)
     if not difference <= tolerance:  # also NaN
-        raise _Different(f"{name} differs from the plain model's by {difference:.0e} of the largest logit")
+        raise Different(f"{name} differs from the plain model's by {difference:.0e} of the largest logit")
 
 
 def _compared(patch: Patched, expected: Expected) -> str:
     """The largest difference between a pass of the patched model and of the plain one, in words.
 
     Raises:
-        _Different: when a pass, a cache, a padded batch or an encoding on request gives other logits.
+        Different: when a pass, a cache, a padded batch or an encoding on request gives other logits.
     """
     model, rows = patch.model, expected.rows
     alone = passed(model, rows)
@@ -207,7 +205,7 @@ async def _engine(settings: Settings, expected: Expected) -> tuple[str, str]:
     """Serve the checkpoint as a server does, and compare greedy tokens: (engine, why no engine serves it).
 
     Raises:
-        _Different: when a prompt among others gets other tokens than the plain model gives.
+        Different: when a prompt among others gets other tokens than the plain model gives.
     """
     try:
         registry = ModelRegistry(settings)
@@ -220,7 +218,7 @@ async def _engine(settings: Settings, expected: Expected) -> tuple[str, str]:
     finally:
         registry.close()
     if tokens != expected.greedy():
-        raise _Different(f"the {choice}'s greedy tokens are not those of the plain forward")
+        raise Different(f"the {choice}'s greedy tokens are not those of the plain forward")
     return choice.kind + ("" if choice.together else ", one row at a time"), ""
 
 
@@ -264,11 +262,11 @@ def table(patch: Patched) -> str:
 
 
 def said(error: BaseException) -> str:
-    """The message of an error in one line, without the folder of the checkpoint."""
-    message = " ".join(str(error).split()) or type(error).__name__
+    """The message of an error in one line, without the folder of the checkpoint and without measured numbers."""
+    message = re.sub(r": at token [^;]*", "", " ".join(str(error).split())) or type(error).__name__
     for opening in ("cannot be served: ", "cannot be loaded: "):
         message = message.partition(opening)[2] or message
-    return message if len(message) <= MOST else f"{message[:MOST]}..."
+    return message
 
 
 def largest(found: Logits, expected: Logits) -> float:

@@ -52,9 +52,9 @@ def test_changes_name_each_type_that_differs() -> None:
     before, after = document([carried, refused]), document([carried, Row("b", "refused", "z"), Row("c", "wrong", "w")])
     assert changes(before, before) == []
     assert changes(before, after) == [
-        "- Refused | `b` | x\\|y |",
-        "+ Refused | `b` | z |",
-        "+ Wrong | `c` | w |",
+        "- Refused | `b` | X\\|y |",
+        "+ Refused | `b` | Z |",
+        "+ Wrong | `c` | W |",
     ]
 
 

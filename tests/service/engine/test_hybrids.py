@@ -160,6 +160,7 @@ def test_an_answer_is_forgotten_after_it_is_scored(kind: str) -> None:
     assert (expected == found).all()
 
 
+@pytest.mark.slow
 async def test_states_leave_room_for_one_request_of_any_tenant() -> None:
     """A state is larger than half of all keys and values: the second tenant waits, and has its turn."""
     model = tiny_model("olmo_hybrid", linear_key_head_dim=64, linear_value_head_dim=64)
