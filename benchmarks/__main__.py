@@ -22,6 +22,7 @@ NAMES = (
     "method_cost",
     "method_table",
     "recall_table",
+    "quantization",
     "auto_mixture",
     "dynamic_consistency",
     "load",

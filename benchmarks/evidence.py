@@ -1,5 +1,5 @@
-"""The measured tables of docs/evidence.md and docs/method-table.md, made from the numbers that ``--record`` left
-beside the results.
+"""The measured tables of docs/evidence.md, method-table.md and quantization.md, made from the numbers that
+``--record`` left beside the results.
 
 ``python -m benchmarks.evidence`` writes them in between the pages' markers; recording does so too. Published
 tables and the words around them are written by hand.
@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import quantization
 from benchmarks.dynamic_consistency import LABELS
 from service.evaluation.formatting import percent, short_number
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "docs" / "evidence.md", ROOT / "docs" / "method-table.md")
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("evidence", "method-table", "quantization"))
 RECORDED = ROOT / "benchmarks"
 MARKED = re.compile(r"<!-- measured:([\w-]+):start -->\n(.*?)<!-- measured:\1:end -->", re.S)
 WHOLE = "all-"
@@ -109,8 +110,29 @@ def _recall(numbers: Numbers) -> Iterator[list[str]]:
             yield [model["model"], f"`{entry['label']}`", *cells]
 
 
-SOURCES = ("method_table", "dynamic_consistency", "recall_table")
-TABLES: dict[str, Callable[[Numbers], Iterator[list[str]]]] = {"consistency": _consistency, "recall": _recall}
+def _quantization_perplexity(numbers: Numbers) -> Iterator[list[str]]:
+    table = numbers["quantization"]
+    yield ["model", "method", "weights", *(f"{multiple}x" for multiple in table["multiples"])]
+    for entry in table["models"]:
+        for model, method, *cells in quantization.rows(entry["model"], entry["formats"]):
+            yield [model, f"`{method}`", *cells]
+
+
+def _quantization_cost(numbers: Numbers) -> Iterator[list[str]]:
+    cost = numbers["quantization"]["cost"]
+    yield ["weights", "bytes", *cost[0]["seconds"]]
+    for entry in cost:
+        ratios = [entry["bytes"] / cost[0]["bytes"], *entry["seconds"].values()]
+        yield [entry["scheme"], *(f"{ratio:.2f}" for ratio in ratios)]
+
+
+SOURCES = ("method_table", "dynamic_consistency", "recall_table", "quantization")
+TABLES: dict[str, Callable[[Numbers], Iterator[list[str]]]] = {
+    "consistency": _consistency,
+    "recall": _recall,
+    "quantization-perplexity": _quantization_perplexity,
+    "quantization-cost": _quantization_cost,
+}
 
 
 def _markdown(rows: Iterator[list[str]]) -> str:

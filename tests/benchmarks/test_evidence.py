@@ -20,7 +20,7 @@ from patches import METHODS, RopeGeometry, parse, patched, resolve
 from tests.methods import ROWS
 from tests.models import tiny_model
 
-EVIDENCE, WHOLE = (page.read_text(encoding="utf-8") for page in evidence.PAGES)
+EVIDENCE, WHOLE, QUANTIZATION = (page.read_text(encoding="utf-8") for page in evidence.PAGES)
 GEOMETRIES = [
     RopeGeometry(64, 64, 1e4, 256, 256, num_attention_heads=4),
     RopeGeometry(8, 8, 1e4, 512, 512, num_attention_heads=8),
@@ -30,14 +30,14 @@ GEOMETRIES = [
 
 def test_the_measured_tables_are_the_recorded_numbers() -> None:
     """Regenerate with: python -m benchmarks.evidence"""
-    for page in (EVIDENCE, WHOLE):
+    for page in (EVIDENCE, WHOLE, QUANTIZATION):
         assert evidence.filled(page, evidence.recorded()) == page
 
 
 def test_every_table_is_on_the_page_once() -> None:
-    marked = [found[1] for found in evidence.MARKED.finditer(EVIDENCE)]
+    marked = [found[1] for found in evidence.MARKED.finditer(EVIDENCE + QUANTIZATION)]
     assert sorted(marked) == sorted([*evidence.METHODS, *evidence.TABLES, *evidence.SOURCES])
-    assert EVIDENCE.count("<!-- measured:") == 2 * len(marked)
+    assert (EVIDENCE + QUANTIZATION).count("<!-- measured:") == 2 * len(marked)
     whole = [found[1] for found in evidence.MARKED.finditer(WHOLE)]
     models = [entry["model"] for entry in evidence.recorded()["method_table"]["models"]]
     assert sorted(whole) == sorted([*(f"{evidence.WHOLE}{model}" for model in models), "method_table"])
@@ -50,6 +50,8 @@ def test_another_number_is_another_page() -> None:
     model["methods"][0]["perplexity"][-1] = 123456.0
     assert "| 123,456 |" in evidence.filled(EVIDENCE, changed)
     assert "| 123,456 <sub>" in evidence.filled(WHOLE, changed)
+    changed["quantization"]["models"][0]["formats"]["int4"]["perplexity"]["default"][0] = 98765.0
+    assert "| 98,765 (" in evidence.filled(QUANTIZATION, changed)
     model["methods"] = [entry for entry in model["methods"] if entry["method"] != "linear"]
     without = evidence.filled(EVIDENCE, changed)
     assert f"| {model['model']} | `linear" not in without, "a model without it has no rows there"
@@ -61,7 +63,7 @@ def test_a_marker_without_a_table_is_an_error() -> None:
 
 
 def test_pictures_and_links_exist() -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", EVIDENCE + WHOLE) if "://" not in link]
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", EVIDENCE + WHOLE + QUANTIZATION) if "://" not in link]
     assert links
     for link in links:
         assert (evidence.PAGES[0].parent / link).exists(), link
@@ -74,7 +76,7 @@ def test_recording_writes_pictures_and_numbers_beside_the_results(tmp_path: Path
     write(Report("first", "title", ("what",), notes=["short"], pictures={"first-x": b"png"}, numbers=numbers), results)
     assert (tmp_path / "first-x.png").read_bytes() == b"png"
     assert "![first-x](first-x.png)" in results.read_text(encoding="utf-8")
-    for other in ("dynamic_consistency", "recall_table"):
+    for other in ("dynamic_consistency", "recall_table", "quantization"):
         (tmp_path / f"{other}.json").write_text("{}", encoding="utf-8")
     (tmp_path / "first.json").rename(tmp_path / "method_table.json")
     again = evidence.recorded(tmp_path)["method_table"]
