@@ -16,7 +16,7 @@ from service.jobs.storage.store import JobStore
 STORE_S = 10.0
 """Seconds that an answer waits for the database."""
 
-FILES = ("results.json", "results.csv", "results.parquet", "report.html", "plot.png")
+FILES = ("results.json", "results.csv", "results.parquet", "report.html", "plot.png", "figures.json")
 UNITS = ("units.json", "units.csv")
 
 Parameters = ParamSpec("Parameters")

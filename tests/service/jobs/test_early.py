@@ -219,3 +219,27 @@ def test_a_sweep_keeps_whole_evaluations_or_the_first_ones_methods(planning: Any
     assert [part.evaluation for part in some.evaluations] == ["perplexity"]
     assert [method.method for method in some.methods] == ["default", "yarn"]
     assert plan.reduced(request, set()) is None
+
+
+def test_a_running_job_has_figures_of_its_complete_methods(client: httpx.Client) -> None:
+    job_id = submitted(client)
+    assert client.get(f"/jobs/{job_id}/figures.json").status_code in (200, 409)
+    wait_for(lambda: job(client, job_id)["units_done"] == 1, 60)
+    assert job(client, job_id)["state"] == "running"
+    figures = client.get(f"/jobs/{job_id}/figures.json").json()
+    assert figures["partial"]["units_done"] == 1
+    assert len(figures["partial"]["missing"]) == 2
+    assert client.get(f"/jobs/{job_id}/results.json").status_code == 409, "a result is whole or its job has ended"
+    assert done(client, job_id)["state"] == "done"
+    whole = client.get(f"/jobs/{job_id}/figures.json").json()
+    assert whole["partial"] is None
+    assert whole["words"] == figures["words"] or len(whole["figures"][0]["data"]) > len(figures["figures"][0]["data"])
+
+
+def test_a_plan_is_that_of_the_job(client: httpx.Client) -> None:
+    planned = client.post("/jobs/plan", json=LONG).json()
+    made = job(client, submitted(client))
+    client.delete(f"/jobs/{made['id']}")
+    assert planned == {"units": made["units_total"], "tokens": made["tokens_total"]}
+    refused = client.post("/jobs/plan", json=LONG | {"methods": ["yarm"]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "methods.0")

@@ -81,6 +81,7 @@ def test_every_link_leads_to_what_it_says(client: httpx.Client) -> None:
         "results.parquet",
         "report.html",
         "plot.png",
+        "figures.json",
     }
     assert all(answer.status_code == 200 for answer in files.values())
     result = files["results.json"].json()

@@ -40,9 +40,8 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def generate(page: playwright.Page) -> None:
-    page.get_by_label("Prompt", exact=True).fill(
-        "It was late in the evening when the carriage at last came up the hill, and " * 9
-    )
+    page.get_by_role("button", name="A passkey beyond the trained length").click()
+    expect(page.get_by_text("times the trained length")).to_be_visible()
     page.get_by_role("button", name="Generate").click()
     expect(page.locator(".answer[data-state=done]")).to_have_count(4)
     page.get_by_text("Encoding in effect").first.click()
