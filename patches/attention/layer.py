@@ -30,6 +30,12 @@ class Layer:
     bias: torch.Tensor | None = None
 
 
+def index_of(attention: nn.Module) -> int:
+    """Index of the layer of an attention module; -1 for a module that several layers share (Zamba)."""
+    index: int | None = attention.layer_idx  # type: ignore[assignment]
+    return -1 if index is None else index
+
+
 def bias_of(
     attention_mask: torch.Tensor | None, indices: torch.Tensor | None, query: torch.Tensor, keys: int
 ) -> torch.Tensor | None:

@@ -8,11 +8,13 @@ attention sinks, arXiv:2309.17453, section 3.1.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from patches.attention import reference
+from patches.attention.layer import Layer, index_of
 from patches.attention.observation import Observed
 
 FIRST_KEYS = 4
@@ -81,7 +83,7 @@ class AttentionMass:
         if seen.num_sinks:
             raise ValueError("keys have left the cache from the middle: evict nothing while observing")
         assert seen.layer.attention is not None
-        index: int = seen.layer.attention.layer_idx  # type: ignore[assignment]
+        index = index_of(seen.layer.attention)
         q_stop = seen.q_start + seen.query.shape[2]
         first, stop = max(self.first, seen.q_start), min(self.stop, q_stop)
         size = max(1, BLOCK_WEIGHTS // (seen.query.shape[1] * seen.key.shape[2]))
@@ -89,7 +91,8 @@ class AttentionMass:
             high = min(low + size, stop)
             query = seen.query[:, :, low - seen.q_start : high - seen.q_start]
             key = seen.key[:, :, : seen.key.shape[2] - (q_stop - high)]  # ends at the block's last query
-            weights = reference.weights(query, key, seen.resolved, seen.layer, q_start=low)[0]
+            layer = _of_block(seen.layer, slice(low - seen.q_start, high - seen.q_start), key.shape[2])
+            weights = reference.weights(query, key, seen.resolved, layer, q_start=low)[0]
             sums = self._sums_of(weights, low).cpu()
             self._sums[index] = self._sums[index] + sums if index in self._sums else sums
             self._queries[index] = self._queries.get(index, 0) + high - low
@@ -108,3 +111,7 @@ class AttentionMass:
         first_keys = before[..., min(max(FIRST_KEYS - k_start, 0), keys)]
         entropy = torch.special.entr(weights.double()).sum(-1)
         return torch.cat((buckets, first_keys[..., None], entropy[..., None]), dim=-1).sum(1)
+
+
+def _of_block(layer: Layer, queries: slice, keys: int) -> Layer:
+    return layer if layer.bias is None else replace(layer, bias=layer.bias[:, :, queries, :keys])

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from patches.attention.layer import bias_of
+from patches.attention.layer import bias_of, index_of
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.rotary import rotary_table, rotate
 from patches.model.geometry import NOTHING_ATTENDS, UnsupportedModel
@@ -135,7 +135,7 @@ class Trial:
             raise UnsupportedModel(f"its layers hand {', '.join(unknown)} to their attention, which ours does not have")
         if key.shape[2] != query.shape[2]:
             raise UnsupportedModel("its layers attend to more keys than tokens")
-        layer = module.layer_idx
+        layer = index_of(module)
         if block_indices is not None or bias_of(attention_mask, indices, query, key.shape[2]) is not None:
             self.biased.add(layer)
         self.states[layer] = query.detach(), key.detach(), value.detach()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from patches.attention import fused
-from patches.attention.layer import Layer, bias_of, bias_of_blocks
+from patches.attention.layer import Layer, bias_of, bias_of_blocks, index_of
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observed, Observer
 from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
@@ -155,6 +155,8 @@ class Patched(Encodings):
             arguments = () if layer_type is None else (layer_type,)
             return type(module).forward(module, x, position, *arguments)
         if position_ids is not None and position_ids.shape[-1] != position.shape[-1]:  # of cached tokens too
+            if self._forward.packed is not None:
+                raise ValueError("position_ids: a layer rotates cached keys anew, which a packed row does not carry")
             position, slot = plain_positions(position_ids), slot[:, -1:]
         if position_ids is not None and len(position) == 1:
             position = position.expand(position_ids.shape[-2], -1)
@@ -198,7 +200,7 @@ class Patched(Encodings):
             bias = bias_of_blocks(block_indices, size, query, key.shape[2])
         if bias is not None and (forward.packed is not None or not self._chooses_keys):
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
-        index: int = module.layer_idx  # type: ignore[assignment]
+        index = index_of(module)
         if self.geometry.latent and self.roles.get(index) != "own":
             scaling = query.shape[-1] ** -0.5  # the recipe's temperature has the part that a scaling adds
         mask = self._layer_mask(index, sliding_window)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from patches import UnsupportedModel, patched
+from patches import AttentionMass, UnsupportedModel, patched
 from patches.attention import fused
 from patches.attention.layer import Layer
 from tests.field.configurations import tiny_model
@@ -80,6 +81,18 @@ def test_windows_and_the_choice_of_keys_exclude_together(kind: str) -> None:
         changed = logits_of(model, late, slot_of(patch, fields, 32))
         assert torch.equal(changed[:, :-1], logits[:, :-1]), "no token sees a later one"
         assert relative(changed[:, -1], logits[:, -1]) > 0.01
+
+
+@kinds("deepseek_v32")
+@torch.no_grad()
+def test_the_weights_of_chosen_keys_are_observed(kind: str) -> None:
+    model, tokens = tiny_model(kind), tiny_tokens(1, 24)
+    with patched(model) as patch:
+        mass = AttentionMass(16, 24)
+        with patch.observing(mass.observe):
+            model(tokens, use_cache=False)
+    assert mass.layers == [0, 1]
+    assert np.allclose(mass.mass().sum(-1), 1.0)
 
 
 @kinds(*REFUSED)
