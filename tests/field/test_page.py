@@ -8,7 +8,7 @@ import time
 import pytest
 import transformers
 
-from tests.architectures import FILE, MEANINGS, changes, document, line, lines_of
+from tests.architectures import FILE, HEAD, MEANINGS, NOTES, changes, document, line, lines_of
 from tests.field.children import rows
 from tests.field.configurations import TYPES, VARIANTS
 from tests.field.measurement import RESULTS, Row, measure
@@ -27,6 +27,12 @@ def test_every_type_has_a_row_and_none_is_wrong() -> None:
     found = lines_of(PAGE)
     assert set(found) == {*TYPES, *VARIANTS}
     assert not [entry for entry in found.values() if entry.startswith("Wrong")]
+
+
+@of_this_version
+def test_the_head_is_what_the_command_writes() -> None:
+    assert PAGE.startswith(HEAD.format(version=transformers.__version__))
+    assert NOTES in PAGE
 
 
 def test_the_counts_are_those_of_the_rows() -> None:
