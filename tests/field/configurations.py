@@ -134,6 +134,11 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
     "mimo_v2_flash": {"head_dim": 24},  # a third of it rotates, in pairs
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "index_block_size": 8,
+        "index_topk_blocks": 2,
+    },
     "qwen4_exp_text": _INDEXER,
     "reformer": {
         "is_decoder": True,
@@ -155,6 +160,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon (grouped keys)": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon (a key per head)": ("falcon", _FALCON),
     "falcon (ALiBi)": ("falcon", {**_FALCON, "alibi": True}),
+    "gemma4_text (keys as values)": ("gemma4_text", {"attention_k_eq_v": True}),
     "granitemoehybrid (RoPE)": ("granitemoehybrid", {"position_embedding_type": "rope"}),
     "zamba2 (RoPE)": ("zamba2", {"use_mem_rope": True}),
 }

@@ -180,6 +180,8 @@ def _compared(patch: Patched, expected: Expected) -> str:
             continue
         differs = largest(own, expected.logits) > DECODING
         notes += [f"its own {name} differs from its pass"] if differs else []
+        if differs and name == "padded batch":
+            continue  # there is nothing to equal: beside padding, it attends to other keys
         _check(f"a {name}", found, own if largest(found, expected.logits) > DECODING else expected.logits, DECODING)
     for fields in filter(partial(_resolves, patch), IDENTITIES):
         slots, name = [slot_of(patch, fields, len(row)) for row in rows], fields["method"]
