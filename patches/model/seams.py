@@ -76,6 +76,7 @@ class Patched(Encodings):
         self.table_format, self._temperatures = measurement.table, temperatures
         self._insists_on_masks, self._chooses_keys = measurement.insists_on_masks, measurement.chooses_keys
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._shares_keys = bool(getattr(text_config(model), "num_kv_shared_layers", 0))
         self._layers, self._chunks = num_layers, chunked_layers(text_config(model))
         self._thread = _ThreadState()
 
@@ -98,6 +99,8 @@ class Patched(Encodings):
                 kwargs["position_ids"] = decode(encoded)[0]
                 if not self._takes_positions:
                     del kwargs["position_ids"]
+            if self._shares_keys:
+                kwargs |= _logits_by_index(kwargs, encoded)
             self._thread.forward = Forward(encoded, padding_mask, **self._thread.carried)
             try:
                 return forward(*args, **kwargs)
@@ -328,3 +331,15 @@ def _num_sinks(resolved: ResolvedRecipe, layer: Layer, num_kv: int, q_stop: int)
     the layer has a window."""
     sink_window = resolved.recipe.sink_window if num_kv < q_stop and layer.mask is CAUSAL else None
     return None if sink_window is None else sink_window[0]
+
+
+def _logits_by_index(kwargs: Mapping[str, Any], positions: torch.Tensor) -> dict[str, torch.Tensor]:
+    """``logits_to_keep`` as indices into ``positions`` [rows, tokens].
+
+    Layers that share keys (Gemma 4) take a number as leave to compute the last queries only, with their masks cut.
+    """
+    kept = kwargs.get("logits_to_keep", 0)
+    if isinstance(kept, torch.Tensor):
+        return {}
+    tokens = positions.shape[-1]
+    return {"logits_to_keep": torch.arange(max(0, tokens - kept) if kept else 0, tokens, device=positions.device)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from patches import UnsupportedModel, patched
-from tests.field.configurations import tiny_model
+from tests.field.configurations import VARIANTS, tiny_model
 from tests.patches.model.checks import MOVING, SHORT_FORMS, by_kind, equals_reference, equals_transformers, refuses
 
 kinds = by_kind("granite_swa", "hunyuan_v1_dense")
@@ -22,6 +22,15 @@ KEEPS_POSITIONS = [name for name in SHORT_FORMS if name not in MOVING]
 @kinds(*CARRIED)
 def test_every_encoding_applies(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(kind)
+    equals_transformers(model)
+    equals_reference(model, SHORT_FORMS, monkeypatch)
+
+
+@pytest.mark.slow
+def test_layers_that_share_keys_compute_every_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers computes the last queries only in these layers of Gemma 4, when `generate` asks for the last."""
+    model_type, fields = VARIANTS["gemma4_text (shared keys)"]
+    model = tiny_model(model_type, **fields)
     equals_transformers(model)
     equals_reference(model, SHORT_FORMS, monkeypatch)
 

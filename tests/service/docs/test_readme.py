@@ -92,11 +92,21 @@ def exported(block: str) -> None:
     compile(shlex.split(python)[-1], "<page>", "exec")
 
 
+def known_to_serve(block: str) -> None:
+    """`ropeway serve` has these options."""
+    known = ropeway("serve", "--help").output
+    for line in block.splitlines():
+        options = [word for word in shlex.split(line) if word.startswith("--")]
+        assert options
+        assert [option for option in options if option not in known] == []
+
+
 NOT_RUN: dict[str, Callable[[str], None]] = {
     "make test": rehearsed,  # this very suite
     "git clone <this repository> ropeway && cd ropeway\nmake setup": rehearsed,  # downloads; and checks, this suite too
     "ROPEWAY_MODEL=Qwen/Qwen2.5-0.5B docker compose": known_to_compose,  # an image of gigabytes
     "docker compose": known_to_compose,
+    "ropeway serve --model FOLDER": known_to_serve,  # goes on
     "ropeway export yarn:8 --model MODEL": exported,  # a server at the default port
 }
 """Beginnings of the blocks that are not run, and what is done with them instead."""
