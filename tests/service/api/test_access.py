@@ -421,18 +421,16 @@ def test_prompts_are_logged_where_asked_for(checkpoints: Path, capsys: pytest.Ca
 
 def test_checkpoints_are_safetensors_without_code_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: list[dict[str, Any]] = []
-    for name in ("AutoTokenizer", "AutoModelForCausalLM"):
-        loader = type("Loader", (), {"from_pretrained": staticmethod(lambda *_, **kwargs: _kept(given, kwargs))})
-        monkeypatch.setattr(f"service.models.loading.{name}", loader)
+    loader = type("Loader", (), {"from_pretrained": staticmethod(lambda *_, **kwargs: _kept(given, kwargs))})
+    for name, value in {"AutoTokenizer": loader, "AutoConfig": loader, "class_for": lambda _: loader}.items():
+        monkeypatch.setattr(f"service.models.loading.{name}", value)
     with pytest.raises(RuntimeError, match="seen enough"):
         load("m", tmp_path, Settings(_env_file=None))
-    tokenizer, model = given
-    assert model["use_safetensors"] is True
-    assert not tokenizer.get("trust_remote_code")
-    assert not model.get("trust_remote_code")
+    assert given[-1]["use_safetensors"] is True
+    assert not any(arguments.get("trust_remote_code") for arguments in given)
 
 
 def _kept(given: list[dict[str, Any]], kwargs: dict[str, Any]) -> None:
     given.append(kwargs)
-    if len(given) == 2:
+    if len(given) == 3:
         raise RuntimeError("seen enough")

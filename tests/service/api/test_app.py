@@ -28,7 +28,7 @@ def test_methods_are_listed_in_short(client: httpx.Client) -> None:
     assert len(answer.content) < 40_000
     for info in listed:
         method = METHODS[info["method"]]
-        assert set(info) == {"method", "kind", "family", "summary", "parameters"}
+        assert set(info) == {"method", "kind", "family", "summary", "parameters", "questions"}
         assert (info["summary"], info["family"]) == (method.summary, method.family)
         fields = {name: field for name, field in method.model_fields.items() if name != "method"}
         assert {parameter["name"] for parameter in info["parameters"]} == set(fields)

@@ -22,8 +22,8 @@ FEWER = 30
 CHEAP: dict[str, dict[str, Any]] = {
     "/generate": {"prompt": [5, 6, 7], "max_new_tokens": 2, "timeout_s": 60},
     "/perplexity": {"input": [5, 6, 7] * 4, "lengths": [8], "timeout_s": 60},
-    "/v1/completions": {"prompt": [5, 6, 7], "max_tokens": 2, "n": 1},
-    "/v1/chat/completions": {"max_tokens": 2, "n": 1},
+    "/v1/completions": {"prompt": [5, 6, 7], "max_tokens": 2, "n": 1, "timeout_s": 60},
+    "/v1/chat/completions": {"max_tokens": 2, "n": 1, "timeout_s": 60},
     "/tokenize": {},
     "/detokenize": {},
 }

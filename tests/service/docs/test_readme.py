@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from patches import METHODS
+from patches import METHODS, parse
 from service.api.export import ExportRequest
 from service.api.responses import AutoChoice
 from service.cli.demo import ENCODINGS
@@ -214,6 +214,8 @@ def test_bodies_that_pages_show_are_valid() -> None:
         body = json.loads(text)
         if "ranges" in body:
             assert parse_policy(body)
+        elif "rope_parameters" in body:
+            assert parse(body["rope_parameters"])
         elif "source" in body:
             assert AutoChoice.model_validate(body)
         else:

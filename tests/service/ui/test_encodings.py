@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from patches import METHODS
 from patches.registry import QUESTIONS
 from tests.conftest import ROOT
+from tests.service.serving import wait_for
 from tests.service.ui.conftest import Visits, playwright
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,9 @@ def drawn(page: playwright.Page, *titles: str) -> None:
 
 def lines(page: playwright.Page, figure: int) -> list[str]:
     """Names of the lines that Plotly drew in a figure."""
-    names: list[str] = page.locator(".figures .drawing").nth(figure).evaluate("div => div.data.map(line => line.name)")
+    names: list[str] = (
+        page.locator(".figures .drawing").nth(figure).evaluate("div => (div.data ?? []).map(line => line.name)")
+    )
     return names
 
 
@@ -58,7 +61,7 @@ def test_two_methods_over_each_other(demo: tuple[str, FastAPI], visits: Visits) 
     page = visits.open(f"{demo[0]}/ui/#encodings")
     page.get_by_label("Compared with").get_by_role("combobox", name="Compared with").select_option("self_extend")
     expect(page.locator(".figures h3").nth(1)).to_have_text("Effective distance at 1,024 tokens: self_extend")
-    assert lines(page, 0) == ["before", "yarn(factor=4)", "self_extend"]
+    wait_for(lambda: lines(page, 0) == ["before", "yarn(factor=4)", "self_extend"])
     page.get_by_label("Length of the text, tokens").fill("512")
     expect(page.locator(".figures h3").nth(1)).to_have_text("Effective distance at 512 tokens: self_extend")
     other = visits.open(page.url)

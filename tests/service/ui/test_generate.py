@@ -151,6 +151,7 @@ def test_a_reload_and_a_link_bring_everything_back(tiny: tuple[str, FastAPI], vi
     page.reload()
     all_done(page, 3)
     assert texts(page) == before
+    expect(page).to_have_url(re.compile("Two"))
     link = page.url
     other = visits.open(link)
     expect(other.get_by_label("Prompt", exact=True)).to_have_value("Two ropes & a = b?\n#3")
@@ -174,10 +175,13 @@ def test_a_reload_in_the_middle_keeps_the_words_so_far(tiny: tuple[str, FastAPI]
 
 def test_the_server_restarts_below_an_open_page(checkpoints: Path, tmp_path: Path, visits: Visits) -> None:
     with proxied("http://127.0.0.1:9") as proxy:
-        with process(checkpoints, "cache_tokens=4096", log=tmp_path / "log") as (running, proxy.target):
+        with process(checkpoints, "cache_tokens=8192", "max_new_tokens=2000", log=tmp_path / "log") as (
+            running,
+            proxy.target,
+        ):
             page = visits.open(proxy.url)
             page.get_by_label("Prompt", exact=True).fill("Kept")
-            page.get_by_label("Most new tokens").fill("900")
+            page.get_by_label("Most new tokens").fill("1900")
             page.get_by_role("button", name="Generate").click()
             expect(page.locator(".text span").nth(3)).to_be_visible()
             running.kill()
