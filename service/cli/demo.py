@@ -69,6 +69,7 @@ def demo(
     except (DemoFailed, RopewayError, OSError) as error:
         fail(f"{error or type(error).__name__} (the server's log: {output / 'server.log'})")
     stdout.print(f"server stopped cleanly; {time.perf_counter() - began:.0f} s in all")
+    stdout.print("next: `make serve`, and a browser at localhost:8000, where the same is a page")
 
 
 @contextmanager
