@@ -17,7 +17,10 @@ settings.register_profile("ropeway", deadline=None, max_examples=60, suppress_he
 settings.load_profile("ropeway")
 
 
-LONG = ("tests/service/docs/test_readme.py", "tests/benchmarks/", "tests/service/docs/test_notebook.py")
+LONG = (
+    *("tests/service/docs/test_readme.py", "tests/service/docs/test_notebook.py", "tests/benchmarks/"),
+    *("tests/service/ui/test_looks.py", "tests/service/ui/test_generate.py"),
+)
 """Half a minute and more each. They begin first, so that no worker ends with one while the others are idle."""
 
 
