@@ -187,7 +187,7 @@ JOBS = [
              'values(state="running", owner=None,', (QUEUE,)),
     Mutation("units recorded twice", "service/jobs", "if unit.position not in recorded:", "if True:", (QUEUE,)),
     Mutation("outcomes shared between tenants", "service/jobs", '"tenant": tenant,\n', '"tenant": "",\n', (ADDRESS,)),
-    Mutation("the encoding is not in the address", "service/jobs", '"encoding": encoding(unit.subject, unit.length),',
+    Mutation("the encoding is not in the address", "service/jobs", '"encoding": encoding(unit),',
              '"encoding": "",', (ADDRESS,)),
     Mutation("jobs of other tenants", "service/jobs", "select(Job).where(Job.id == job_id, Job.tenant == tenant)",
              "select(Job).where(Job.id == job_id)", (STORE,)),
