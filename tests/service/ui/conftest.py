@@ -30,8 +30,9 @@ def chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[playwright.Browser]:
+    """Chromium, until a worker leaves this folder: Playwright holds the event loop of the thread until then."""
     if playwright.expect is None:
         pytest.skip("no playwright: pip install playwright")
     program = chromium()
