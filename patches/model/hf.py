@@ -24,7 +24,14 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import Seams, architecture_of
 from patches.model.encodings import with_keyword
-from patches.model.geometry import UnsupportedModel, geometry_of, refuse_other_frequencies, tables_of, text_config
+from patches.model.geometry import (
+    UnsupportedModel,
+    dispatches,
+    geometry_of,
+    refuse_other_frequencies,
+    tables_of,
+    text_config,
+)
 from patches.model.measurement import TOKENS, Measurement, Trial, measured
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, layout_of
 from patches.model.seams import Patched
@@ -54,8 +61,9 @@ def _mask(
     """
     if seams.builds_mask(insists=not allow_is_causal_skip):
         arguments |= {"attention_mask": attention_mask, "allow_is_causal_skip": False}
-        whole: torch.Tensor | None = sdpa_mask(batch_size, q_length, kv_length, **arguments)
-        return whole
+        whole = sdpa_mask(batch_size, q_length, kv_length, **arguments)
+        assert whole is not None, "it was not to be left out"
+        return seams.built(whole)
     if attention_mask is None or bool(attention_mask.all()):
         return None
     return attention_mask
@@ -164,7 +172,7 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         ValueError: when it is patched already.
     """
     _refuse_wrapper(model)
-    if str(model.config._attn_implementation).startswith(_PREFIX):
+    if str(text_config(model)._attn_implementation).startswith(_PREFIX):
         raise ValueError("the model is patched already: one patch serves every encoding")
     name = f"{_PREFIX}{next(_names)}"
     with ExitStack() as undo:
@@ -255,15 +263,15 @@ def _refuse_wrapper(model: object) -> None:
 def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seams: Seams, undo: ExitStack) -> None:
     """Put seams A and B into the model, until ``undo`` closes."""
     architecture, original = architecture_of(model), model.config._attn_implementation
-    dispatches = architecture is None or architecture.forward is None
-    mask = partial(_mask, seams) if dispatches else _no_mask
+    by_name = architecture is None or architecture.forward is None
+    mask = partial(_mask, seams) if by_name else _no_mask
     for interface, function in ((AttentionInterface, seams.attention), (AttentionMaskInterface, mask)):
         interface.register(attention_name, function)
         undo.callback(interface._global_mapping.pop, attention_name, None)
     for module in tables.modules:
         _replace_forward(module, partial(seams.rotary, module=module), undo)
     if architecture is None or architecture.forward is None:
-        parts = _parts_of_text(model)
+        parts = _parts_that_attend(model)
         undo.callback(model.set_attn_implementation, {name: part._attn_implementation for name, part in parts.items()})
         model.set_attn_implementation(dict.fromkeys(parts, attention_name))
         return
@@ -274,10 +282,14 @@ def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seam
             _replace_forward(module, partial(architecture.forward, seams, module), undo)
 
 
-def _parts_of_text(model: PreTrainedModel) -> dict[str, Any]:
-    """Configurations of the whole and of its language model, by transformers' names for them."""
+def _parts_that_attend(model: PreTrainedModel) -> dict[str, Any]:
+    """Configurations of the whole and of its language model, by transformers' names for them.
+
+    Without the whole where only the language model dispatches its attention by name.
+    """
     config, text = model.config, text_config(model)
-    return {"": config} | {name: text for name in config.sub_configs if getattr(config, name) is text}
+    whole = {"": config} if dispatches(model) else {}
+    return whole | {name: text for name in config.sub_configs if getattr(config, name) is text}
 
 
 def _take_over_temperatures(model: Any, undo: ExitStack) -> dict[int, AttentionTemperature]:

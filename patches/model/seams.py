@@ -221,6 +221,10 @@ class Patched(Encodings):
         """True if a layer gets a whole mask, which it needs to choose keys."""
         return insists and self._insists_on_masks
 
+    def built(self, mask: torch.Tensor) -> torch.Tensor:
+        """The whole mask as it is."""
+        return mask
+
     def _layer_mask(self, index: int, sliding_window: int | None) -> LayerMask:
         if index in self._chunks:
             return ChunkRange(self._chunks[index], 0, 1)
