@@ -28,7 +28,7 @@ from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import architecture_of
-from patches.model.continuation import continues
+from patches.model.continuation import continues, returns_cache
 from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
 from patches.model.forward import Forward, inputs_of, tokens_of
@@ -110,9 +110,20 @@ class Patched(Encodings):
     @cached_property
     def continues(self) -> bool:
         """True if a prompt may be read in chunks; ``continuation`` explains it. Measured outside of a forward."""
+        with self._carrying_nothing():
+            return continues(self.model, int(text_config(self.model).vocab_size))
+
+    @cached_property
+    def returns_cache(self) -> bool:
+        """False for a model that has to read a sequence from its start in each forward. Measured as ``continues``."""
+        with self._carrying_nothing():
+            return returns_cache(self.model)
+
+    @contextmanager
+    def _carrying_nothing(self) -> Iterator[None]:
         carried, self._thread.carried = self._thread.carried, {}
         try:
-            return continues(self.model, int(text_config(self.model).vocab_size))
+            yield
         finally:
             self._thread.carried = carried
 

@@ -36,8 +36,10 @@ DRIFT = 0.02
 def verify(patch: Patched) -> EngineChoice:
     """The first engine that computes what the model computes: a few tokens under its own encoding and one per route.
 
+    Without one, the choice is none, and its reason names the encoding under which each engine fails or differs.
+
     Raises:
-        UnsupportedModel: naming the encoding under which each engine fails or differs.
+        UnsupportedModel: when the model's own forward gives no numbers.
     """
     length = min(PROMPT + NEW, patch.geometry.table_rows or PROMPT + NEW)
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
@@ -52,7 +54,11 @@ def verify(patch: Patched) -> EngineChoice:
             reasons.append(str(error))
         else:
             return replace(choice, reason="; ".join(reasons) or None)
-    raise UnsupportedModel("; ".join(reasons))
+    with torch.no_grad():
+        logits = patch.model(input_ids=torch.tensor([prompt], device=patch.model.device), use_cache=False).logits
+    if bool(logits.isnan().any()):
+        raise UnsupportedModel("; ".join(reasons))
+    return EngineChoice("none", reason="; ".join(reasons))
 
 
 def _check(patch: Patched, choice: EngineChoice, prompt: list[int]) -> None:
@@ -152,4 +158,4 @@ def _forward(
         past_key_values=cache,
         use_cache=True,
     )
-    return output.logits[0].double(), output.past_key_values
+    return output.logits[0].double(), getattr(output, "past_key_values", None)

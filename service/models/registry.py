@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from patches import Method, Patched, UnsupportedModel, patched
+from service.engine.choice import CannotGenerate
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
@@ -71,6 +72,13 @@ class ServedModel:
     base: str | None = None
     quantization: Quantization | None = None
     policy: Policy | None = None
+
+    def check_generates(self) -> None:
+        """Raises:
+        CannotGenerate: when no engine serves this model; it is scored only.
+        """
+        if not self.engine.choice.generates:
+            raise CannotGenerate(f"model {self.name!r} is scored only, it has no engine: {self.engine.choice.reason}")
 
     @cached_property
     def vocab_size(self) -> int:
@@ -140,7 +148,9 @@ class ModelRegistry:
         cache = limits.cache_tokens * cache_bytes_per_token(patch)
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=cache >> 20, by=by)
-        if choice.reason is not None:
+        if not choice.generates:
+            log.warning("scored_only", model=checkpoint.name, reason=choice.reason)
+        elif choice.reason is not None:
             log.info("slower_engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
         metrics = EngineMetrics(self._metrics, checkpoint.name)
         engine = Engine(patch, limits, _eos_token_ids(model), metrics, choice)

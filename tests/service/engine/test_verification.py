@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer
 from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOCATOR
 
@@ -21,7 +21,7 @@ from service.engine.adapter import EncodingManager, inputs
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.configuration import ATTENDING
 from service.engine.adapter.inputs import SlottedInputs
-from service.engine.choice import CHOICES, PAGED
+from service.engine.choice import CHOICES, PAGED, CannotGenerate
 from service.engine.padded import forward, sequence
 from service.engine.padded.caches import row_of
 from service.engine.verification import TOLERANCE, verify
@@ -268,12 +268,25 @@ def test_the_server_takes_the_padded_engine_where_pages_are_wrong(
         models.close()
 
 
-def test_the_server_refuses_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_only_scores_where_no_engine_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_checkpoint(tmp_path / "cropping")
-    registry(folder).close()
     cropped_value(monkeypatch)
     monkeypatch.setattr(forward, "encode", lambda position_ids, slots: encode(position_ids, 0 * slots))
-    with pytest.raises(ModelLoadError, match="model 'cropping' cannot be served: the paged engine does not compute"):
+    models = registry(folder)
+    try:
+        with pytest.raises(CannotGenerate, match=r"model 'cropping' is scored only.*the paged engine does not compute"):
+            models.default.check_generates()
+    finally:
+        models.close()
+
+
+def test_the_server_refuses_by_name(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "broken")
+    model = LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[3] = float("nan")
+    model.save_pretrained(folder)
+    with pytest.raises(ModelLoadError, match="model 'broken' cannot be served: the paged engine does not compute"):
         registry(folder)
 
 
@@ -283,7 +296,7 @@ def test_a_refused_patch_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patched, "forget_encodings", lambda self: (cleared.append(self), forget(self)))
     cropped_value(monkeypatch)
     monkeypatch.setattr(forward, "encode", lambda position_ids, slots: encode(position_ids, 0 * slots))
-    with pytest.raises(UnsupportedModel), patched(model) as patch:
-        verify(patch)
+    with patched(model) as patch:
+        assert not verify(patch).generates
     assert len(cleared) == len(CHOICES), "after every check that failed"
     assert not str(model.config._attn_implementation).startswith("ropeway")
