@@ -34,6 +34,7 @@ from patches.model.geometry import (
 )
 from patches.model.measurement import TOKENS, Measurement, Trial, measured
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, layout_of
+from patches.model.rounding import allowed_rounding
 from patches.model.seams import Patched
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
@@ -179,6 +180,7 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         with _evaluating(model):
             with _refused("its own forward fails"):
                 plain = _logits(model) if _computes_its_own_encoding(model) else None
+                rounding = allowed_rounding(model, TOLERANCE[model.dtype], lambda: _logits(model), _difference)
             temperatures = _take_over_temperatures(model, undo)
             patch = Patched(model, name, _measured(model, name), temperatures)
         for table in patch.rotary_tables.chosen[:1]:
@@ -191,7 +193,7 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         _replace_forward(model, forward, undo)
         if plain is not None:
             with _evaluating(model), _refused("its forward fails with another attention"):
-                _refuse_other_logits(_logits(model), plain)
+                _refuse_other_logits(_logits(model), plain, rounding)
         yield patch
 
 
@@ -240,13 +242,18 @@ def _computes_its_own_encoding(model: PreTrainedModel) -> bool:
     return agrees and getattr(config, "position_encoding", None) is None
 
 
-def _refuse_other_logits(logits: torch.Tensor, plain: torch.Tensor) -> None:
+def _difference(logits: torch.Tensor, plain: torch.Tensor) -> float:
+    """The largest, in largest logits."""
+    finite = plain.isfinite()
+    return float((logits - plain)[finite].abs().max() / plain[finite].abs().max())
+
+
+def _refuse_other_logits(logits: torch.Tensor, plain: torch.Tensor, rounding: float) -> None:
     """Raises:
     UnsupportedModel: when the patched model computes something else than the plain one.
     """
-    finite = plain.isfinite()
-    difference = float((logits - plain)[finite].abs().max() / plain[finite].abs().max())
-    if not difference <= TOLERANCE[plain.dtype]:  # not NaN either
+    difference = _difference(logits, plain)
+    if not difference <= rounding:  # not NaN either
         raise UnsupportedModel(
             f"its attention computes more than the queries, keys and values that it hands on: under its own encoding, "
             f"the patched logits differ by {difference:.2g} of the largest"

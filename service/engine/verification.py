@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from patches import Method, Patched, UnsupportedModel, encode, one_per_route
+from patches import Method, Patched, UnsupportedModel, allowed_rounding, encode, one_per_route
 from service.engine.adapter.compatibility import IncompatibleTransformers
 from service.engine.choice import CHOICES, EngineChoice
 from service.engine.limits import EngineLimits
@@ -44,24 +44,41 @@ def verify(patch: Patched) -> EngineChoice:
     length = min(PROMPT + NEW, patch.geometry.table_rows or PROMPT + NEW)
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
     prompt = torch.linspace(1, vocab_size - 1, length - NEW).long().tolist()
+    rounding = _rounding(patch, prompt)
     reasons: list[str] = []
     for choice in CHOICES:
         try:
-            _check(patch, choice, prompt)
+            _check(patch, choice, prompt, rounding)
         except IncompatibleTransformers:
             raise
         except UnsupportedModel as error:
             reasons.append(str(error))
         else:
             return replace(choice, reason="; ".join(reasons) or None)
-    with torch.no_grad():
-        logits = patch.model(input_ids=torch.tensor([prompt], device=patch.model.device), use_cache=False).logits
-    if bool(logits.isnan().any()):
+    if bool(_logits(patch, prompt).isnan().any()):
         raise UnsupportedModel("; ".join(reasons))
     return EngineChoice("none", reason="; ".join(reasons))
 
 
-def _check(patch: Patched, choice: EngineChoice, prompt: list[int]) -> None:
+def _rounding(patch: Patched, prompt: list[int]) -> float:
+    """Largest difference that rounding makes, in the units of ``TOLERANCE``."""
+
+    def difference(found: torch.Tensor, plain: torch.Tensor) -> float:
+        spread = plain.amax(-1) - plain.median(-1).values
+        return float(((found - plain).abs().amax(-1) / spread).nan_to_num(0.0).max())
+
+    return allowed_rounding(patch.model, TOLERANCE[patch.model.dtype], lambda: _logits(patch, prompt), difference)
+
+
+@torch.no_grad()
+def _logits(patch: Patched, tokens: list[int]) -> torch.Tensor:
+    """float64 [tokens, vocabulary] under the model's own encoding, without a cache."""
+    output = patch.model(input_ids=torch.tensor([tokens], device=patch.model.device), use_cache=False)
+    logits: torch.Tensor = output.logits[0].double()
+    return logits
+
+
+def _check(patch: Patched, choice: EngineChoice, prompt: list[int], rounding: float) -> None:
     """Raises:
     UnsupportedModel: when the engine fails or differs.
     """
@@ -72,7 +89,7 @@ def _check(patch: Patched, choice: EngineChoice, prompt: list[int]) -> None:
             shorter = 3 if choice.kind == "padded" else 1
             requests = [_request(patch, method, prompt[number % shorter :]) for number, method in enumerate(methods)]
             for method, request, token_ids in zip(methods, requests, _generated(patch, choice, requests), strict=True):
-                _compare(patch, choice, method, request, token_ids)
+                _compare(patch, choice, method, request, token_ids, rounding)
     finally:
         patch.forget_encodings()
 
@@ -96,14 +113,18 @@ def _generated(patch: Patched, choice: EngineChoice, requests: list[EngineReques
 
 
 def _compare(
-    patch: Patched, choice: EngineChoice, method: Method, request: EngineRequest, token_ids: list[int]
+    patch: Patched,
+    choice: EngineChoice,
+    method: Method,
+    request: EngineRequest,
+    token_ids: list[int],
+    rounding: float,
 ) -> None:
     """Against forwards over the prompt and the tokens that the engine chose.
 
     Some recurrent layers compute a single token by another formula than several. The padded engine has to agree with
     the former, and the former roughly with the plain forward.
     """
-    rounding = TOLERANCE[patch.model.dtype]
     if choice.kind == "padded":
         _refuse_difference(choice, method, request, token_ids, _cached(patch, request, token_ids), rounding)
         rounding = max(DRIFT, 2 * rounding)
