@@ -55,7 +55,7 @@ class Measurement:
     """Rotation of one model.
 
     ``geometry`` has the measured pair layout and offset. ``roles`` has the layers that attend. ``rotary_tables`` says
-    which tables requests choose, and ``table`` is their format. ``windowed`` are the layers that attend to a window. A
+    which tables requests choose, and ``table`` is their format. ``windowed`` has the tokens of each layer's window. A
     model that ``insists_on_masks`` to choose keys gets whole ones. One that ``chooses_keys`` does so in some layer, or
     adds numbers to scores there.
     """
@@ -65,7 +65,7 @@ class Measurement:
     cached: CachedStates
     rotary_tables: RotaryTables
     table: TableFormat
-    windowed: frozenset[int]
+    windowed: Mapping[int, int]
     insists_on_masks: bool
     chooses_keys: bool
 
@@ -85,7 +85,7 @@ class Trial:
     ) -> None:
         """``frequencies`` by table; None is the table of a model without rotary modules."""
         self.states: dict[int, tuple[torch.Tensor, ...]] = {}
-        self.windowed: set[int] = set()
+        self.windowed: dict[int, int] = {}
         self.biased: set[int] = set()
         self.cached = CachedStates()
         self._insists_on_masks = False
@@ -142,7 +142,7 @@ class Trial:
             self.biased.add(layer)
         self.states[layer] = query.detach(), key.detach(), value.detach()
         if sliding_window is not None:
-            self.windowed.add(layer)
+            self.windowed[layer] = int(sliding_window)
         self._calls[layer] += 1
         found = CachedStates(key.shape[1], key.shape[-1], value.shape[-1], self._calls[layer])
         self.cached = CachedStates(*map(max, self.cached, found))
@@ -170,9 +170,9 @@ class Trial:
         return mask.shape[-2:] == causal.shape and bool((mask.cpu() == causal).all())
 
     @property
-    def masks(self) -> tuple[frozenset[int], bool, bool]:
-        """(layers with a window, insists on masks to choose keys by them, chooses keys)."""
-        return frozenset(self.windowed), self._insists_on_masks and bool(self.biased), bool(self.biased)
+    def masks(self) -> tuple[dict[int, int], bool, bool]:
+        """(window of layers that have one, insists on masks to choose keys by them, chooses keys)."""
+        return self.windowed, self._insists_on_masks and bool(self.biased), bool(self.biased)
 
     def moved(self, still: Trial) -> set[int]:
         """Layers with other queries than in ``still``."""

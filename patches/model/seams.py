@@ -80,6 +80,11 @@ class Patched(Encodings):
         self._layers, self._chunks = num_layers, chunked_layers(text_config(model))
         self._thread = _ThreadState()
 
+    @property
+    def smallest_window(self) -> int | None:
+        """Tokens of the smallest window or chunk in which a layer of the model attends; None without any."""
+        return min([*self.windowed.values(), *self._chunks.values()], default=None)
+
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
 

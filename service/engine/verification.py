@@ -21,6 +21,9 @@ from service.sharing.heap import frozen
 PROMPT, NEW = 20, 4
 """Tokens. Steps of 16 cut every prompt, and pages of 4 are given back where an encoding forgets."""
 
+BEHIND, LONGEST = 12, 280
+"""Tokens of a prompt behind the smallest window of the model, which moves on by pages there; and most of all."""
+
 TOP = 8
 """Most likely tokens whose log-probabilities are compared, at every new token."""
 
@@ -41,9 +44,8 @@ def verify(patch: Patched) -> EngineChoice:
     Raises:
         UnsupportedModel: when the model's own forward gives no numbers.
     """
-    length = min(PROMPT + NEW, patch.geometry.table_rows or PROMPT + NEW)
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
-    prompt = torch.linspace(1, vocab_size - 1, length - NEW).long().tolist()
+    prompt = torch.linspace(1, vocab_size - 1, checked_length(patch) - NEW).long().tolist()
     rounding = _rounding(patch, prompt)
     reasons: list[str] = []
     for choice in CHOICES:
@@ -58,6 +60,13 @@ def verify(patch: Patched) -> EngineChoice:
     if bool(_logits(patch, prompt).isnan().any()):
         raise UnsupportedModel("; ".join(reasons))
     return EngineChoice("none", reason="; ".join(reasons))
+
+
+def checked_length(patch: Patched) -> int:
+    """Tokens of a sequence of the check: more than the smallest window of the model has, unless that is too large."""
+    window = patch.smallest_window
+    prompt = PROMPT if window is None or window + BEHIND > LONGEST else max(PROMPT, window + BEHIND)
+    return min(prompt + NEW, patch.geometry.table_rows or prompt + NEW)
 
 
 def _rounding(patch: Patched, prompt: list[int]) -> float:
@@ -101,8 +110,13 @@ def _request(patch: Patched, method: Method, prompt: list[int]) -> EngineRequest
 
 
 def _generated(patch: Patched, choice: EngineChoice, requests: list[EngineRequest]) -> list[list[int]]:
+    longest = max(len(request.prompt_ids) for request in requests)
     limits = EngineLimits(
-        cache_tokens=512, score_tokens=0, page_size=4, max_batch_tokens=16, max_requests_per_batch=len(requests)
+        cache_tokens=max(512, 2 * len(requests) * longest),
+        score_tokens=0,
+        page_size=4,
+        max_batch_tokens=max(16, longest // 4),
+        max_requests_per_batch=len(requests),
     )
     try:
         return choice.built(patch, limits).run_to_end(requests)

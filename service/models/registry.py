@@ -15,7 +15,7 @@ from service.engine.choice import CannotGenerate
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
-from service.engine.verification import verify
+from service.engine.verification import checked_length, verify
 from service.metrics import Metrics
 from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
@@ -148,6 +148,9 @@ class ModelRegistry:
         cache = limits.cache_tokens * cache_bytes_per_token(patch)
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=cache >> 20, by=by)
+        window = patch.smallest_window
+        if window is not None and window >= (checked := checked_length(patch)):
+            log.info("window_beyond_the_check", model=checkpoint.name, window=window, checked_tokens=checked)
         if not choice.generates:
             log.warning("scored_only", model=checkpoint.name, reason=choice.reason)
         elif choice.reason is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer
@@ -16,8 +18,9 @@ from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOC
 
 from patches import Patched, UnsupportedModel, encode, one_per_route, patched
 from patches.batch.segments import Batch
-from patches.encoding.masks import ChunkRange, FirstKeys
+from patches.encoding.masks import CAUSAL, ChunkRange, FirstKeys
 from patches.model import rounding
+from service.engine import verification
 from service.engine.adapter import EncodingManager, inputs
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.configuration import ATTENDING
@@ -33,7 +36,7 @@ from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.field import configurations as field
 from tests.models import FAMILIES, OTHER_FAMILIES, by_tier, demo_model, tiny_model
-from tests.service.conftest import tiny_checkpoint
+from tests.service.conftest import tiny_checkpoint, tiny_tokenizer
 
 HYBRIDS = ("qwen3_next", "qwen3_5_text", "granitemoehybrid", "minimax", "olmo_hybrid")
 """Layers that keep a state instead of keys and values: pages cannot cache them."""
@@ -185,6 +188,32 @@ def test_a_broken_adapter_is_caught(family: str, double: Double, named: str, mon
     double(monkeypatch)
     with pytest.raises(UnsupportedModel, match=rf"does not compute what its own forward computes under {named}: "):
         check(model)
+
+
+def test_the_check_reaches_past_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = Patched._attend_packed
+
+    def without_window(self: Patched, *states: Any) -> torch.Tensor:
+        *others, layer, index = states
+        return attend(self, *others, replace(layer, mask=CAUSAL), index)
+
+    monkeypatch.setattr(Patched, "_attend_packed", without_window)
+    model = tiny_model("mistral", sliding_window=40)[1]
+    with pytest.raises(UnsupportedModel, match="the paged engine does not compute"):
+        check(model)
+    monkeypatch.setattr(verification, "LONGEST", 40)
+    check(model)
+
+
+def test_a_window_beyond_the_check_is_logged(tmp_path: Path) -> None:
+    folder = tmp_path / "windowed"
+    tokenizer = tiny_tokenizer()
+    tiny_model("mistral", sliding_window=4096, vocab_size=len(tokenizer))[1].save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with structlog.testing.capture_logs() as logs:
+        registry(folder).close()
+    (logged,) = [entry for entry in logs if entry["event"] == "window_beyond_the_check"]
+    assert (logged["model"], logged["window"], logged["checked_tokens"]) == ("windowed", 4096, 24)
 
 
 @pytest.mark.parametrize("fault", [fault for fault, (family, *_) in BROKEN.items() if family == "llama"])
