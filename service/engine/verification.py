@@ -46,11 +46,10 @@ def verify(patch: Patched) -> EngineChoice:
     """
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
     prompt = torch.linspace(1, vocab_size - 1, checked_length(patch) - NEW).long().tolist()
-    rounding = _rounding(patch, prompt)
     reasons: list[str] = []
     for choice in CHOICES:
         try:
-            _check(patch, choice, prompt, rounding)
+            _check(patch, choice, prompt)
         except IncompatibleTransformers:
             raise
         except UnsupportedModel as error:
@@ -87,11 +86,11 @@ def _logits(patch: Patched, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-def _check(patch: Patched, choice: EngineChoice, prompt: list[int], rounding: float) -> None:
+def _check(patch: Patched, choice: EngineChoice, prompt: list[int]) -> None:
     """Raises:
     UnsupportedModel: when the engine fails or differs.
     """
-    methods = one_per_route(patch.geometry, len(prompt) + NEW)
+    methods, rounding = one_per_route(patch.geometry, len(prompt) + NEW), _rounding(patch, prompt)
     try:
         with frozen():  # transformers collects garbage when a batch is over
             # Pages share prefixes, so equal prompts show encodings that cross. Padding needs prompts of unequal length.

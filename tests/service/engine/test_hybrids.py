@@ -211,6 +211,7 @@ async def test_a_row_that_lost_its_state_computes_it_again(monkeypatch: pytest.M
             assert [(await task).token_ids for task in rest] == expected
 
 
+@pytest.mark.slow
 def test_a_model_without_an_engine_is_scored_and_generates_nothing(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     ends = {"bos_token_id": 0, "eos_token_id": 1, "vocab_size": len(tokenizer)}
