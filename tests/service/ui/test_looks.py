@@ -70,7 +70,8 @@ def use(page: playwright.Page) -> None:
 
 
 def jobs(page: playwright.Page) -> None:
-    page.get_by_role("button", name="Open").first.click()
+    row = page.get_by_role("row").filter(has_text="perplexity").filter(has_text="done")
+    row.get_by_role("button", name="Open").first.click()
     expect(page.locator(".job[data-state=done] .main-svg").first).to_be_visible()
 
 
