@@ -124,4 +124,4 @@ def test_every_method_has_figures_or_an_error_of_its_field(client: httpx.Client)
             assert figure["wide"]["height"] > 100
         drawn.update(some)
         del left[:MOST]
-    assert len(drawn) > len(METHODS) / 2
+    assert drawn >= {"default", "dynamic", "self_extend", "alibi"}
