@@ -45,7 +45,7 @@ def browser() -> Iterator[playwright.Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FastAPI]]:
     """(base URL, application) of a server of the demo models."""
     folder = tmp_path_factory.mktemp("demo")
@@ -72,7 +72,8 @@ class Visits:
         return page
 
     def context(self, **options: object) -> playwright.BrowserContext:
-        context = self._browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        usual = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
+        context = self._browser.new_context(**usual | options)
         context.set_default_timeout(SECONDS * 1000)
         self._stack.callback(context.close)
         return context
