@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from patches.model.rounding import TOLERANCE
+
 TOKENS = 8
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
-"""Largest difference of logits, in distances from the median logit to the largest."""
 
 
 @torch.no_grad()

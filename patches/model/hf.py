@@ -37,10 +37,6 @@ from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, 
 from patches.model.rounding import allowed_rounding
 from patches.model.seams import Patched
 
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
-"""Largest difference of logits, in largest logits. On the tiny models of the tests rounding makes at most 3e-6 of
-float32, and a wrong mask, bias or rotation 0.03 and more."""
-
 _names = itertools.count()
 _PREFIX = "ropeway_"
 """Prefix of the attention's registered name. With "flash" in it, transformers would look for a kernel."""
@@ -180,7 +176,7 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         with _evaluating(model):
             with _refused("its own forward fails"):
                 plain = _logits(model) if _computes_its_own_encoding(model) else None
-                rounding = allowed_rounding(model, TOLERANCE[model.dtype], lambda: _logits(model), _difference)
+                rounding = allowed_rounding(model, lambda: _logits(model), _difference)
             temperatures = _take_over_temperatures(model, undo)
             patch = Patched(model, name, _measured(model, name), temperatures)
         for table in patch.rotary_tables.chosen[:1]:
