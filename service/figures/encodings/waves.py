@@ -22,6 +22,8 @@ APART = 2.5
 """Distance between two waves, in amplitudes."""
 EDGE = 16
 """Margin below panels without axes, pixels."""
+NARROWEST = 0.12
+"""Radians between two labels of a rotation."""
 
 
 def sinusoids(inv_freq: Sequence[float], length: int) -> torch.Tensor:
@@ -71,19 +73,40 @@ def rotation_figure(inv_freq: Sequence[float], tokens: int, pairs: Sequence[int]
         panel = {"row": 1, "col": column}
         x, y = ([wave(angle) for angle in circle] for wave in (math.cos, math.sin))
         figure.add_scatter(x=x, y=y, mode="lines", line={"color": GRID, "width": 1.5}, showlegend=False, **panel)
-        for position in range(tokens):
-            angle = position * inv_freq[pair]
-            tip = math.cos(angle), math.sin(angle)
-            colour = COLOURS[1] if position == 0 else COLOURS[0]
+        angles = [position * inv_freq[pair] for position in range(tokens)]
+        for turned, colour in ((angles[1:], COLOURS[0]), (angles[:1], COLOURS[1])):
             figure.add_scatter(
-                x=[0, tip[0]], y=[0, tip[1]], mode="lines+markers", line={"color": colour, "width": 1.5},
-                marker={"size": 6, "color": colour}, showlegend=False, **panel,
-            )  # fmt: skip
-            figure.add_annotation(x=1.14 * tip[0], y=1.14 * tip[1], text=str(position), **NOTE, **panel)
+                x=[x for angle in turned for x in (0, math.cos(angle), None)],
+                y=[y for angle in turned for y in (0, math.sin(angle), None)],
+                mode="lines+markers",
+                line={"color": colour, "width": 1.5},
+                marker={"size": 6, "color": colour},
+                showlegend=False,
+                **panel,
+            )
+        named = _apart(angles)
+        figure.add_scatter(
+            x=[1.14 * math.cos(angles[position]) for position in named],
+            y=[1.14 * math.sin(angles[position]) for position in named],
+            text=[str(position) for position in named],
+            mode="text",
+            textfont=NOTE["font"],
+            showlegend=False,
+            **panel,
+        )
         plane = {"range": [-1.25, 1.25], "visible": False, "showgrid": False}
         figure.update_xaxes(**plane, **panel)
         figure.update_yaxes(**plane, scaleanchor="x" if column == 1 else f"x{column}", **panel)
     return figure
+
+
+def _apart(angles: Sequence[float]) -> list[int]:
+    """Indices of angles whose labels on the circle do not overlap those before them."""
+    found: list[int] = []
+    for index, angle in enumerate(angles):
+        if all(abs(math.remainder(angle - angles[other], math.tau)) > NARROWEST for other in found):
+            found.append(index)
+    return found
 
 
 def turn(inv_freq: float) -> str:

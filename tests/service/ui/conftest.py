@@ -45,7 +45,7 @@ def browser() -> Iterator[playwright.Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FastAPI]]:
     """(base URL, application) of a server of the demo models."""
     folder = tmp_path_factory.mktemp("demo")

@@ -59,7 +59,7 @@ def encodings(page: playwright.Page) -> None:
 
 
 def reach(page: playwright.Page) -> None:
-    page.get_by_label("Encodings").fill("default self_extend")  # test_reach measures the same units
+    page.get_by_label("Encodings").fill("default self_extend")
     page.get_by_label("Target length, tokens").fill("512")
     page.get_by_role("button", name="Measure").click()
     expect(page.locator(".job[data-state=done]")).to_have_count(3, timeout=120_000)
