@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -69,6 +70,7 @@ def rotation_figure(inv_freq: Sequence[float], tokens: int, pairs: Sequence[int]
     height = figure.layout.height - BOTTOM + EDGE  # no axes below the panels
     figure.update_layout(height=height, margin_b=EDGE, title_y=1 - TITLE_Y / height)
     circle = [math.tau * step / 120 for step in range(121)]
+    names: list[dict[str, Any]] = []
     for column, pair in enumerate(pairs, start=1):
         panel = {"row": 1, "col": column}
         x, y = ([wave(angle) for angle in circle] for wave in (math.cos, math.sin))
@@ -84,19 +86,15 @@ def rotation_figure(inv_freq: Sequence[float], tokens: int, pairs: Sequence[int]
                 showlegend=False,
                 **panel,
             )
-        named = _apart(angles)
-        figure.add_scatter(
-            x=[1.14 * math.cos(angles[position]) for position in named],
-            y=[1.14 * math.sin(angles[position]) for position in named],
-            text=[str(position) for position in named],
-            mode="text",
-            textfont=NOTE["font"],
-            showlegend=False,
-            **panel,
-        )
+        axes = {"xref": "x" if column == 1 else f"x{column}", "yref": "y" if column == 1 else f"y{column}"}
+        names += [
+            {"x": 1.14 * math.cos(angles[at]), "y": 1.14 * math.sin(angles[at]), "text": str(at), **NOTE, **axes}
+            for at in _apart(angles)
+        ]
         plane = {"range": [-1.25, 1.25], "visible": False, "showgrid": False}
         figure.update_xaxes(**plane, **panel)
         figure.update_yaxes(**plane, scaleanchor="x" if column == 1 else f"x{column}", **panel)
+    figure.update_layout(annotations=[*figure.layout.annotations, *names])  # one by one takes several times as long
     return figure
 
 
