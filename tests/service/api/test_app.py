@@ -162,4 +162,12 @@ def test_what_draws_and_migrates_is_loaded_when_it_is_needed(tmp_path: Path) -> 
     assert forked(list_modules, log=log).wait() == 0
     loaded = set(log.read_text().split())
     assert "torch" in loaded
-    assert {"matplotlib", "plotly", "alembic", "pyarrow", "pandas", "datasets", "service.figures"} & loaded == set()
+    assert {
+        "matplotlib",
+        "plotly",
+        "alembic",
+        "pyarrow",
+        "pandas",
+        "datasets",
+        "service.figures.drawing",
+    } & loaded == set()

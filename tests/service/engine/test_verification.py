@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import torch
+from structlog.testing import CapturingLogger
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer
 from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOCATOR
@@ -208,15 +208,16 @@ def test_the_check_reaches_past_the_window(monkeypatch: pytest.MonkeyPatch) -> N
     check(model)
 
 
-def test_a_window_beyond_the_check_is_logged(tmp_path: Path) -> None:
+def test_a_window_beyond_the_check_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr("service.models.registry.log", log)
     folder = tmp_path / "windowed"
     tokenizer = tiny_tokenizer()
     tiny_model("mistral", sliding_window=4096, vocab_size=len(tokenizer))[1].save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    with structlog.testing.capture_logs() as logs:
-        registry(folder).close()
-    (logged,) = [entry for entry in logs if entry["event"] == "window_beyond_the_check"]
-    assert (logged["model"], logged["window"], logged["checked_tokens"]) == ("windowed", 4096, 24)
+    registry(folder).close()
+    (logged,) = [call.kwargs for call in log.calls if call.args == ("window_beyond_the_check",)]
+    assert logged == {"model": "windowed", "window": 4096, "checked_tokens": 24}
 
 
 @pytest.mark.parametrize("fault", [fault for fault, (family, *_) in BROKEN.items() if family == "llama"])
