@@ -20,9 +20,9 @@ DEV := $(VENV)/.installed-dev
 PINS := pyproject.toml constraints.txt
 TRAIN_FAMILY = all $(foreach family,$(FAMILY),--model $(family)) --preset $(PRESET) \
 	$(if $(CORPUS),--corpus $(CORPUS),--stdlib) --run-dir runs/$(PRESET) --output models/$(PRESET)
-# One thread per worker, and a worker per core: one more costs its imports and gains less.
+# One thread per worker, and one worker more than cores: tests of servers wait for other processes.
 # Work stealing keeps tests of one file, which share a server, together.
-WORKERS = $$(getconf _NPROCESSORS_ONLN)
+WORKERS = $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
 
