@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.absolute import AbsoluteEmbedding
+
+MaskKind = Literal["booleans", "numbers"]
+"""A whole mask [rows, 1, tokens, keys]: true for keys that a query sees, or 0 for those and the least number."""
 
 
 class Seams(Protocol):
@@ -44,8 +47,9 @@ class Seams(Protocol):
         """Seam A: cos and sin [rows, tokens, rotary_dim] of the tokens of this forward, in the format of ``module``."""
         ...
 
-    def builds_mask(self, *, insists: bool) -> bool:
-        """True if a layer gets a whole mask; a model ``insists`` on one where no kernel may do without."""
+    def mask_kind(self, *, insists: bool) -> MaskKind | None:
+        """Numbers of the whole mask of a layer, None without one; a model ``insists`` where no kernel may do
+        without."""
         ...
 
     def built(self, mask: torch.Tensor) -> torch.Tensor:

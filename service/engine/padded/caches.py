@@ -32,6 +32,8 @@ def joined(caches: Sequence[Any]) -> Any:
 
     def tensor(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
         if name not in BY_TOKEN:
+            if len({part.shape[1:] for part in parts}) > 1:
+                raise CannotJoin(f"a state of its cache, {name}, grows with the tokens of a row")
             return torch.cat(parts)
         if len(parts) == 1:
             return parts[0]  # caches replace keys and values, and change other states in place

@@ -35,7 +35,6 @@ SIZES: dict[str, dict[str, Any]] = {
     }
 }
 REFUSED = {
-    "deepseek_v4": "rotate states that are not one per token",
     "inkling_text": "hand position_bias to their attention",
 }
 
