@@ -316,10 +316,9 @@ def _take_over_temperatures(model: Any, undo: ExitStack) -> dict[int, AttentionT
     for module in model.modules():
         own = architecture.temperature(module)
         if own is not None:
-            switch, temperature = own
-            undo.callback(setattr, module, switch, getattr(module, switch))
-            setattr(module, switch, False)
-            temperatures[module.layer_idx] = temperature
+            undo.callback(setattr, module, own.attribute, getattr(module, own.attribute))
+            setattr(module, own.attribute, own.value)
+            temperatures[module.layer_idx] = own.temperature
     return temperatures
 
 

@@ -31,7 +31,7 @@ TOKENS = 16
 MOST_TOKENS = 512
 """Tokens of a trial at most, where a rotary module is only called once per so many of them (DeepSeek-V4: 128)."""
 
-UNUSED = frozenset({"position_ids", "s_aux"})
+UNUSED = frozenset({"position_ids", "s_aux", "sinks"})
 """Tensors that attention gets and needs no more, or that it has an argument for."""
 
 CHANGES_LATER = "its layers change them after they rotate them"
@@ -140,6 +140,7 @@ class Trial:
         sliding_window: int | None = None,
         indices: torch.Tensor | None = None,
         block_indices: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
         """Seam B: zeros [rows, tokens, heads, value dim].
@@ -154,7 +155,8 @@ class Trial:
         if key.shape[2] > query.shape[2]:
             self.compressed.add(layer)
         adds = bias_of(attention_mask, indices, query, key.shape[2]) is not None
-        if block_indices is not None or (adds and not self._is_plain(attention_mask, indices, sliding_window)):
+        chooses = block_indices is not None or position_bias is not None
+        if chooses or (adds and not self._is_plain(attention_mask, indices, sliding_window)):
             self.biased.add(layer)
         self.states[layer] = query.detach(), key.detach(), value.detach()
         if sliding_window is not None:

@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -207,6 +206,8 @@ class Patched(Encodings):
         s_aux: torch.Tensor | None = None,
         indices: torch.Tensor | None = None,
         block_indices: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         """Seam B: output [rows, tokens, heads, value dim], segment by segment.
@@ -214,6 +215,7 @@ class Patched(Encodings):
         ``attention_mask`` is the padding mask [rows, seen tokens] or None, and in layers that choose keys
         [rows, heads or 1, tokens, keys]. ``indices`` [rows, tokens, chosen] are keys that a layer chose, and
         ``block_indices`` [rows, groups of heads, tokens, chosen] are blocks of keys.
+        ``position_bias`` [rows, heads, tokens, keys] and ``sinks`` [rows, heads, tokens, 1] depend on the tokens.
         A packed row's batch and paged cache come from ``packed``: not every architecture hands unknown arguments on to
         its attention.
 
@@ -227,13 +229,16 @@ class Patched(Encodings):
         if block_indices is not None:
             size: int = module.indexer.block_size  # type: ignore[assignment, union-attr]
             bias = bias_of_blocks(block_indices, size, query, key.shape[2])
+        if position_bias is not None and forward.packed is not None:
+            raise ValueError("position_bias: a packed row does not carry learned logits of distances")
         if bias is not None and (forward.packed is not None or not self._chooses_keys):
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
         index = index_of(module)
         if self.geometry.latent and self.roles.get(index) != "own":
             scaling = query.shape[-1] ** -0.5  # the recipe's temperature has the part that a scaling adds
         mask = self._layer_mask(index, sliding_window)
-        layer = Layer(scaling, mask, softcap, s_aux, module, self._temperatures.get(index), bias)
+        nothing, own = (s_aux if sinks is None else sinks), self._temperatures.get(index)
+        layer = Layer(scaling, mask, softcap, nothing, module, own, bias, position_bias)
         if forward.packed is None:
             padding = None if attention_mask is None or attention_mask.ndim == 4 else attention_mask
             batch = forward.padded(query.shape[0], padding)
@@ -296,13 +301,13 @@ class Patched(Encodings):
             columns = [slice(0, num_kv)] * len(columns)
         if whole and columns[0].start == 0:
             states = query, key[:, :, columns[0]], value[:, :, columns[0]]
-            layer = _over(layer, slice(None), slice(None), columns[0])
+            layer = layer.part(slice(None), slice(None), columns[0])
             return self._attend(states, first, batch, layer, index).transpose(1, 2).contiguous()
         output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         for segment, keys in zip(batch.segments, columns, strict=True):
             rows = segment.rows
             states = query[rows, :, segment.query], key[rows, :, keys], value[rows, :, keys]
-            own = _over(layer, rows, segment.query, keys)
+            own = layer.part(rows, segment.query, keys)
             output[rows, segment.query] = self._attend(states, segment, batch, own, index).transpose(1, 2)
         return output
 
@@ -354,11 +359,6 @@ class Patched(Encodings):
         sink_window = self.sink_window(self.slots[slot])
         if sink_window is not None:
             evict(cache.layers, *sink_window)
-
-
-def _over(layer: Layer, rows: slice, queries: slice, keys: slice) -> Layer:
-    """``layer`` with its own bias for a part of the batch."""
-    return layer if layer.bias is None else replace(layer, bias=layer.bias[rows, :, queries, keys])
 
 
 def _num_sinks(resolved: ResolvedRecipe, layer: Layer, num_kv: int, q_stop: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -74,6 +74,14 @@ def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
     return states.view(*states.shape[:2], -1, head_dim).transpose(1, 2)
 
 
+class Replaced(NamedTuple):
+    """The temperature of a layer, which would count tokens: ``attribute`` of its module is ``value`` meanwhile."""
+
+    attribute: str
+    value: bool
+    temperature: AttentionTemperature
+
+
 def no_temperature(module: nn.Module) -> None:
     return None
 
@@ -85,8 +93,8 @@ class Architecture:
 
     ``facts`` are fields of the geometry that the configuration lacks under standard names, ``in_weights`` those that
     only the weights have. ``rotates`` is true for checkpoints with rotary embeddings. ``positions(model)`` are the
-    absolute positions that it adds to its tokens. ``temperature(module)`` names the switch of a layer's temperature,
-    which would count tokens instead of positions, and gives the temperature to use while it is off. ``agrees`` is false
+    absolute positions that it adds to its tokens. ``temperature(module)`` is what replaces a
+    layer's own temperature. ``agrees`` is false
     for checkpoints that transformers computes differently, which are then not compared with its forward.
     """
 
@@ -96,5 +104,5 @@ class Architecture:
     rotates: Callable[[Any], bool] = always
     positions: Callable[[nn.Module], AbsoluteEmbedding | None] | None = None
     in_weights: Callable[[Any], dict[str, Any]] = nothing_to_add
-    temperature: Callable[[nn.Module], tuple[str, AttentionTemperature] | None] = no_temperature
+    temperature: Callable[[nn.Module], Replaced | None] = no_temperature
     agrees: Callable[[Any], bool] = always

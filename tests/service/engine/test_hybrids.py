@@ -34,6 +34,8 @@ HYBRIDS = (
     "bamba",
     "falcon_h1",
     "granitemoehybrid",
+    "inkling_text",
+    "inkling2_text",
     "jamba",
     "kimi_linear",
     "lfm2",
