@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +39,7 @@ class Layer:
 
     def part(self, rows: slice, queries: slice, keys: slice) -> Layer:
         """The layer for a part of the batch."""
-        own: dict[str, torch.Tensor] = {}
+        own: dict[str, Any] = {}
         if self.bias is not None:
             own["bias"] = self.bias[rows, :, queries, keys]
         if self.relative_logits is not None:

@@ -231,8 +231,8 @@ def measured(
     ``geometry`` makes the geometry of a model for the table that requests choose.
 
     Raises:
-        UnsupportedModel: when no layer attends, when no layer rotates by its tables, when layers rotate by so
-            different ones that requests could choose none, or when one needs more than ``MOST_TOKENS`` to rotate.
+        UnsupportedModel: when no layer attends, when no layer rotates by its tables, or when layers rotate by so
+            different ones that requests could choose none. Also when one needs more than ``MOST_TOKENS`` to rotate.
     """
     still: dict[RotaryTable | None, torch.Tensor] = {table: torch.zeros_like(table.inv_freq) for table in tables}
     if not still and (pairs := geometry(None).rotary_dim // 2):
