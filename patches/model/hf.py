@@ -32,10 +32,11 @@ from patches.model.geometry import (
     tables_of,
     text_config,
 )
-from patches.model.measurement import TOKENS, Measurement, Trial, measured
+from patches.model.measurement import Measurement, measured
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, layout_of
 from patches.model.rounding import allowed_rounding
 from patches.model.seams import Patched
+from patches.model.trial import TOKENS, Trial
 
 _names = itertools.count()
 _PREFIX = "ropeway_"

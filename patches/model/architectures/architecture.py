@@ -93,9 +93,9 @@ class Architecture:
 
     ``facts`` are fields of the geometry that the configuration lacks under standard names, ``in_weights`` those that
     only the weights have. ``rotates`` is true for checkpoints with rotary embeddings. ``positions(model)`` are the
-    absolute positions that it adds to its tokens. ``temperature(module)`` is what replaces a
-    layer's own temperature. ``agrees`` is false
-    for checkpoints that transformers computes differently, which are then not compared with its forward.
+    absolute positions that it adds to its tokens. ``temperature(module)`` replaces a layer's own temperature.
+    ``agrees`` is false for checkpoints that transformers computes differently, which are then not compared with its
+    forward.
     """
 
     attention: tuple[str, ...] = ()
