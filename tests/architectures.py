@@ -44,6 +44,7 @@ NOTES = """
 *Positions*: the meaning of `default` on a checkpoint of this kind. *Where*: the layers that follow the request's
 encoding. Layers with another rotary type, or without rotation, keep it. *Table*: the pair layout of the rotation, and
 the rotated dimensions of a head that rotates in part. If positions are kept, encodings that map positions are refused.
+Learned logits of distances (Inkling) remain under every encoding.
 *Default*: a pass of the patched model against the plain model. Decoding from a cache and beside padding
 differs by at most 3e-5 of the largest logit. *Engine*: paged, padded for models that pages cannot cache, or none for
 models that are only scored.

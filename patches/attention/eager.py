@@ -20,17 +20,23 @@ def eager(states: SegmentStates) -> torch.Tensor:
     keys = [key.repeat_interleave(groups, 1) for key in states.keys_by_band()]
     outputs = []
     for columns in blocks(states):
-        query = states.query[:, :, columns]
-        scores = _scores(states, query, states.q_start + columns.start, keys)
-        bias = states.layer.bias
-        weights = _weights(states, scores if bias is None else scores + bias[:, :, columns])
+        query, layer = states.query[:, :, columns], states.layer.part(slice(None), columns, slice(None))
+        scores = _scores(states, query, states.q_start + columns.start, keys, layer.relative_logits)
+        bias = layer.bias
+        weights = _weights(layer.sink_logits, scores if bias is None else scores + bias)
         if bias is not None:  # the keys that a layer chose may all be out of the encoding's reach
             weights = weights.nan_to_num(0.0)
         outputs.append(weights.to(query.dtype) @ value)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
-def _scores(states: SegmentStates, query: torch.Tensor, q_low: int, keys: list[torch.Tensor]) -> torch.Tensor:
+def _scores(
+    states: SegmentStates,
+    query: torch.Tensor,
+    q_low: int,
+    keys: list[torch.Tensor],
+    relative_logits: torch.Tensor | None,
+) -> torch.Tensor:
     q_idx, kv_idx = states.indices(q_low, query.shape[2], slice(None))
     scores, covered = None, None
     for band, key in zip(states.resolved.recipe.bands, keys, strict=True):
@@ -40,6 +46,8 @@ def _scores(states: SegmentStates, query: torch.Tensor, q_low: int, keys: list[t
         covered = inside if covered is None else covered | inside
     assert scores is not None  # a recipe has at least one band
     assert covered is not None
+    if relative_logits is not None:
+        scores = scores + states.tempered(relative_logits, q_low)
     if states.resolved.recipe.relative is not None:
         scores = scores + _relative(states, states.resolved.recipe.relative, q_idx, kv_idx, keys[0])
     if states.layer.softcap is not None:
@@ -64,10 +72,10 @@ def _relative(
     return scores * temperature(q_idx[:, 0])[:, None].to(scores.dtype)
 
 
-def _weights(states: SegmentStates, scores: torch.Tensor) -> torch.Tensor:
-    if states.layer.sinks is None:
+def _weights(sink_logits: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:
+    if sink_logits is None:
         return torch.softmax(scores, dim=-1, dtype=torch.float32)
-    nothing = states.layer.sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], -1)
+    nothing = sink_logits.expand(scores.shape[0], -1, scores.shape[2], -1)
     logits = torch.cat([scores, nothing], dim=-1)
     logits = logits - logits.max(dim=-1, keepdim=True).values
     return torch.softmax(logits, dim=-1, dtype=logits.dtype)[..., :-1]

@@ -41,7 +41,7 @@ def attend(
     """
     states = SegmentStates(query, key, value, resolved, batch, layer, q_start, num_sinks)
     if resolved.recipe.relative is not None or any(
-        part is not None for part in (layer.softcap, layer.sinks, layer.bias)
+        part is not None for part in (layer.softcap, layer.sinks, layer.bias, layer.relative_logits)
     ):
         return eager(states)
     if states.is_plain:

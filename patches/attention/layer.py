@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +17,10 @@ class Layer:
     """``scaling`` is the factor on the scores, ``mask`` a sliding window or a chunk.
 
     ``softcap`` is a soft limit on scores (Gemma 2), ``sinks`` [heads] are learned logits of attending to nothing
-    (gpt-oss). ``attention`` is the module, for encodings that read weights there. ``temperature`` multiplies the scores
-    beside that of the recipe (Llama 4). ``bias`` [rows, heads or 1, q, k] is added to the scores; -inf excludes a key
-    that the layer did not choose (DeepSeek-V3.2, Doge).
+    (gpt-oss), or [rows, heads, q, 1] depend on the token (Inkling 2). ``attention`` is the module, for encodings that
+    read weights there. ``temperature`` multiplies the scores beside that of the recipe (Llama 4). ``bias`` [rows, heads
+    or 1, q, k] is added to the scores; -inf excludes a key that the layer did not choose (DeepSeek-V3.2, Doge).
+    ``relative_logits`` [rows, heads, q, k] are a part of the scores, which temperatures multiply (Inkling).
     """
 
     scaling: float
@@ -28,6 +30,23 @@ class Layer:
     attention: nn.Module | None = None
     temperature: AttentionTemperature | None = None
     bias: torch.Tensor | None = None
+    relative_logits: torch.Tensor | None = None
+
+    @property
+    def sink_logits(self) -> torch.Tensor | None:
+        """``sinks`` as [rows or 1, heads, q or 1, 1]."""
+        return self.sinks if self.sinks is None or self.sinks.ndim == 4 else self.sinks.reshape(1, -1, 1, 1)
+
+    def part(self, rows: slice, queries: slice, keys: slice) -> Layer:
+        """The layer for a part of the batch."""
+        own: dict[str, Any] = {}
+        if self.bias is not None:
+            own["bias"] = self.bias[rows, :, queries, keys]
+        if self.relative_logits is not None:
+            own["relative_logits"] = self.relative_logits[rows, :, queries, keys]
+        if self.sinks is not None and self.sinks.ndim == 4:
+            own["sinks"] = self.sinks[rows, :, queries]
+        return replace(self, **own) if own else self
 
 
 def index_of(attention: nn.Module) -> int:

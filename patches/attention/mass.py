@@ -8,13 +8,12 @@ attention sinks, arXiv:2309.17453, section 3.1.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from patches.attention import reference
-from patches.attention.layer import Layer, index_of
+from patches.attention.layer import index_of
 from patches.attention.observation import Observed
 
 FIRST_KEYS = 4
@@ -91,7 +90,7 @@ class AttentionMass:
             high = min(low + size, stop)
             query = seen.query[:, :, low - seen.q_start : high - seen.q_start]
             key = seen.key[:, :, : seen.key.shape[2] - (q_stop - high)]  # ends at the block's last query
-            layer = _of_block(seen.layer, slice(low - seen.q_start, high - seen.q_start), key.shape[2])
+            layer = seen.layer.part(slice(None), slice(low - seen.q_start, high - seen.q_start), slice(key.shape[2]))
             weights = reference.weights(query, key, seen.resolved, layer, q_start=low)[0]
             sums = self._sums_of(weights, low).cpu()
             self._sums[index] = self._sums[index] + sums if index in self._sums else sums
@@ -111,7 +110,3 @@ class AttentionMass:
         first_keys = before[..., min(max(FIRST_KEYS - k_start, 0), keys)]
         entropy = torch.special.entr(weights.double()).sum(-1)
         return torch.cat((buckets, first_keys[..., None], entropy[..., None]), dim=-1).sum(1)
-
-
-def _of_block(layer: Layer, queries: slice, keys: int) -> Layer:
-    return layer if layer.bias is None else replace(layer, bias=layer.bias[:, :, queries, :keys])

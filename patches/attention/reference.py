@@ -48,6 +48,8 @@ def weights(
         assert layer.attention is not None
         scores = scores + resolved.recipe.relative(layer.attention, query, key, (pairs[0] - pairs[1]).clamp_min(0))
     scores = scores * layer.scaling
+    if layer.relative_logits is not None:
+        scores = scores + layer.relative_logits
     for temperature in (layer.temperature, resolved.recipe.attention_temperature):
         if temperature is not None:
             scores = scores * temperature(q_idx)[:, None]
@@ -58,8 +60,8 @@ def weights(
         scores = scores + resolved.recipe.score_bias(*pairs)
     if layer.bias is not None:
         scores = scores + layer.bias
-    if layer.sinks is not None:
-        nothing = layer.sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+    if layer.sink_logits is not None:
+        nothing = layer.sink_logits.to(scores.dtype).expand(*scores.shape[:3], 1)
         return torch.softmax(torch.cat((scores, nothing), dim=-1), dim=-1)[..., :-1]
     weights = torch.softmax(scores, dim=-1)
     return weights if layer.bias is None else weights.nan_to_num(0.0)

@@ -106,6 +106,14 @@ class SegmentStates:
                 query = (query * temperature(q_idx)[:, None]).to(query.dtype)
         return scaling, query
 
+    def tempered(self, logits: torch.Tensor, q_low: int) -> torch.Tensor:
+        """``logits`` [rows, heads, q, k] of the queries q_low, q_low + 1, ... times every temperature."""
+        q_idx = torch.arange(q_low, q_low + logits.shape[2], device=logits.device)
+        for temperature in (self.layer.temperature, self.resolved.recipe.attention_temperature):
+            if temperature is not None:
+                logits = (logits * temperature(q_idx)[:, None]).to(logits.dtype)
+        return logits
+
     def positions(self, columns: slice) -> torch.Tensor:
         """Positions int64 of key columns."""
         tail = torch.arange(self.k_start, self.q_stop, device=self.key.device)

@@ -26,7 +26,8 @@ class RopeGeometry:
     own encoding, which requests call "default"; None is plain RoPE. ``family`` is that of the training. ``table_rows``
     is the number of positions in a learned table. ``latent`` is multi-head latent attention (DeepSeek). ``reverses`` is
     rotation in the opposite sense (nanochat). ``keeps_positions`` is the reason why attention cannot rotate queries and
-    keys by other positions than their own, if there is one.
+    keys by other positions than their own, if there is one. ``compresses_keys`` is true where layers also attend to
+    keys that each cover several tokens (DeepSeek-V4).
     """
 
     head_dim: int
@@ -43,6 +44,7 @@ class RopeGeometry:
     latent: bool = False
     reverses: bool = False
     keeps_positions: str | None = None
+    compresses_keys: bool = False
 
     @property
     def rotates(self) -> bool:

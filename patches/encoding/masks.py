@@ -6,6 +6,7 @@ keys that a block of queries can reach, so that attention skips the rest without
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -149,7 +150,26 @@ class ChunkRange:
         return first, max(first, last + 1)
 
 
+@dataclass(frozen=True)
+class EveryPair:
+    """All pairs, later keys included: the layer's own mask decides."""
+
+    @property
+    def by_distance(self) -> bool:
+        return True
+
+    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        return (q_idx - kv_idx).abs() >= 0
+
+    def key_range(self, q_low: int, q_high: int) -> tuple[int, int]:
+        return 0, sys.maxsize
+
+    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
+        return 0, sys.maxsize
+
+
 CAUSAL = DistanceRange()
+EVERY_PAIR = EveryPair()
 
 
 def merged(predicates: list[Predicate]) -> list[Predicate]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 import numpy as np
 
 from patches.encoding.geometry import RopeGeometry
-from patches.encoding.masks import CAUSAL, DistanceRange, FirstKeys, Predicate, merged
+from patches.encoding.masks import CAUSAL, EVERY_PAIR, DistanceRange, FirstKeys, Predicate, merged
 from patches.encoding.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -182,6 +182,11 @@ class Recipe:
             raise ValueError(
                 f"only encodings that keep the positions of queries and keys apply to this model: {reason}"
             )
+        if geometry.compresses_keys and not (self.bands == (Band(),) and self.score_bias is None):
+            raise ValueError(
+                "only encodings without windows and biases apply to this model: its layers attend to keys that cover "
+                "several tokens, and those have no single distance"
+            )
 
     def _refuse_positions_past_the_table(self, geometry: RopeGeometry, length: int) -> None:
         import torch
@@ -266,6 +271,11 @@ class ResolvedRecipe:
         bands = tuple(Band(predicate=predicate) for predicate in merged([b.predicate for b in self.recipe.bands]))
         recipe = Recipe(None, bands, attention_temperature=self.recipe.attention_temperature)
         return ResolvedRecipe(recipe, (), 1.0, 0.0, self.length, interleaved=self.interleaved, offset=self.offset)
+
+    @cached_property
+    def unmasked(self) -> ResolvedRecipe:
+        """The recipe in a layer whose own mask decides over all pairs, causality included."""
+        return replace(self, recipe=replace(self.recipe, bands=(Band(predicate=EVERY_PAIR),)))
 
     @cached_property
     def frequency_hash(self) -> str:

@@ -61,6 +61,17 @@ class FloorLogTemperature:
 
 
 @dataclass(frozen=True)
+class LogRatioTemperature:
+    """1 + beta max(0, ln((p + 1) / length)) for the query at position p."""
+
+    beta: float
+    length: int
+
+    def __call__(self, q_idx: torch.Tensor) -> torch.Tensor:
+        return 1.0 + self.beta * ((q_idx + 1).float() / self.length).clamp_min(1.0).log()
+
+
+@dataclass(frozen=True)
 class ReservedLengthTemperature:
     """max(1, 0.1 ln(n / trained_length) + 1)^2 for a reserved length of n tokens."""
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from patches.encoding.recipe import AttentionTemperature
-from patches.model.architectures import Seams, architecture_of
+from patches.model.architectures import MaskKind, Seams, architecture_of
 from patches.model.encodings import with_keyword
 from patches.model.geometry import (
     UnsupportedModel,
@@ -32,10 +32,11 @@ from patches.model.geometry import (
     tables_of,
     text_config,
 )
-from patches.model.measurement import TOKENS, Measurement, Trial, measured
+from patches.model.measurement import Measurement, measured
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, layout_of
 from patches.model.rounding import allowed_rounding
 from patches.model.seams import Patched
+from patches.model.trial import TOKENS, Trial
 
 _names = itertools.count()
 _PREFIX = "ropeway_"
@@ -54,11 +55,13 @@ def _mask(
 ) -> torch.Tensor | None:
     """Mask function registered beside the attention: passes the padding mask on, and builds nothing.
 
-    A model that chooses keys by its mask gets a whole one, booleans [rows, 1, q_length, kv_length].
+    A model that chooses keys by its mask, or adds keys, gets a whole one [rows, 1, q_length, kv_length].
     """
-    if seams.builds_mask(insists=not allow_is_causal_skip):
+    kind = seams.mask_kind(insists=not allow_is_causal_skip)
+    if kind is not None:
         arguments |= {"attention_mask": attention_mask, "allow_is_causal_skip": False}
-        whole = sdpa_mask(batch_size, q_length, kv_length, **arguments)
+        build = eager_mask if kind == "numbers" else sdpa_mask
+        whole = build(batch_size, q_length, kv_length, **arguments)
         assert whole is not None, "it was not to be left out"
         return seams.built(whole)
     if attention_mask is None or bool(attention_mask.all()):
@@ -104,12 +107,17 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
     formats: dict[RotaryTable | None, TableFormat] = {None: TableFormat()}
     formats |= {table: _table_format(table) for table in tables}
 
-    def run(frequencies: Mapping[RotaryTable | None, torch.Tensor], **arguments: Any) -> Trial:
-        trial = Trial(frequencies, tables, formats)
+    def run(
+        frequencies: Mapping[RotaryTable | None, torch.Tensor],
+        tokens: int = TOKENS,
+        mask: MaskKind | None = None,
+        first: int | None = None,
+    ) -> Trial:
+        trial = Trial(frequencies, tables, formats, tokens, mask)
         with ExitStack() as undo:
             _put(model, attention_name, tables, trial, undo)
             with _refused("its forward fails with another attention"):
-                _logits(model, **arguments)
+                _logits(model, tokens, first=first)
         return trial
 
     if not formats.keys() - {None} and architecture_of(model) is None:
@@ -141,13 +149,15 @@ def _refuse_positions_added_to_tokens(model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def _logits(model: PreTrainedModel, *, distinct: bool = True, first: int | None = None) -> torch.Tensor:
-    """Logits of ``TOKENS`` tokens at most, different ones or the last of them throughout, from position ``first`` on.
+def _logits(
+    model: PreTrainedModel, most: int = TOKENS, *, distinct: bool = True, first: int | None = None
+) -> torch.Tensor:
+    """Logits of ``most`` tokens at most, different ones or the last of them throughout, from position ``first`` on.
 
     The embedding of a padding token is zero in many models, and zero does not turn.
     """
     vocab_size = int(text_config(model).vocab_size)
-    length = min(TOKENS, geometry_of(model).table_rows or TOKENS)
+    length = min(most, geometry_of(model).table_rows or most)
     tokens = torch.linspace(1, vocab_size - 1, length, device=model.device).long()[None]
     tokens = tokens if distinct else tokens[:, -1:].expand(1, length)
     positions = (
@@ -177,8 +187,10 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
             with _refused("its own forward fails"):
                 plain = _logits(model) if _computes_its_own_encoding(model) else None
                 rounding = allowed_rounding(model, lambda: _logits(model), _difference)
-            temperatures = _take_over_temperatures(model, undo)
-            patch = Patched(model, name, _measured(model, name), temperatures)
+            measurement = _measured(model, name)
+            if plain is not None and measurement.tokens > TOKENS:
+                plain = _logits(model, measurement.tokens)
+            patch = Patched(model, name, measurement, _take_over_temperatures(model, undo))
         for table in patch.rotary_tables.chosen[:1]:
             refuse_other_frequencies(table, patch.slots[0])
         _put(model, name, patch.rotary_tables, patch, undo)
@@ -189,7 +201,7 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         _replace_forward(model, forward, undo)
         if plain is not None:
             with _evaluating(model), _refused("its forward fails with another attention"):
-                _refuse_other_logits(_logits(model), plain, rounding)
+                _refuse_other_logits(_logits(model, measurement.tokens), plain, rounding)
         yield patch
 
 
@@ -305,10 +317,9 @@ def _take_over_temperatures(model: Any, undo: ExitStack) -> dict[int, AttentionT
     for module in model.modules():
         own = architecture.temperature(module)
         if own is not None:
-            switch, temperature = own
-            undo.callback(setattr, module, switch, getattr(module, switch))
-            setattr(module, switch, False)
-            temperatures[module.layer_idx] = temperature
+            undo.callback(setattr, module, own.attribute, getattr(module, own.attribute))
+            setattr(module, own.attribute, own.value)
+            temperatures[module.layer_idx] = own.temperature
     return temperatures
 
 

@@ -5,6 +5,7 @@ Works on attributes alone. ``patches.model.measurement`` finds out which layers 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -78,15 +79,26 @@ class RotaryTables:
     """The tables of one model. ``chosen`` are those that requests choose; they hold the same numbers."""
 
     def __init__(self, tables: Iterable[RotaryTable], chosen: Sequence[RotaryTable] = ()) -> None:
-        self._tables = {(table.module, table.layer_type): table for table in tables}
+        """Tables of one layer type with the same numbers are one, also in different modules (DeepSeek-V4)."""
+        self._tables: dict[tuple[nn.Module, str | None], RotaryTable] = {}
+        for table in tables:
+            alike = (one for one in self if table.layer_type is not None and table.layer_type == one.layer_type)
+            same = next((one for one in alike if one.is_like(table)), table)
+            self._tables[table.module, table.layer_type] = same
         self.chosen = tuple(chosen)
+
+    def choosing(self, chosen: Sequence[RotaryTable]) -> RotaryTables:
+        """These tables, of which requests choose ``chosen``."""
+        found = copy.copy(self)
+        found.chosen = tuple(chosen)
+        return found
 
     @property
     def modules(self) -> list[nn.Module]:
         return list(dict.fromkeys(module for module, _ in self._tables))
 
     def __iter__(self) -> Any:
-        return iter(self._tables.values())
+        return iter(dict.fromkeys(self._tables.values()))
 
     def table(self, module: nn.Module | None, layer_type: str | None) -> RotaryTable | None:
         """The table that a call of ``module`` reads; None for a model without rotary modules."""

@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +26,7 @@ from patches.batch.slots import decode
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
-from patches.model.architectures import architecture_of
+from patches.model.architectures import MaskKind, architecture_of
 from patches.model.continuation import continues, returns_cache
 from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
@@ -74,7 +73,8 @@ class Patched(Encodings):
         embeds = None if architecture is None else architecture.positions
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
         self.table_format, self._temperatures = measurement.table, temperatures
-        self._insists_on_masks, self._chooses_keys = measurement.insists_on_masks, measurement.chooses_keys
+        self._mask, self._chooses_keys = measurement.mask, measurement.chooses_keys
+        self._compressed, self._elsewhere = measurement.compressed, measurement.elsewhere
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._shares_keys = bool(getattr(text_config(model), "num_kv_shared_layers", 0))
         self._layers, self._chunks = num_layers, chunked_layers(text_config(model))
@@ -137,7 +137,13 @@ class Patched(Encodings):
         return self._carrying(packed=batch, paged=paged)
 
     def observing(self, observer: Observer) -> AbstractContextManager[None]:
-        """Within it, ``observer`` sees every attention of this model on this thread before it is computed."""
+        """Within it, ``observer`` sees every attention of this model on this thread before it is computed.
+
+        Raises:
+            ValueError: for a model whose keys cover several tokens: such keys have no position to observe.
+        """
+        if self.geometry.compresses_keys:
+            raise ValueError("the attention of this model is not observed: some of its keys cover several tokens")
         return self._carrying(observer=observer)
 
     @contextmanager
@@ -173,7 +179,10 @@ class Patched(Encodings):
         if module is not None and not self.rotary_tables.is_chosen(module, layer_type):
             arguments = () if layer_type is None else (layer_type,)
             return type(module).forward(module, x, position, *arguments)
-        if position_ids is not None and position_ids.shape[-1] != position.shape[-1]:  # of cached tokens too
+        elsewhere = position_ids is not None and (
+            module in self._elsewhere or position_ids.shape[-1] != position.shape[-1]
+        )
+        if position_ids is not None and elsewhere:  # cached tokens too, or keys that cover several
             if self._forward.packed is not None:
                 raise ValueError("position_ids: a layer rotates cached keys anew, which a packed row does not carry")
             position, slot = plain_positions(position_ids), slot[:, -1:]
@@ -197,6 +206,8 @@ class Patched(Encodings):
         s_aux: torch.Tensor | None = None,
         indices: torch.Tensor | None = None,
         block_indices: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         """Seam B: output [rows, tokens, heads, value dim], segment by segment.
@@ -204,6 +215,7 @@ class Patched(Encodings):
         ``attention_mask`` is the padding mask [rows, seen tokens] or None, and in layers that choose keys
         [rows, heads or 1, tokens, keys]. ``indices`` [rows, tokens, chosen] are keys that a layer chose, and
         ``block_indices`` [rows, groups of heads, tokens, chosen] are blocks of keys.
+        ``position_bias`` [rows, heads, tokens, keys] and ``sinks`` [rows, heads, tokens, 1] depend on the tokens.
         A packed row's batch and paged cache come from ``packed``: not every architecture hands unknown arguments on to
         its attention.
 
@@ -217,13 +229,16 @@ class Patched(Encodings):
         if block_indices is not None:
             size: int = module.indexer.block_size  # type: ignore[assignment, union-attr]
             bias = bias_of_blocks(block_indices, size, query, key.shape[2])
+        if position_bias is not None and forward.packed is not None:
+            raise ValueError("position_bias: a packed row does not carry learned logits of distances")
         if bias is not None and (forward.packed is not None or not self._chooses_keys):
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
         index = index_of(module)
         if self.geometry.latent and self.roles.get(index) != "own":
             scaling = query.shape[-1] ** -0.5  # the recipe's temperature has the part that a scaling adds
         mask = self._layer_mask(index, sliding_window)
-        layer = Layer(scaling, mask, softcap, s_aux, module, self._temperatures.get(index), bias)
+        nothing, own = (s_aux if sinks is None else sinks), self._temperatures.get(index)
+        layer = Layer(scaling, mask, softcap, nothing, module, own, bias, position_bias)
         if forward.packed is None:
             padding = None if attention_mask is None or attention_mask.ndim == 4 else attention_mask
             batch = forward.padded(query.shape[0], padding)
@@ -233,15 +248,17 @@ class Patched(Encodings):
             key, value = self._through_cache(key, value, forward.packed, paged, index)
         return self._attend_packed(query, key, value, forward.packed, paged["cu_seq_lens_k"], layer, index), None
 
-    def builds_mask(self, *, insists: bool) -> bool:
-        """True if a layer gets a whole mask, which it needs to choose keys."""
-        return insists and self._insists_on_masks
+    def mask_kind(self, *, insists: bool) -> MaskKind | None:
+        """The whole mask that a layer needs to choose keys, or to add keys to those of the tokens."""
+        return self._mask if insists or self._mask == "numbers" else None
 
     def built(self, mask: torch.Tensor) -> torch.Tensor:
         """The whole mask as it is."""
         return mask
 
     def _layer_mask(self, index: int, sliding_window: int | None) -> LayerMask:
+        if index in self._compressed:
+            return CAUSAL  # the mask has the window
         if index in self._chunks:
             return ChunkRange(self._chunks[index], 0, 1)
         return CAUSAL if sliding_window is None else DistanceRange(0, sliding_window)
@@ -251,7 +268,8 @@ class Patched(Encodings):
         role = self.roles.get(index, "slots")
         if role == "own":
             return PLAIN
-        return self.slots[slot] if role == "slots" else self.slots[slot].unrotated
+        resolved = self.slots[slot] if role == "slots" else self.slots[slot].unrotated
+        return resolved.unmasked if index in self._compressed else resolved
 
     def _attend(
         self,
@@ -279,15 +297,17 @@ class Patched(Encodings):
             attended = self._attend((query, key, value), first, batch, layer, index, num_sinks)
             return attended.transpose(1, 2).contiguous()
         columns = padded_keys(batch, num_kv)
+        if index in self._compressed:
+            columns = [slice(0, num_kv)] * len(columns)
         if whole and columns[0].start == 0:
             states = query, key[:, :, columns[0]], value[:, :, columns[0]]
-            layer = _over(layer, slice(None), slice(None), columns[0])
+            layer = layer.part(slice(None), slice(None), columns[0])
             return self._attend(states, first, batch, layer, index).transpose(1, 2).contiguous()
         output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         for segment, keys in zip(batch.segments, columns, strict=True):
             rows = segment.rows
             states = query[rows, :, segment.query], key[rows, :, keys], value[rows, :, keys]
-            own = _over(layer, rows, segment.query, keys)
+            own = layer.part(rows, segment.query, keys)
             output[rows, segment.query] = self._attend(states, segment, batch, own, index).transpose(1, 2)
         return output
 
@@ -339,11 +359,6 @@ class Patched(Encodings):
         sink_window = self.sink_window(self.slots[slot])
         if sink_window is not None:
             evict(cache.layers, *sink_window)
-
-
-def _over(layer: Layer, rows: slice, queries: slice, keys: slice) -> Layer:
-    """``layer`` with its own bias for a part of the batch."""
-    return layer if layer.bias is None else replace(layer, bias=layer.bias[rows, :, queries, keys])
 
 
 def _num_sinks(resolved: ResolvedRecipe, layer: Layer, num_kv: int, q_stop: int) -> int | None:

@@ -69,9 +69,13 @@ def quantize(model: Any, scheme: Scheme, device: torch.device) -> Quantization:
 
 
 def _linear_layers(model: Any) -> dict[str, nn.Linear]:
-    """Linear layers but the output layer, whose weights are often the embedding's, and those that encodings read."""
+    """Linear layers but the output layer, whose weights are often the embedding's, and those that encodings read.
+
+    Subclasses with a forward of another kind read their weights in ways that torchao has no kernel for (DeepSeek-V4).
+    """
     output = model.get_output_embeddings()
-    found = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    found = ((name, module) for name, module in linear if type(module).forward is nn.Linear.forward)
     return {name: module for name, module in found if module is not output and ".relative." not in name}
 
 

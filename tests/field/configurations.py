@@ -123,6 +123,15 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": _PLAIN_ROPE}},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10_000.0}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4},
+    "deepseek_v4": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 20},
+        "index_topk": 4,
+        "partial_rotary_factor": 0.5,
+        "rope_parameters": None,  # by type of layer, made from the others
+    },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
     "dots3_note_text": {"head_dim": 20},
     "falcon_h1": {"mamba_d_ssm": 128},

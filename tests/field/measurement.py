@@ -114,16 +114,19 @@ class Expected:
         self.prompts = [row[:length] for row, length in zip(self.rows, LENGTHS, strict=True)]
         self.logits = passed(self.model, self.rows)
 
-    def scaled(self, fields: dict[str, Any]) -> Logits | None:
-        """Logits when the checkpoint declares a scaling; None where it cannot, or where that has no effect."""
+    def scaled(self, fields: dict[str, Any], layer_type: str | None) -> Logits | None:
+        """Logits when the checkpoint declares a scaling, of one layer type if its parameters are by type.
+
+        None where it cannot, or where that has no effect.
+        """
         config = copy.deepcopy(self.model.config)
         text = config.get_text_config()
         parameters = getattr(text, "rope_parameters", None) or {}
         entries = {"rope_type": fields["method"], "factor": fields["factor"]}
         if "rope_theta" in parameters:
             text.rope_parameters = parameters | entries
-        elif parameters.get("full_attention"):
-            text.rope_parameters = parameters | {"full_attention": parameters["full_attention"] | entries}
+        elif layer_type is not None and parameters.get(layer_type):
+            text.rope_parameters = parameters | {layer_type: parameters[layer_type] | entries}
         else:
             return None
         try:
@@ -189,7 +192,7 @@ def _compared(patch: Patched, expected: Expected) -> str:
         _check(f"a pass under {name}", passed(model, rows, slots), expected.logits, DECODING)
         if cached is not None and largest(cached, expected.logits) <= DECODING:
             _check(f"a cache under {name}", decoded(model, rows, slots) or [], expected.logits, DECODING)
-    scaled = expected.scaled(LINEAR)
+    scaled = expected.scaled(LINEAR, next((table.layer_type for table in patch.rotary_tables.chosen), None))
     if scaled is not None and _resolves(patch, LINEAR):
         slots = [slot_of(patch, LINEAR, len(row)) for row in rows]
         _check("a pass under linear", passed(model, rows, slots), scaled, DECODING)

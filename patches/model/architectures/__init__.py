@@ -7,7 +7,7 @@ positions to token embeddings.
 
 from __future__ import annotations
 
-from patches.model.architectures.architecture import Architecture, Seams
+from patches.model.architectures.architecture import Architecture, MaskKind, Seams
 from patches.model.architectures.table import architecture_of
 
-__all__ = ["Architecture", "Seams", "architecture_of"]
+__all__ = ["Architecture", "MaskKind", "Seams", "architecture_of"]

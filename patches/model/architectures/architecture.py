@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.absolute import AbsoluteEmbedding
+
+MaskKind = Literal["booleans", "numbers"]
+"""A whole mask [rows, 1, tokens, keys]: true for keys that a query sees, or 0 for those and the least number."""
 
 
 class Seams(Protocol):
@@ -44,8 +47,9 @@ class Seams(Protocol):
         """Seam A: cos and sin [rows, tokens, rotary_dim] of the tokens of this forward, in the format of ``module``."""
         ...
 
-    def builds_mask(self, *, insists: bool) -> bool:
-        """True if a layer gets a whole mask; a model ``insists`` on one where no kernel may do without."""
+    def mask_kind(self, *, insists: bool) -> MaskKind | None:
+        """Numbers of the whole mask of a layer, None without one; a model ``insists`` where no kernel may do
+        without."""
         ...
 
     def built(self, mask: torch.Tensor) -> torch.Tensor:
@@ -70,6 +74,14 @@ def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
     return states.view(*states.shape[:2], -1, head_dim).transpose(1, 2)
 
 
+class Replaced(NamedTuple):
+    """The temperature of a layer, which would count tokens: ``attribute`` of its module is ``value`` meanwhile."""
+
+    attribute: str
+    value: bool
+    temperature: AttentionTemperature
+
+
 def no_temperature(module: nn.Module) -> None:
     return None
 
@@ -81,9 +93,9 @@ class Architecture:
 
     ``facts`` are fields of the geometry that the configuration lacks under standard names, ``in_weights`` those that
     only the weights have. ``rotates`` is true for checkpoints with rotary embeddings. ``positions(model)`` are the
-    absolute positions that it adds to its tokens. ``temperature(module)`` names the switch of a layer's temperature,
-    which would count tokens instead of positions, and gives the temperature to use while it is off. ``agrees`` is false
-    for checkpoints that transformers computes differently, which are then not compared with its forward.
+    absolute positions that it adds to its tokens. ``temperature(module)`` replaces a layer's own temperature.
+    ``agrees`` is false for checkpoints that transformers computes differently, which are then not compared with its
+    forward.
     """
 
     attention: tuple[str, ...] = ()
@@ -92,5 +104,5 @@ class Architecture:
     rotates: Callable[[Any], bool] = always
     positions: Callable[[nn.Module], AbsoluteEmbedding | None] | None = None
     in_weights: Callable[[Any], dict[str, Any]] = nothing_to_add
-    temperature: Callable[[nn.Module], tuple[str, AttentionTemperature] | None] = no_temperature
+    temperature: Callable[[nn.Module], Replaced | None] = no_temperature
     agrees: Callable[[Any], bool] = always

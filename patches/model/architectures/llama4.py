@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from patches.encoding.recipe import AttentionTemperature
 from patches.encoding.temperature import FloorLogTemperature
-from patches.model.architectures.architecture import Architecture
+from patches.model.architectures.architecture import Architecture, Replaced
 
 
-def temperature(module: nn.Module) -> tuple[str, AttentionTemperature] | None:
-    """The switch of a layer's own temperature, and what it computes; None for layers without one."""
+def temperature(module: nn.Module) -> Replaced | None:
+    """None for layers without a temperature."""
     if getattr(module, "use_rope", True) or not getattr(module, "attn_temperature_tuning", False):
         return None
     strength, step = float(module.attn_scale), int(module.floor_scale)  # type: ignore[arg-type]
-    return "attn_temperature_tuning", FloorLogTemperature(strength, step, offset=1)
+    return Replaced("attn_temperature_tuning", False, FloorLogTemperature(strength, step, offset=1))
 
 
 LLAMA4 = Architecture(temperature=temperature)

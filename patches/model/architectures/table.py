@@ -11,6 +11,7 @@ from patches.model.architectures.bloom import BLOOM
 from patches.model.architectures.falcon import FALCON
 from patches.model.architectures.gpt2 import GPT2
 from patches.model.architectures.gptj import GPTJ
+from patches.model.architectures.inkling import INKLING
 from patches.model.architectures.llama4 import LLAMA4
 from patches.model.architectures.mpt import MPT
 from patches.model.architectures.opt import OPT
@@ -24,6 +25,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": GPT2,
     "gpt_bigcode": GPT2,
     "gptj": GPTJ,
+    "inkling_text": INKLING,
     "llama4_text": LLAMA4,
     "mpt": MPT,
     "opt": OPT,

@@ -8,6 +8,7 @@ Limits:
 - Prefixes are not shared, because a recurrent state cannot be cut.
 - Batches grow by copying, and up to half of a batch is padding. A row whose encoding forgets tokens runs alone.
 - The states of all rows take at most as much memory as keys and values of the whole cache; other requests wait.
+- Rows do not share a forward if padding changes their keys: blocks and keys of several tokens begin at fixed columns.
 - After a forward without enough memory, its other rows compute their tokens again.
 - A model that drops its state at a second chunk (``Patched.continues``) reads each prompt in one forward.
 """

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 BY_TOKEN = ("keys", "values", "indexer_keys")
+POSITIONS = "indexer_position_ids"
+"""Positions int64 [planes, rows, tokens] by which an indexer rotates its keys (Qwen4); padding has position 0."""
 COUNT = "cumulative_length"
 """Tokens that a sliding layer has seen."""
 
@@ -28,10 +30,15 @@ def joined(caches: Sequence[Any]) -> Any:
     Raises:
         CannotJoin: when a layer has a state of unknown kind.
     """
-    _check(caches[0])
+    _check(caches[0], alone=len(caches) == 1)
 
     def tensor(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+        if name == POSITIONS:
+            width = max(part.shape[-1] for part in parts)
+            return torch.cat([torch.nn.functional.pad(part, (width - part.shape[-1], 0)) for part in parts], dim=1)
         if name not in BY_TOKEN:
+            if len({part.shape[1:] for part in parts}) > 1:
+                raise CannotJoin(f"a state of its cache, {name}, grows with the tokens of a row")
             return torch.cat(parts)
         if len(parts) == 1:
             return parts[0]  # caches replace keys and values, and change other states in place
@@ -45,6 +52,8 @@ def row_of(cache: Any, row: int, num_tokens: int) -> Any:
     """The cache of one row of a joined cache, which has seen ``num_tokens`` tokens."""
 
     def tensor(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+        if name == POSITIONS:
+            return parts[0][:, row : row + 1, -num_tokens:].clone()
         part = parts[0][row : row + 1]
         if name in BY_TOKEN:
             part = part[..., max(0, part.shape[-2] - num_tokens) :, :]
@@ -58,17 +67,19 @@ def sizes(cache: Any) -> tuple[int, int]:
     by_token, by_row = [0], [0]
 
     def tensor(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
-        (by_token if name in BY_TOKEN else by_row).append(parts[0].nbytes)
+        (by_token if name in (*BY_TOKEN, POSITIONS) else by_row).append(parts[0].nbytes)
         return parts[0]
 
     _mapped("", [cache], tensor, max)
     return sum(by_token), sum(by_row)
 
 
-def _check(cache: Any) -> None:
+def _check(cache: Any, *, alone: bool) -> None:
+    """Tensors of unknown shape can be copied, and cannot be joined."""
     for layer in cache.layers:
         for name, value in vars(layer).items():
-            if name not in BY_TOKEN and not _is_by_row(value):
+            known = name in (*BY_TOKEN, POSITIONS) or (alone and isinstance(value, torch.Tensor))
+            if not known and not _is_by_row(value):
                 raise CannotJoin(f"a {type(layer).__name__} has {name}")
 
 

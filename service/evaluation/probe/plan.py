@@ -185,6 +185,8 @@ def plan_of(request: ProbeRequest, models: ModelRegistry, settings: Settings) ->
         InvalidEvaluation: for anything else that cannot be run as asked.
     """
     served = models.get(request.model)
+    if served.patch.geometry.compresses_keys:
+        raise InvalidEvaluation("model", "some keys of this model cover several tokens, so attention has no distances")
     documents = documents_of(request.input, served, settings, request.max_tokens)
     bos = bos_of(request.bos, served)
     special = 0 if bos is None else 1

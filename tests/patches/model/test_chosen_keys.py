@@ -11,6 +11,8 @@ import torch
 from patches import AttentionMass, UnsupportedModel, patched
 from patches.attention import fused
 from patches.attention.layer import Layer
+from patches.model.rotary_tables import RotaryTables
+from patches.model.trial import Trial
 from tests.field.configurations import tiny_model
 from tests.models import tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
@@ -33,10 +35,6 @@ SIZES: dict[str, dict[str, Any]] = {
         "index_block_size": 4,
         "index_topk_blocks": 3,
     }
-}
-REFUSED = {
-    "deepseek_v4": "rotate states that are not one per token",
-    "inkling_text": "hand position_bias to their attention",
 }
 
 
@@ -95,7 +93,7 @@ def test_the_weights_of_chosen_keys_are_observed(kind: str) -> None:
     assert np.allclose(mass.mass().sum(-1), 1.0)
 
 
-@kinds(*REFUSED)
-def test_what_ours_does_not_compute_is_refused(kind: str) -> None:
-    with pytest.raises(UnsupportedModel, match=REFUSED[kind]), patched(tiny_model(kind, **SIZES.get(kind, {}))):
-        raise AssertionError("never entered")
+def test_states_that_ours_does_not_take_are_refused() -> None:
+    trial, states = Trial({}, RotaryTables([]), {}), torch.zeros(1, 2, 16, 4)
+    with pytest.raises(UnsupportedModel, match="hand decay to their attention"):
+        trial.attention(torch.nn.Module(), states, states, states, None, decay=states)

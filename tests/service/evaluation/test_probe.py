@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,14 @@ def test_refusals(tiny: ModelRegistry, change: dict[str, Any], param: str, says:
     with pytest.raises(InvalidEvaluation, match=says) as refused:
         planned(tiny, **change)
     assert refused.value.param == param
+
+
+def test_keys_of_several_tokens_have_no_distances(tiny: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch = tiny.get(None).patch
+    monkeypatch.setattr(patch, "geometry", replace(patch.geometry, compresses_keys=True))
+    with pytest.raises(InvalidEvaluation, match="cover several tokens") as refused:
+        planned(tiny)
+    assert refused.value.param == "model"
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 9), (1, 9), (50, 100), (99, 100), (9, 9)])
