@@ -85,7 +85,9 @@ def mask_row(predicate: Predicate) -> BandRow:
         DoesNotFit: for a mask of another kind.
     """
     chunk, low, high, first = _pairs(predicate)
-    return BandRow(chunk=chunk, low=low, high=high, first=first)
+    if low > 0 or first < UNBOUNDED:
+        raise DoesNotFit(f"no row expresses {predicate} as the mask of a layer")
+    return BandRow(chunk=chunk, high=high)
 
 
 def bias_row(bias: ScoreBias | None, length: int) -> BiasRow | None:

@@ -131,6 +131,11 @@ class Row:
         """The map under which keys and queries are written."""
         return self.bands[0].key_map
 
+    @property
+    def maps(self) -> tuple[MapRow, ...]:
+        """The base, and behind it the maps of queries and keys of every band."""
+        return (self.base, *(each for band in self.bands for each in (band.query_map, band.key_map)))
+
     @cached_property
     def turns_keys(self) -> bool:
         """True if some band turns cached keys when it reads them."""

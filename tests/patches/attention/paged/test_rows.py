@@ -152,3 +152,5 @@ def test_layer_masks(size: int, high: int | None, q_idx: torch.Tensor, kv_idx: t
     for mask in (DistanceRange(0, high), ChunkRange(size, 0, high)):
         expected = mask(*pairs)
         assert torch.equal(mask_row(mask)(*pairs), expected)
+    with pytest.raises(DoesNotFit, match="mask of a layer"):
+        mask_row(DistanceRange(1))
