@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from patches.encoding.distances import effective_distance
     from patches.model.geometry import UnsupportedModel, geometry_of
     from patches.model.hf import patched
+    from patches.model.rounding import allowed_rounding
     from patches.model.seams import Patched
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "SlotsExhausted",
     "UnsupportedModel",
     "alike",
+    "allowed_rounding",
     "candidates",
     "closest",
     "decode",
@@ -103,6 +105,7 @@ _NEEDS_TORCH = {
     "patches.batch.segments": {"Batch", "packed_batch"},
     "patches.model.geometry": {"UnsupportedModel", "geometry_of"},
     "patches.model.hf": {"patched"},
+    "patches.model.rounding": {"allowed_rounding"},
     "patches.model.seams": {"Patched"},
     "patches.batch.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},
 }

@@ -33,7 +33,7 @@ except the types in `patches/model/architectures`, so a model outside this table
 
 MEANINGS = {
     "carried": "equal to its plain forward, also from its engine",
-    "carried without the engine": "equal to its plain forward; no engine serves it",
+    "carried without the engine": "equal to its plain forward, also its scores; no engine generates from it",
     "refused": "refused at start-up, with the reason below",
     "wrong": "a defect",
     "no decoder": "an encoder, or one half of an encoder-decoder",
@@ -45,7 +45,8 @@ NOTES = """
 encoding. Layers with another rotary type, or without rotation, keep it. *Table*: the pair layout of the rotation, and
 the rotated dimensions of a head that rotates in part. If positions are kept, encodings that map positions are refused.
 *Default*: a pass of the patched model against the plain model. Decoding from a cache and beside padding
-differs by at most 3e-5 of the largest logit. *Engine*: paged, or padded for models that pages cannot cache.
+differs by at most 3e-5 of the largest logit. *Engine*: paged, padded for models that pages cannot cache, or none for
+models that are only scored.
 
 Rotary models are also tested with the native scalings `linear`, `dynamic`, `yarn`, `llama3` and `longrope`: as
 `default` and as a request's encoding. At start-up, the engine is verified with one encoding for each route through the

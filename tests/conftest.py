@@ -6,9 +6,11 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 
+from service.sharing.heap import frozen
 from tests import tiers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,9 +39,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
+FROZEN = frozen()
+"""Until the process ends."""
+
+
 def pytest_collection_finish() -> None:
     """Engines collect garbage when they stop. Frozen objects, here all tests and libraries, cost them no time."""
-    gc.freeze()
+    FROZEN.__enter__()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,6 +60,17 @@ def _database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Servers of the tests, in this process or another, leave the user's jobs alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROPEWAY_DATABASE_URL", f"sqlite:///{tmp_path_factory.mktemp('jobs') / 'ropeway.db'}")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each HTTP client reads all certificates of the web, in 20 ms. The servers of the tests have none."""
+    certificate, end, _ = certifi.contents().partition("-----END CERTIFICATE-----\n")
+    file = tmp_path_factory.mktemp("certificates") / "one.pem"
+    file.write_text(certificate + end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(file))
         yield
 
 

@@ -77,6 +77,8 @@ OUT_OF_MEMORY = "tests/service/engine/test_out_of_memory.py"
 VERIFICATION = "tests/service/engine/test_verification.py"
 HYBRIDS = "tests/service/engine/test_hybrids.py"
 PADDED = "tests/service/engine/test_padded.py"
+CHOSEN_KEYS = "tests/patches/model/test_chosen_keys.py"
+TOKENS_OF = f"{HYBRIDS}::test_tokens_are_those_of_generate_alone_and_among_others"
 QUEUE = "tests/service/jobs/test_queue.py"
 STORE = "tests/service/jobs/test_store.py"
 RUNNER = "tests/service/jobs/test_runner.py"
@@ -110,7 +112,7 @@ ATTENTION = [
     Mutation("triangle one column off", "patches", "part(keys, slice(first - low))",
              "part(keys, slice(first - low + 1))", (FUSED,)),
     Mutation("band of a long segment one key short", "patches", "slice(first - low, states.q_stop - low)",
-             "slice(first - low - 1, states.q_stop - low - 1)", (FUSED,)),
+             "slice(max(0, first - low - 1), max(0, first - low - 1) + states.q_stop - first)", (FUSED,)),
     Mutation("staircase stops a width early", "patches", "while width < query.shape[2]:",
              "while 2 * width < query.shape[2]:", (FUSED,)),
     Mutation("bias after the mask", "patches", "scores = scores + states.resolved.recipe.score_bias(q_idx, kv_idx)",
@@ -195,7 +197,30 @@ JOBS = [
              "job.failures[position] >= MOST_RETRIES", (RUNNER,)),
 ]  # fmt: skip
 
-MUTATIONS = [*ATTENTION, *ENCODING, *SERVED, *JOBS]
+CARRIED = [
+    Mutation("keys of an indexer are not joined", "service/engine", '("keys", "values", "indexer_keys")',
+             '("keys", "values")', (f"{TOKENS_OF}[deepseek_v32]",)),
+    Mutation("a dropped state is read on from", "service/engine",
+             "if pending <= token_budget or not self._forward.patch.continues:", "if pending <= token_budget:",
+             (f"{TOKENS_OF}[jamba]",)),
+    Mutation("a row leaves with the padding of its batch", "service/engine", "max(0, part.shape[-2] - num_tokens)", "0",
+             (f"{PADDED}::test_joined_caches_come_apart_again",)),
+    Mutation("a cache with a gap joins a batch", "service/engine", "together and row.request.sink_window is None",
+             "together", (PADDED,)),
+    Mutation("the check ends within the window", "service/engine", "else max(PROMPT, window + BEHIND)", "else PROMPT",
+             (f"{VERIFICATION}::test_the_check_reaches_past_the_window",)),
+    Mutation("quantized layers may round by any amount", "patches", "min(ROUNDED * found, MOST_ROUNDED)", "1.0",
+             (f"{VERIFICATION}::test_quantized_layers_may_round_and_faults_are_caught_beside_it",)),
+    Mutation("chosen keys beside a plain mask are not noted", "patches", "if indices is not None or mask is None or",
+             "if mask is None or", (CHOSEN_KEYS,)),
+    Mutation("a second chunk continues in every model", "patches", "return bool(((second - whole).abs().amax(-1) <=",
+             "return bool(((second - whole).abs().amax(-1) * 0 <=", (f"{TOKENS_OF}[zamba]",)),
+    Mutation("without a cache, only the last chunk is read", "service/evaluation",
+             "self.cache = ids if self.cache is None else torch.cat((self.cache, ids))", "self.cache = ids",
+             (f"{HYBRIDS}::test_a_model_that_returns_no_cache_is_scored_only",)),
+]  # fmt: skip
+
+MUTATIONS = [*ATTENTION, *CARRIED, *ENCODING, *SERVED, *JOBS]
 
 
 def copied(folder: Path) -> Path:

@@ -1,7 +1,8 @@
 """Measurement of a model's cache: do its layers go on with a second chunk of tokens as with single ones?
 
 Some recurrent layers start from an empty state whenever a forward has several tokens (the selective scan of Mamba has
-no initial state in transformers 5.23). Their numbers are right for a whole prompt and for single tokens only.
+no initial state in transformers 5.23). Their numbers are right for a whole prompt and for single tokens only. A model
+that keeps its states in its modules returns no cache at all (RecurrentGemma).
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ from typing import Any
 
 import torch
 
+from patches.model.rounding import TOLERANCE
+
 TOKENS = 8
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
-"""Largest difference of logits, in distances from the median logit to the largest."""
+
+
+@torch.no_grad()
+def returns_cache(model: Any) -> bool:
+    """True if a forward returns a cache."""
+    return _logits(model, torch.ones(1, 2, dtype=torch.long, device=model.device), None, 0)[1] is not None
 
 
 @torch.no_grad()

@@ -95,9 +95,17 @@ def chunked_layers(config: Any) -> dict[int, int]:
     return {index: int(config.attention_chunk_size) for index, kind in enumerate(kinds) if kind == "chunked_attention"}
 
 
+def dispatches(model: nn.Module) -> bool:
+    """True if the attention of this model or part of a model, beside that of its parts, dispatches by name."""
+    can_set = getattr(model, "_can_set_attn_implementation", None)
+    return can_set is not None and bool(can_set())
+
+
 def _refuse_attention_that_does_not_dispatch(model: nn.Module) -> None:
-    can_set = getattr(model, "_can_set_attn_implementation", None)  # true where attention dispatches by name
-    if can_set is None or not can_set():
+    """Parts that no text reaches, such as a vision tower, may do as they like."""
+    config = text_config(model)
+    parts = (part for part in model.modules() if hasattr(part, "_can_set_attn_implementation"))
+    if not dispatches(next((part for part in parts if getattr(part, "config", None) is config), model)):
         raise UnsupportedModel("its attention does not dispatch by name, so no attention can be put in its place")
 
 

@@ -24,14 +24,18 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import Seams, architecture_of
 from patches.model.encodings import with_keyword
-from patches.model.geometry import UnsupportedModel, geometry_of, refuse_other_frequencies, tables_of, text_config
+from patches.model.geometry import (
+    UnsupportedModel,
+    dispatches,
+    geometry_of,
+    refuse_other_frequencies,
+    tables_of,
+    text_config,
+)
 from patches.model.measurement import TOKENS, Measurement, Trial, measured
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, layout_of
+from patches.model.rounding import allowed_rounding
 from patches.model.seams import Patched
-
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
-"""Largest difference of logits, in largest logits. On the tiny models of the tests rounding makes at most 3e-6 of
-float32, and a wrong mask, bias or rotation 0.03 and more."""
 
 _names = itertools.count()
 _PREFIX = "ropeway_"
@@ -54,8 +58,9 @@ def _mask(
     """
     if seams.builds_mask(insists=not allow_is_causal_skip):
         arguments |= {"attention_mask": attention_mask, "allow_is_causal_skip": False}
-        whole: torch.Tensor | None = sdpa_mask(batch_size, q_length, kv_length, **arguments)
-        return whole
+        whole = sdpa_mask(batch_size, q_length, kv_length, **arguments)
+        assert whole is not None, "it was not to be left out"
+        return seams.built(whole)
     if attention_mask is None or bool(attention_mask.all()):
         return None
     return attention_mask
@@ -164,13 +169,14 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         ValueError: when it is patched already.
     """
     _refuse_wrapper(model)
-    if str(model.config._attn_implementation).startswith(_PREFIX):
+    if str(text_config(model)._attn_implementation).startswith(_PREFIX):
         raise ValueError("the model is patched already: one patch serves every encoding")
     name = f"{_PREFIX}{next(_names)}"
     with ExitStack() as undo:
         with _evaluating(model):
             with _refused("its own forward fails"):
                 plain = _logits(model) if _computes_its_own_encoding(model) else None
+                rounding = allowed_rounding(model, lambda: _logits(model), _difference)
             temperatures = _take_over_temperatures(model, undo)
             patch = Patched(model, name, _measured(model, name), temperatures)
         for table in patch.rotary_tables.chosen[:1]:
@@ -183,7 +189,7 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         _replace_forward(model, forward, undo)
         if plain is not None:
             with _evaluating(model), _refused("its forward fails with another attention"):
-                _refuse_other_logits(_logits(model), plain)
+                _refuse_other_logits(_logits(model), plain, rounding)
         yield patch
 
 
@@ -232,13 +238,18 @@ def _computes_its_own_encoding(model: PreTrainedModel) -> bool:
     return agrees and getattr(config, "position_encoding", None) is None
 
 
-def _refuse_other_logits(logits: torch.Tensor, plain: torch.Tensor) -> None:
+def _difference(logits: torch.Tensor, plain: torch.Tensor) -> float:
+    """The largest, in largest logits."""
+    finite = plain.isfinite()
+    return float((logits - plain)[finite].abs().max() / plain[finite].abs().max())
+
+
+def _refuse_other_logits(logits: torch.Tensor, plain: torch.Tensor, rounding: float) -> None:
     """Raises:
     UnsupportedModel: when the patched model computes something else than the plain one.
     """
-    finite = plain.isfinite()
-    difference = float((logits - plain)[finite].abs().max() / plain[finite].abs().max())
-    if not difference <= TOLERANCE[plain.dtype]:  # not NaN either
+    difference = _difference(logits, plain)
+    if not difference <= rounding:  # not NaN either
         raise UnsupportedModel(
             f"its attention computes more than the queries, keys and values that it hands on: under its own encoding, "
             f"the patched logits differ by {difference:.2g} of the largest"
@@ -255,15 +266,15 @@ def _refuse_wrapper(model: object) -> None:
 def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seams: Seams, undo: ExitStack) -> None:
     """Put seams A and B into the model, until ``undo`` closes."""
     architecture, original = architecture_of(model), model.config._attn_implementation
-    dispatches = architecture is None or architecture.forward is None
-    mask = partial(_mask, seams) if dispatches else _no_mask
+    by_name = architecture is None or architecture.forward is None
+    mask = partial(_mask, seams) if by_name else _no_mask
     for interface, function in ((AttentionInterface, seams.attention), (AttentionMaskInterface, mask)):
         interface.register(attention_name, function)
         undo.callback(interface._global_mapping.pop, attention_name, None)
     for module in tables.modules:
         _replace_forward(module, partial(seams.rotary, module=module), undo)
     if architecture is None or architecture.forward is None:
-        parts = _parts_of_text(model)
+        parts = _parts_that_attend(model)
         undo.callback(model.set_attn_implementation, {name: part._attn_implementation for name, part in parts.items()})
         model.set_attn_implementation(dict.fromkeys(parts, attention_name))
         return
@@ -274,10 +285,14 @@ def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seam
             _replace_forward(module, partial(architecture.forward, seams, module), undo)
 
 
-def _parts_of_text(model: PreTrainedModel) -> dict[str, Any]:
-    """Configurations of the whole and of its language model, by transformers' names for them."""
+def _parts_that_attend(model: PreTrainedModel) -> dict[str, Any]:
+    """Configurations of the whole and of its language model, by transformers' names for them.
+
+    Without the whole where only the language model dispatches its attention by name.
+    """
     config, text = model.config, text_config(model)
-    return {"": config} | {name: text for name in config.sub_configs if getattr(config, name) is text}
+    whole = {"": config} if dispatches(model) else {}
+    return whole | {name: text for name in config.sub_configs if getattr(config, name) is text}
 
 
 def _take_over_temperatures(model: Any, undo: ExitStack) -> dict[int, AttentionTemperature]:

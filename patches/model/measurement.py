@@ -55,9 +55,9 @@ class Measurement:
     """Rotation of one model.
 
     ``geometry`` has the measured pair layout and offset. ``roles`` has the layers that attend. ``rotary_tables`` says
-    which tables requests choose, and ``table`` is their format. ``windowed`` are the layers that attend to a window. A
-    model that ``insists_on_masks`` gets whole ones. One that ``chooses_keys`` does so in some layer, or adds numbers to
-    scores there.
+    which tables requests choose, and ``table`` is their format. ``windowed`` has the tokens of each layer's window. A
+    model that ``insists_on_masks`` to choose keys gets whole ones. One that ``chooses_keys`` does so in some layer, or
+    adds numbers to scores there.
     """
 
     geometry: RopeGeometry
@@ -65,7 +65,7 @@ class Measurement:
     cached: CachedStates
     rotary_tables: RotaryTables
     table: TableFormat
-    windowed: frozenset[int]
+    windowed: Mapping[int, int]
     insists_on_masks: bool
     chooses_keys: bool
 
@@ -85,10 +85,11 @@ class Trial:
     ) -> None:
         """``frequencies`` by table; None is the table of a model without rotary modules."""
         self.states: dict[int, tuple[torch.Tensor, ...]] = {}
-        self.windowed: set[int] = set()
+        self.windowed: dict[int, int] = {}
         self.biased: set[int] = set()
         self.cached = CachedStates()
-        self.insists_on_masks = False
+        self._insists_on_masks = False
+        self._built: list[torch.Tensor] = []
         self._frequencies, self._tables, self._formats = frequencies, tables, formats
         self._calls: Counter[int] = Counter()
 
@@ -136,25 +137,42 @@ class Trial:
         if key.shape[2] != query.shape[2]:
             raise UnsupportedModel("its layers attend to more keys than tokens")
         layer = index_of(module)
-        if block_indices is not None or bias_of(attention_mask, indices, query, key.shape[2]) is not None:
+        adds = bias_of(attention_mask, indices, query, key.shape[2]) is not None
+        if block_indices is not None or (adds and not self._is_plain(attention_mask, indices, sliding_window)):
             self.biased.add(layer)
         self.states[layer] = query.detach(), key.detach(), value.detach()
         if sliding_window is not None:
-            self.windowed.add(layer)
+            self.windowed[layer] = int(sliding_window)
         self._calls[layer] += 1
         found = CachedStates(key.shape[1], key.shape[-1], value.shape[-1], self._calls[layer])
         self.cached = CachedStates(*map(max, self.cached, found))
         return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
     def builds_mask(self, *, insists: bool) -> bool:
-        """True for a model that needs a whole mask, to choose keys by it."""
-        self.insists_on_masks |= insists
+        """True for a model that asks for a whole mask: it may choose keys by it."""
+        self._insists_on_masks |= insists
         return insists
 
+    def built(self, mask: torch.Tensor) -> torch.Tensor:
+        """``mask``, whose way to the layers is followed."""
+        self._built.append(mask)
+        return mask
+
+    def _is_plain(self, mask: torch.Tensor | None, indices: torch.Tensor | None, window: int | None) -> bool:
+        """True for a causal mask that reached the attention as it was built: the layer chooses no keys by it.
+
+        A type that also takes images asks for one without them (Gemma 4 unified).
+        """
+        if indices is not None or mask is None or all(mask is not built for built in self._built):
+            return False
+        distance = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
+        causal = (distance >= 0) & (distance < (TOKENS if window is None else window))
+        return mask.shape[-2:] == causal.shape and bool((mask.cpu() == causal).all())
+
     @property
-    def masks(self) -> tuple[frozenset[int], bool, bool]:
-        """(layers with a window, insists on masks, chooses keys)."""
-        return frozenset(self.windowed), self.insists_on_masks, bool(self.biased)
+    def masks(self) -> tuple[dict[int, int], bool, bool]:
+        """(window of layers that have one, insists on masks to choose keys by them, chooses keys)."""
+        return self.windowed, self._insists_on_masks and bool(self.biased), bool(self.biased)
 
     def moved(self, still: Trial) -> set[int]:
         """Layers with other queries than in ``still``."""

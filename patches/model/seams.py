@@ -28,7 +28,7 @@ from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import architecture_of
-from patches.model.continuation import continues
+from patches.model.continuation import continues, returns_cache
 from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
 from patches.model.forward import Forward, inputs_of, tokens_of
@@ -80,6 +80,11 @@ class Patched(Encodings):
         self._layers, self._chunks = num_layers, chunked_layers(text_config(model))
         self._thread = _ThreadState()
 
+    @property
+    def smallest_window(self) -> int | None:
+        """Tokens of the smallest window or chunk in which a layer of the model attends; None without any."""
+        return min([*self.windowed.values(), *self._chunks.values()], default=None)
+
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
 
@@ -110,9 +115,20 @@ class Patched(Encodings):
     @cached_property
     def continues(self) -> bool:
         """True if a prompt may be read in chunks; ``continuation`` explains it. Measured outside of a forward."""
+        with self._carrying_nothing():
+            return continues(self.model, int(text_config(self.model).vocab_size))
+
+    @cached_property
+    def returns_cache(self) -> bool:
+        """False for a model that has to read a sequence from its start in each forward. Measured as ``continues``."""
+        with self._carrying_nothing():
+            return returns_cache(self.model)
+
+    @contextmanager
+    def _carrying_nothing(self) -> Iterator[None]:
         carried, self._thread.carried = self._thread.carried, {}
         try:
-            return continues(self.model, int(text_config(self.model).vocab_size))
+            yield
         finally:
             self._thread.carried = carried
 
@@ -220,6 +236,10 @@ class Patched(Encodings):
     def builds_mask(self, *, insists: bool) -> bool:
         """True if a layer gets a whole mask, which it needs to choose keys."""
         return insists and self._insists_on_masks
+
+    def built(self, mask: torch.Tensor) -> torch.Tensor:
+        """The whole mask as it is."""
+        return mask
 
     def _layer_mask(self, index: int, sliding_window: int | None) -> LayerMask:
         if index in self._chunks:

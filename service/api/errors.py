@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from patches import ENCODING_TAGS, InvalidEncoding, Problem, SlotsExhausted, problems_of
 from service import context
+from service.engine.choice import CannotGenerate
 from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.out_of_memory import OutOfMemory
 from service.errors import (
@@ -81,6 +82,7 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     RequestValidationError: lambda error: validation_error(problems_in(error.errors())),
     InvalidEncoding: lambda error: validation_error(error.problems),
     UnknownModel: _unknown_model,
+    CannotGenerate: lambda error: bad_request(str(error), "model", "cannot_generate"),
     TooLarge: lambda error: context_length_exceeded(error.needed, 0, error.capacity),
     UnknownJob: lambda error: ApiError(404, str(error), code="not_found"),
     InvalidEvaluation: lambda error: bad_request(str(error), error.param),

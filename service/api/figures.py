@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Annotated, Any
 
@@ -15,7 +16,8 @@ from service.api.files import RenderedFiles, file_response
 from service.api.http.routing import Route
 from service.errors import bad_request
 from service.evaluation.results import Partial
-from service.models.registry import ModelRegistry
+from service.figures.encodings.vectors import vector_norms
+from service.models.registry import ModelRegistry, ServedModel
 from service.policy.auto import Encoding
 from service.reports.render import Rendered, encoding_figures_of
 from service.sharing.workers import Workers
@@ -95,6 +97,7 @@ async def figures(body: FiguresRequest, request: Request) -> Response:
     served = models.get(body.model)
     length = body.length or min(TIMES_LONGER * served.trained_length, MOST_TOKENS)
     drawn: dict[str, ResolvedRecipe] = {}
+    models_of: dict[str, ServedModel] = {}
     about = []
     for index, chosen in enumerate(await with_ranges(body.pe, served, request)):
         method = chosen.at(length)
@@ -105,7 +108,7 @@ async def figures(body: FiguresRequest, request: Request) -> Response:
         except ValueError as error:
             raise bad_request(f"pe.{index}: {error}", f"pe.{index}") from error
         label = label_of(method)
-        drawn[label] = resolved
+        drawn[label], models_of[label] = resolved, target
         about.append({"label": label, "model": target.name, "pe": pe})
     own = served.patch.resolve(parse({"method": "default"}), served.trained_length).inv_freq
     texts = {"model": served.name, "trained_length": served.trained_length, "length": length, "encodings": about}
@@ -113,7 +116,12 @@ async def figures(body: FiguresRequest, request: Request) -> Response:
     workers: Workers = request.app.state.workers
 
     async def make() -> Rendered:
-        return await workers.render(encoding_figures_of, drawn, (own, served.trained_length, length), texts)
+        norms = {
+            label: await asyncio.to_thread(vector_norms, models_of[label].patch.model, one.recipe, length)
+            for label, one in drawn.items()
+            if one.recipe.relative is not None
+        }
+        return await workers.render(encoding_figures_of, drawn, (own, served.trained_length, length, norms), texts)
 
     key = "encodings", json.dumps(texts, sort_keys=True)
     return file_response(await files.get(key, make), request)

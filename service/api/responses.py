@@ -223,7 +223,7 @@ class ModelInfo(BaseModel):
     variants: dict[str, str]
     device: str
     dtype: str
-    engine: Literal["paged", "padded"]
+    engine: Literal["paged", "padded", "none"]
     engine_reason: str | None
     base: str | None = None
     quantization: QuantizationInfo | None = None

@@ -1,4 +1,4 @@
-"""The engine of a model: paged where pages can cache its layers, padded otherwise."""
+"""The engine of a model: paged where pages can cache its layers, padded otherwise, or none: it is only scored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from service.engine.adapter import EncodingManager
 from service.engine.limits import EngineLimits
 from service.engine.padded import PaddedLoop
 
-EngineKind = Literal["paged", "padded"]
+EngineKind = Literal["paged", "padded", "none"]
+
+
+class CannotGenerate(RuntimeError):
+    """No engine serves this model: it is scored, and generates nothing."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,10 @@ class EngineChoice:
     together: bool = True
     reason: str | None = None
 
+    @property
+    def generates(self) -> bool:
+        return self.kind != "none"
+
     def __str__(self) -> str:
         return f"{self.kind} engine" + ("" if self.together else " (one row at a time)")
 
@@ -30,7 +38,7 @@ class EngineChoice:
         Raises:
             UnsupportedModel: when it cannot serve the model.
         """
-        if self.kind == "padded":
+        if self.kind != "paged":  # without an engine, its thread computes scores only
             return PaddedLoop(patch, limits, together=self.together)
         return EncodingManager(
             patch,

@@ -14,7 +14,7 @@ from typing import Any
 
 from patches import Patched, ResolvedRecipe
 from service import context
-from service.engine.choice import PAGED, EngineChoice
+from service.engine.choice import PAGED, CannotGenerate, EngineChoice
 from service.engine.encodings import EncodingsInUse
 from service.engine.generation import Generation
 from service.engine.interleave import Work
@@ -82,7 +82,10 @@ class Engine:
             TooLarge: when the request never fits; QueueFull when there is no room now.
             OutOfMemory: when a step of this request needs more memory than there is.
             EngineFailed: when the generation thread dies or stalls.
+            CannotGenerate: without an engine.
         """
+        if not self.choice.generates:
+            raise CannotGenerate(self.choice.reason or "")
         created = time.perf_counter()
         generation, reason = Generation(), "error"
         tenant = context.current().tenant

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from patches import Method, Patched, UnsupportedModel, encode, one_per_route
+from patches import Method, Patched, UnsupportedModel, allowed_rounding, encode, one_per_route
 from service.engine.adapter.compatibility import IncompatibleTransformers
 from service.engine.choice import CHOICES, EngineChoice
 from service.engine.limits import EngineLimits
@@ -21,13 +21,11 @@ from service.sharing.heap import frozen
 PROMPT, NEW = 20, 4
 """Tokens. Steps of 16 cut every prompt, and pages of 4 are given back where an encoding forgets."""
 
+BEHIND, LONGEST = 12, 280
+"""Tokens of a prompt behind the smallest window of the model, which moves on by pages there; and most of all."""
+
 TOP = 8
 """Most likely tokens whose log-probabilities are compared, at every new token."""
-
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
-"""Largest difference, in distances from the median logit to the largest. On the tiny models of the tests rounding makes
-at most 4e-7, 2e-6, 3e-3 and 2e-2, and a value without its last number 0.07 and more."""
-
 
 DRIFT = 0.02
 """Largest difference between the plain forward and single tokens from a cache: 1e-3 in a tiny Zamba 2."""
@@ -36,12 +34,13 @@ DRIFT = 0.02
 def verify(patch: Patched) -> EngineChoice:
     """The first engine that computes what the model computes: a few tokens under its own encoding and one per route.
 
+    Without one, the choice is none, and its reason names the encoding under which each engine fails or differs.
+
     Raises:
-        UnsupportedModel: naming the encoding under which each engine fails or differs.
+        UnsupportedModel: when the model's own forward gives no numbers.
     """
-    length = min(PROMPT + NEW, patch.geometry.table_rows or PROMPT + NEW)
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
-    prompt = torch.linspace(1, vocab_size - 1, length - NEW).long().tolist()
+    prompt = torch.linspace(1, vocab_size - 1, checked_length(patch) - NEW).long().tolist()
     reasons: list[str] = []
     for choice in CHOICES:
         try:
@@ -52,21 +51,48 @@ def verify(patch: Patched) -> EngineChoice:
             reasons.append(str(error))
         else:
             return replace(choice, reason="; ".join(reasons) or None)
-    raise UnsupportedModel("; ".join(reasons))
+    if bool(_logits(patch, prompt).isnan().any()):
+        raise UnsupportedModel("; ".join(reasons))
+    return EngineChoice("none", reason="; ".join(reasons))
+
+
+def checked_length(patch: Patched) -> int:
+    """Tokens of a sequence of the check: more than the smallest window of the model has, unless that is too large."""
+    window = patch.smallest_window
+    prompt = PROMPT if window is None or window + BEHIND > LONGEST else max(PROMPT, window + BEHIND)
+    return min(prompt + NEW, patch.geometry.table_rows or prompt + NEW)
+
+
+def _rounding(patch: Patched, prompt: list[int]) -> float:
+    """Largest difference that rounding makes, in distances from the median logit to the largest."""
+
+    def difference(found: torch.Tensor, plain: torch.Tensor) -> float:
+        spread = plain.amax(-1) - plain.median(-1).values
+        return float(((found - plain).abs().amax(-1) / spread).nan_to_num(0.0).max())
+
+    return allowed_rounding(patch.model, lambda: _logits(patch, prompt), difference)
+
+
+@torch.no_grad()
+def _logits(patch: Patched, tokens: list[int]) -> torch.Tensor:
+    """float64 [tokens, vocabulary] under the model's own encoding, without a cache."""
+    output = patch.model(input_ids=torch.tensor([tokens], device=patch.model.device), use_cache=False)
+    logits: torch.Tensor = output.logits[0].double()
+    return logits
 
 
 def _check(patch: Patched, choice: EngineChoice, prompt: list[int]) -> None:
     """Raises:
     UnsupportedModel: when the engine fails or differs.
     """
-    methods = one_per_route(patch.geometry, len(prompt) + NEW)
+    methods, rounding = one_per_route(patch.geometry, len(prompt) + NEW), _rounding(patch, prompt)
     try:
         with frozen():  # transformers collects garbage when a batch is over
             # Pages share prefixes, so equal prompts show encodings that cross. Padding needs prompts of unequal length.
             shorter = 3 if choice.kind == "padded" else 1
             requests = [_request(patch, method, prompt[number % shorter :]) for number, method in enumerate(methods)]
             for method, request, token_ids in zip(methods, requests, _generated(patch, choice, requests), strict=True):
-                _compare(patch, choice, method, request, token_ids)
+                _compare(patch, choice, method, request, token_ids, rounding)
     finally:
         patch.forget_encodings()
 
@@ -78,8 +104,13 @@ def _request(patch: Patched, method: Method, prompt: list[int]) -> EngineRequest
 
 
 def _generated(patch: Patched, choice: EngineChoice, requests: list[EngineRequest]) -> list[list[int]]:
+    longest = max(len(request.prompt_ids) for request in requests)
     limits = EngineLimits(
-        cache_tokens=512, score_tokens=0, page_size=4, max_batch_tokens=16, max_requests_per_batch=len(requests)
+        cache_tokens=max(512, 2 * len(requests) * longest),
+        score_tokens=0,
+        page_size=4,
+        max_batch_tokens=max(16, longest // 4),
+        max_requests_per_batch=len(requests),
     )
     try:
         return choice.built(patch, limits).run_to_end(requests)
@@ -90,14 +121,18 @@ def _generated(patch: Patched, choice: EngineChoice, requests: list[EngineReques
 
 
 def _compare(
-    patch: Patched, choice: EngineChoice, method: Method, request: EngineRequest, token_ids: list[int]
+    patch: Patched,
+    choice: EngineChoice,
+    method: Method,
+    request: EngineRequest,
+    token_ids: list[int],
+    rounding: float,
 ) -> None:
     """Against forwards over the prompt and the tokens that the engine chose.
 
     Some recurrent layers compute a single token by another formula than several. The padded engine has to agree with
     the former, and the former roughly with the plain forward.
     """
-    rounding = TOLERANCE[patch.model.dtype]
     if choice.kind == "padded":
         _refuse_difference(choice, method, request, token_ids, _cached(patch, request, token_ids), rounding)
         rounding = max(DRIFT, 2 * rounding)
@@ -152,4 +187,4 @@ def _forward(
         past_key_values=cache,
         use_cache=True,
     )
-    return output.logits[0].double(), output.past_key_values
+    return output.logits[0].double(), getattr(output, "past_key_values", None)

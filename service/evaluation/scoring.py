@@ -16,6 +16,7 @@ import torch
 
 from patches import Patched, ResolvedRecipe, encode
 from service.engine.padded.caches import joined, sizes
+from service.engine.padded.forward import keeps_logits
 
 Nll = np.ndarray
 LOGITS_BYTES = 64 << 20
@@ -79,7 +80,10 @@ def bounded(patch: Patched, chunk: int, context: int) -> int:
 
     Chunks, and so their rounding errors, depend on nothing else. An accelerator takes a full chunk at any context in
     milliseconds, and small ones would starve it. A model that drops its state at a second chunk takes single tokens.
+    Without a cache, every chunk reads the whole sequence again, and full ones are the fewest.
     """
+    if not patch.returns_cache:
+        return chunk
     if context and not patch.continues:
         return 1
     if patch.model.device.type != "cpu":
@@ -93,7 +97,10 @@ def vocab_size_of(patch: Patched) -> int:
 
 @dataclass
 class Reading:
-    """A sequence as a model reads it under one encoding: its cache, and how many tokens are in it."""
+    """A sequence as a model reads it under one encoding: its cache, and how many tokens are in it.
+
+    For a model that returns no cache, ``cache`` has the tokens, int64 [length], and each forward reads all of them.
+    """
 
     patch: Patched
     slot: int
@@ -103,6 +110,8 @@ class Reading:
     def logits(self, ids: torch.Tensor, *, evict: bool = True) -> torch.Tensor:
         """float32 [n, vocabulary] after each of the next tokens, int64 [n]. Without ``evict`` nothing leaves the
         cache, so that the tokens can be forgotten again."""
+        if not self.patch.returns_cache:
+            return self._logits_without_cache(ids)
         positions = torch.arange(self.length, self.length + len(ids), device=ids.device)
         with torch.no_grad():
             output = self.patch.model(
@@ -116,6 +125,16 @@ class Reading:
         if evict:
             self.patch.evict(self.cache, self.slot)
         logits: torch.Tensor = output.logits[0]
+        return logits.float()
+
+    def _logits_without_cache(self, ids: torch.Tensor) -> torch.Tensor:
+        self.cache = ids if self.cache is None else torch.cat((self.cache, ids))
+        self.length = len(self.cache)
+        positions = encode(torch.arange(self.length, device=ids.device), self.slot)
+        last = {"logits_to_keep": len(ids)} if keeps_logits(self.patch.model) else {}
+        with torch.no_grad():
+            output = self.patch.model(input_ids=self.cache[None], position_ids=positions[None], use_cache=False, **last)
+        logits: torch.Tensor = output.logits[0, -len(ids) :]
         return logits.float()
 
     def prefill(self, token_ids: Sequence[int], chunk: int) -> Generator[int, None, torch.Tensor]:
@@ -138,12 +157,13 @@ class Reading:
         scores = TokenScores.empty(len(ids), 0)
         scores.put(0, ids[:1], last[None], with_ranks=True)
         before, inputs = self.cache, len(ids) - 1
-        has_states = bool(sizes(before)[1])  # states of recurrent layers cannot be cut, so a copy reads the answer
+        cached = self.patch.returns_cache
+        has_states = not cached or bool(sizes(before)[1])  # recurrent states cannot be cut, so a copy reads the answer
         if has_states:
-            self.cache = joined([before])
+            self.cache = joined([before]) if cached else before
         else:
             self.cache.activate_past_recording()  # layers that slide keep what they need to go back
-        chunk = chunk_length(chunk, vocab_size_of(self.patch)) if self.patch.continues else 1
+        chunk = chunk_length(chunk, vocab_size_of(self.patch)) if self.patch.continues or not cached else 1
         for start in range(0, inputs, chunk):
             stop = min(start + chunk, inputs)
             logprobs = self.logits(ids[start:stop], evict=False).log_softmax(dim=-1)

@@ -11,10 +11,11 @@ from typing import Any
 import structlog
 
 from patches import Method, Patched, UnsupportedModel, patched
+from service.engine.choice import CannotGenerate
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
-from service.engine.verification import verify
+from service.engine.verification import checked_length, verify
 from service.metrics import Metrics
 from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
@@ -71,6 +72,13 @@ class ServedModel:
     base: str | None = None
     quantization: Quantization | None = None
     policy: Policy | None = None
+
+    def check_generates(self) -> None:
+        """Raises:
+        CannotGenerate: when no engine serves this model; it is scored only.
+        """
+        if not self.engine.choice.generates:
+            raise CannotGenerate(f"model {self.name!r} is scored only, it has no engine: {self.engine.choice.reason}")
 
     @cached_property
     def vocab_size(self) -> int:
@@ -140,7 +148,12 @@ class ModelRegistry:
         cache = limits.cache_tokens * cache_bytes_per_token(patch)
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=cache >> 20, by=by)
-        if choice.reason is not None:
+        window = patch.smallest_window
+        if window is not None and window >= (checked := checked_length(patch)):
+            log.info("window_beyond_the_check", model=checkpoint.name, window=window, checked_tokens=checked)
+        if not choice.generates:
+            log.warning("scored_only", model=checkpoint.name, reason=choice.reason)
+        elif choice.reason is not None:
             log.info("slower_engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
         metrics = EngineMetrics(self._metrics, checkpoint.name)
         engine = Engine(patch, limits, _eos_token_ids(model), metrics, choice)

@@ -54,7 +54,7 @@ def frequencies_of(
 
 
 def encoding_figures_of(
-    encodings: Mapping[str, ResolvedRecipe], setting: tuple[tuple[float, ...], int, int], about: dict[str, Any]
+    encodings: Mapping[str, ResolvedRecipe], setting: tuple[Any, ...], about: dict[str, Any]
 ) -> Rendered:
     """``about`` and the figures of encodings as JSON under gzip; ``setting`` has the fields of ``Setting``."""
     from service.figures.encodings.overview import Setting, encoding_pictures

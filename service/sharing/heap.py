@@ -13,6 +13,9 @@ from typing import Any
 M_ARENA_MAX = -8
 """From malloc.h."""
 
+_entered: list[None] = []
+"""One entry for each ``frozen`` that has not ended."""
+
 
 def trim() -> None:
     """Give free memory back to the system, where its C library can. Takes some milliseconds, without the lock."""
@@ -24,12 +27,14 @@ def trim() -> None:
 def frozen() -> Iterator[None]:
     """Inside, Python looks for no garbage among what there is now: 0.3 s a time with all libraries imported. Inside
     of another one it does nothing."""
-    outermost = not gc.get_freeze_count()
+    outermost = not _entered and not gc.get_freeze_count()  # the count visits every frozen object
+    _entered.append(None)
     if outermost:
         gc.freeze()
     try:
         yield
     finally:
+        _entered.pop()
         if outermost:
             gc.unfreeze()
 

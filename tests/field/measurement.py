@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from patches import Patched, UnsupportedModel, parse, patched
 from service.engine.request import SamplingParams
+from service.evaluation.scoring import TokenScores, prompt_scores
 from service.models.loading import ModelLoadError, load
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
@@ -101,7 +102,7 @@ def _measured(name: str, folder: Path, expected: Expected) -> Row:
         return Row(
             name, "wrong", said(error) if isinstance(error, Different) else f"{type(error).__name__}: {said(error)}"
         )
-    return Row(name, "carried" if engine else "carried without the engine", reason, **facts, engine=engine)
+    return Row(name, "carried" if engine else "carried without the engine", reason, **facts, engine=engine or "none")
 
 
 class Expected:
@@ -204,24 +205,49 @@ def _resolves(patch: Patched, fields: dict[str, Any]) -> bool:
 
 
 async def _engine(settings: Settings, expected: Expected) -> tuple[str, str]:
-    """Serve the checkpoint as a server does, and compare greedy tokens: (engine, why no engine serves it).
+    """Serve the checkpoint as a server does, and compare greedy tokens, or scores: (engine, why no engine serves it).
 
     Raises:
-        Different: when a prompt among others gets other tokens than the plain model gives.
+        Different: when a prompt among others gets other tokens, or other scores, than the plain model gives.
     """
-    try:
-        registry = ModelRegistry(settings)
-    except ModelLoadError as error:
-        return "", said(error)
+    registry = ModelRegistry(settings)
     try:
         served = registry.default
-        tokens = await asyncio.gather(*[_generated(served, prompt.tolist()) for prompt in expected.prompts])
         choice = served.engine.choice
+        if not choice.generates:
+            await _check_scores(served, expected)
+            return "", choice.reason or ""
+        tokens = await asyncio.gather(*[_generated(served, prompt.tolist()) for prompt in expected.prompts])
     finally:
         registry.close()
     if tokens != expected.greedy():
         raise Different(f"the {choice}'s greedy tokens are not those of the plain forward")
     return choice.kind + ("" if choice.together else ", one row at a time"), ""
+
+
+async def _check_scores(served: ServedModel, expected: Expected) -> None:
+    """Every row is scored in chunks of 16 tokens, beside the others.
+
+    Raises:
+        Different: when a token gets another log-probability than the plain model gives.
+    """
+    default = served.patch.resolve(parse(DEFAULT), max(LENGTHS) + NEW)
+    scores: list[TokenScores] = await asyncio.gather(
+        *(
+            served.engine.score(
+                prompt_scores(served.patch, default, row.tolist(), 16, top=0, with_next=False),
+                len(row),
+                lambda _: None,
+                scored={},
+            )
+            for row in expected.rows
+        )
+    )
+    for found, row, logits in zip(scores, expected.rows, expected.logits, strict=True):
+        wanted = logits.log_softmax(-1)[:-1].gather(-1, row[1:, None])[:, 0].double()
+        difference = float((torch.from_numpy(found.logprobs) - wanted).abs().max())
+        if not difference <= DECODING * float(logits.abs().max()):  # also NaN
+            raise Different(f"scores differ from the plain model's by {difference:.0e}")
 
 
 async def _generated(served: ServedModel, prompt: list[int]) -> list[int]:

@@ -104,6 +104,11 @@ def _fork_for_ever(exit_codes: Path) -> None:
         print(pid, flush=True)
 
 
+def list_modules() -> None:
+    """Print the modules that a server loads before its settings are known."""
+    print(*sys.modules)
+
+
 def _become(order: dict[str, Any]) -> None:
     """Never returns: the interpreter ends as after any script, with its threads and exit handlers."""
     os.chdir(order["folder"])

@@ -48,6 +48,10 @@ class Seams(Protocol):
         """True if a layer gets a whole mask; a model ``insists`` on one where no kernel may do without."""
         ...
 
+    def built(self, mask: torch.Tensor) -> torch.Tensor:
+        """``mask`` as the model gets it."""
+        ...
+
 
 def nothing_to_add(config: Any) -> dict[str, Any]:
     return {}

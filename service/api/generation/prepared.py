@@ -140,8 +140,12 @@ async def prepare(
 
     Raises:
         ApiError, QueueFull: from admission and from the checks of prompts.
+        CannotGenerate: when a target is only scored.
     """
     settings: Settings = request.app.state.settings
+    if wanted.answers:
+        for target in targets:
+            target.model.check_generates()
     methods = await with_ranges([target.method for target in targets], served, request)
     targets = [target._replace(method=method) for target, method in zip(targets, methods, strict=True)]
     most_new = settings.max_new_tokens if wanted.max_tokens is None else wanted.max_tokens

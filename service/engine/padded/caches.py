@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-BY_TOKEN = ("keys", "values")
+BY_TOKEN = ("keys", "values", "indexer_keys")
 COUNT = "cumulative_length"
 """Tokens that a sliding layer has seen."""
 

@@ -17,8 +17,9 @@ class BatchForward:
 
     def __init__(self, patch: Patched) -> None:
         self.patch = patch
-        keeps = "logits_to_keep" in inspect.signature(patch.model.forward).parameters
-        self._options: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if keeps else {})}
+        self._options: dict[str, Any] = {"use_cache": True}
+        if keeps_logits(patch.model):
+            self._options["logits_to_keep"] = 1
 
     @torch.no_grad()
     def __call__(self, rows: list[Sequence], new_tokens: int) -> torch.Tensor:
@@ -56,6 +57,11 @@ class BatchForward:
         with undone_on_error(requests):
             drawn: list[int] = sample(logits, requests).tolist()
         return drawn
+
+
+def keeps_logits(model: Any) -> bool:
+    """True if a forward computes the logits of the last ``logits_to_keep`` tokens only."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
 def _padding_mask(computed: list[int], new_tokens: int, device: torch.device) -> torch.Tensor | None:

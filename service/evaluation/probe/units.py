@@ -59,19 +59,20 @@ class AttentionUnit(Unit):
     def _prefill(self, mass: AttentionMass, slot: int) -> Generator[int, None, None]:
         """Chunks as in scoring, but every key stays in the cache. Wherever it yields, others' forwards may run: only
         its own are observed."""
-        model, device = self.subject.patch.model, self.subject.patch.model.device
+        patch, model, device = self.subject.patch, self.subject.patch.model, self.subject.patch.model.device
         chunk = chunk_length(self.chunk, model.config.get_text_config().vocab_size)
         ids = torch.tensor(self.token_ids, device=device)
         cache = None
         start = stop = 0
         while (start := stop) < self.length:
-            stop = min(start + bounded(self.subject.patch, chunk, start), self.length)
+            most = bounded(patch, chunk, start) if patch.returns_cache else self.length
+            stop = min(start + most, self.length)
             position_ids = encode(torch.arange(start, stop, device=device), slot)[None]
-            with torch.no_grad(), self.subject.patch.observing(mass.observe):
+            with torch.no_grad(), patch.observing(mass.observe):
                 output = model(
                     input_ids=ids[None, start:stop], position_ids=position_ids, past_key_values=cache, use_cache=True
                 )
-            cache = output.past_key_values
+            cache = getattr(output, "past_key_values", None)
             del output
             yield stop - start
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 
@@ -16,8 +16,10 @@ from service.figures.encodings.positions import (
     distance_figure,
     heads_figure,
     multipliers_figure,
+    norms_figure,
 )
 from service.figures.encodings.scores import similarity_figure
+from service.figures.encodings.vectors import drawn_distances
 from service.figures.encodings.waves import rotation_figure, sinusoids_figure
 from service.figures.picture import Picture
 
@@ -31,11 +33,15 @@ COLUMNS = 128
 
 @dataclass(frozen=True)
 class Setting:
-    """The model and the length of the pictures: ``inv_freq`` is the model's own."""
+    """The model and the length of the pictures: ``inv_freq`` is the model's own.
+
+    ``norms`` [layers, distances] are those of learned relative vectors, by the label of the encoding.
+    """
 
     inv_freq: tuple[float, ...]
     trained_length: int
     length: int
+    norms: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
 
 
 Encodings = Mapping[str, ResolvedRecipe]
@@ -47,6 +53,7 @@ def encoding_pictures(encodings: Encodings, setting: Setting) -> list[Picture]:
         *_wavelengths(encodings, setting),
         *_each(encodings, _moves, _distances, setting),
         *_each(encodings, lambda one: one.recipe.score_bias is not None, _bias, setting),
+        *_each(encodings, lambda one: one.recipe.relative is not None, _relative, setting),
         *_each(encodings, lambda one: one.recipe.absolute is not None, _absolute, setting),
         *_temperatures(encodings, setting),
         *_similarity(encodings, setting),
@@ -93,6 +100,15 @@ def _bias(label: str, one: ResolvedRecipe, setting: Setting) -> Picture:
     terms = bias_of(one.recipe, setting.length)
     figure = heads_figure(*terms, setting.trained_length, f"Bias: {label}", f"the scores of token {setting.length:,}")
     return _picture("bias", figure, "A term that depends on the distance alone takes the place of rotation.")
+
+
+def _relative(label: str, one: ResolvedRecipe, setting: Setting) -> Picture:
+    """The vectors that the loaded model has learned."""
+    distance = drawn_distances(setting.length).tolist()
+    norms = {f"layer {index}": layer for index, layer in enumerate(setting.norms[label])}
+    figure = norms_figure(norms, distance, setting.trained_length, f"Learned vectors of distances: {label}")
+    caption = "A query meets one vector per distance, beside the keys: equal norms give distances equal weight."
+    return _picture("relative", figure, caption)
 
 
 def _absolute(label: str, one: ResolvedRecipe, setting: Setting) -> Picture:

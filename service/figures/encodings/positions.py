@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 import torch
@@ -103,6 +103,19 @@ def heads_figure(by_head: torch.Tensor, distance: torch.Tensor, trained_length: 
     """Terms [heads, distances] that are added to the scores ``of`` a query."""
     figure = new_figure(title, f"added to {of}; one line per head", height=HEIGHT)
     add_heads(figure, by_head, distance, trained_length)
+    return figure
+
+
+def norms_figure(
+    norms: Mapping[str, Sequence[float]], distance: Sequence[int], trained_length: int, title: str
+) -> go.Figure:
+    """Norms of learned vectors by distance, one line per name."""
+    figure = new_figure(title, "norm of the vector beside the keys at each distance, mean of the heads", height=HEIGHT)
+    x = linear_axis("distance between tokens", 0, distance[-1] + 1)
+    most = max(max(values) for values in norms.values())
+    figure.update_layout(xaxis=x, yaxis=linear_axis("norm", 0, 1.1 * most), showlegend=True)
+    add_curves(figure, [Curve(name, distance, values) for name, values in norms.items()])
+    mark_trained(figure, trained_length, x)
     return figure
 
 

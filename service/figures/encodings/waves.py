@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -22,6 +23,8 @@ APART = 2.5
 """Distance between two waves, in amplitudes."""
 EDGE = 16
 """Margin below panels without axes, pixels."""
+NARROWEST = 0.12
+"""Radians between two labels of a rotation."""
 
 
 def sinusoids(inv_freq: Sequence[float], length: int) -> torch.Tensor:
@@ -67,23 +70,41 @@ def rotation_figure(inv_freq: Sequence[float], tokens: int, pairs: Sequence[int]
     height = figure.layout.height - BOTTOM + EDGE  # no axes below the panels
     figure.update_layout(height=height, margin_b=EDGE, title_y=1 - TITLE_Y / height)
     circle = [math.tau * step / 120 for step in range(121)]
+    names: list[dict[str, Any]] = []
     for column, pair in enumerate(pairs, start=1):
         panel = {"row": 1, "col": column}
         x, y = ([wave(angle) for angle in circle] for wave in (math.cos, math.sin))
         figure.add_scatter(x=x, y=y, mode="lines", line={"color": GRID, "width": 1.5}, showlegend=False, **panel)
-        for position in range(tokens):
-            angle = position * inv_freq[pair]
-            tip = math.cos(angle), math.sin(angle)
-            colour = COLOURS[1] if position == 0 else COLOURS[0]
+        angles = [position * inv_freq[pair] for position in range(tokens)]
+        for turned, colour in ((angles[1:], COLOURS[0]), (angles[:1], COLOURS[1])):
             figure.add_scatter(
-                x=[0, tip[0]], y=[0, tip[1]], mode="lines+markers", line={"color": colour, "width": 1.5},
-                marker={"size": 6, "color": colour}, showlegend=False, **panel,
-            )  # fmt: skip
-            figure.add_annotation(x=1.14 * tip[0], y=1.14 * tip[1], text=str(position), **NOTE, **panel)
+                x=[x for angle in turned for x in (0, math.cos(angle), None)],
+                y=[y for angle in turned for y in (0, math.sin(angle), None)],
+                mode="lines+markers",
+                line={"color": colour, "width": 1.5},
+                marker={"size": 6, "color": colour},
+                showlegend=False,
+                **panel,
+            )
+        axes = {"xref": "x" if column == 1 else f"x{column}", "yref": "y" if column == 1 else f"y{column}"}
+        names += [
+            {"x": 1.14 * math.cos(angles[at]), "y": 1.14 * math.sin(angles[at]), "text": str(at), **NOTE, **axes}
+            for at in _apart(angles)
+        ]
         plane = {"range": [-1.25, 1.25], "visible": False, "showgrid": False}
         figure.update_xaxes(**plane, **panel)
         figure.update_yaxes(**plane, scaleanchor="x" if column == 1 else f"x{column}", **panel)
+    figure.update_layout(annotations=[*figure.layout.annotations, *names])  # one by one takes several times as long
     return figure
+
+
+def _apart(angles: Sequence[float]) -> list[int]:
+    """Indices of angles whose labels on the circle do not overlap those before them."""
+    found: list[int] = []
+    for index, angle in enumerate(angles):
+        if all(abs(math.remainder(angle - angles[other], math.tau)) > NARROWEST for other in found):
+            found.append(index)
+    return found
 
 
 def turn(inv_freq: float) -> str:

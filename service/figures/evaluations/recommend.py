@@ -52,7 +52,8 @@ def _bars(result: RecommendResult, measure: _Measure) -> Picture:
     if measure.name == "recall":
         axis = {**linear_axis(measure.title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
     else:
-        axis = linear_axis(f"{measure.title}, nats", min(0.0, *values), 1.1 * max(0.1, *values))
+        reached = [*values, *(end for bar in bars if bar.interval for end in bar.interval)]
+        axis = linear_axis(f"{measure.title}, nats", min(0.0, *reached), 1.1 * max(0.1, *reached))
     add_bars(figure, bars, axis)
     rows: list[Row] = [
         {

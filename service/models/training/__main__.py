@@ -66,6 +66,7 @@ Heldout = Annotated[list[str], typer.Option(help="Name of a document to hold out
 Fraction = Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of documents to hold out if none is named.")]
 RunDir = Annotated[Path, typer.Option(help="Tokenizer, packed tokens, checkpoints and logs.")]
 Size = Annotated[str, typer.Option("--preset", help=f"One of {', '.join(PRESETS)}.")]
+LearningRate = Annotated[float | None, typer.Option(min=1e-8, max=1.0, help="Peak rate; default: the preset's.")]
 Seed = Annotated[int, typer.Option(help="Of the split, the weights and the data order.")]
 Kinds = Annotated[list[str], typer.Option(help=f"One of {', '.join(FAMILIES)}; repeatable, default: those that ship.")]
 Tokens = Annotated[int | None, typer.Option(min=1, help="Tokens to train on; default: the preset's.")]
@@ -116,6 +117,7 @@ def train(  # noqa: PLR0913  a command's options
     preset: Size = "cpu",
     tokens: Tokens = None,
     minutes: Minutes = None,
+    learning_rate: LearningRate = None,
     seed: Seed = 0,
     threads: Threads = None,
     precision: Precision = "bf16",
@@ -130,9 +132,13 @@ def train(  # noqa: PLR0913  a command's options
     for kind in model:
         if kind not in FAMILIES:
             raise typer.BadParameter(f"{kind!r} is not one of {', '.join(FAMILIES)}")
+    size = _preset(preset)
+    if learning_rate is not None:
+        size = replace(size, learning_rate=learning_rate)
+    for kind in model:
         name = served_name(kind)
         begun = str(initial / name) if initial else ""
-        run = Run(_preset(preset), 0, seed, precision, run_dir / name, checkpoint_minutes, begun)
+        run = Run(size, 0, seed, precision, run_dir / name, checkpoint_minutes, begun)
         try:
             _train_one(kind, run, run_dir, (tokens, minutes), output / name)
         except (CheckpointMismatch, CorpusError, ValueError, OSError) as error:
@@ -148,6 +154,7 @@ def prepare_and_train(  # noqa: PLR0913  a command's options
     preset: Size = "cpu",
     tokens: Tokens = None,
     minutes: Minutes = None,
+    learning_rate: LearningRate = None,
     threads: Threads = None,
     precision: Precision = "bf16",
     run_dir: RunDir = Path("runs"),
@@ -155,7 +162,7 @@ def prepare_and_train(  # noqa: PLR0913  a command's options
 ) -> None:
     """Everything, with the defaults of both steps: make train-demo ARGS="all --corpus DIR"."""
     prepare(corpus, licence, stdlib, preset=preset, run_dir=run_dir)
-    train(model, preset, tokens, minutes, threads=threads, precision=precision, run_dir=run_dir, output=output)
+    train(model, preset, tokens, minutes, learning_rate, 0, threads, precision, run_dir=run_dir, output=output)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -124,7 +124,13 @@ def markdown_table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _ships(facts: Facts) -> bool:
-    return facts.kind in KINDS and facts.preset == PRESETS[SHIPPED]
+    return facts.kind in KINDS and _preset_name(facts.preset) == SHIPPED
+
+
+def _preset_name(preset: Preset) -> str | None:
+    """The name of ``preset``, whose learning rate an option may have replaced; None when ``PRESETS`` has none."""
+    rate = preset.learning_rate
+    return next((name for name, known in PRESETS.items() if replace(known, learning_rate=rate) == preset), None)
 
 
 def _about(facts: Facts) -> str:
@@ -237,11 +243,13 @@ def _runs(facts: Facts) -> list[str]:
 
 
 def _command(facts: Facts) -> str:
+    name, rate = _preset_name(facts.preset), facts.preset.learning_rate
+    changed = "" if name is None or rate == PRESETS[name].learning_rate else f" --learning-rate {rate}"
     if _ships(facts):  # NEW has prepared data and no other run's checkpoint
-        options = f"--preset {SHIPPED} --initial DIR --run-dir NEW --tokens {facts.tokens} --seed {facts.seed}"
+        options = f"--preset {SHIPPED} --initial DIR --run-dir NEW --tokens {facts.tokens} --seed {facts.seed}{changed}"
         return f'make train-demo ARGS="train {options}"'
-    preset = next((name for name, preset in PRESETS.items() if preset == facts.preset), "NAME")
-    return f'make train-demo FAMILY={facts.kind} PRESET={preset} CORPUS=DIR ARGS="--tokens {facts.tokens}"'
+    options = f"--tokens {facts.tokens}{changed}"
+    return f'make train-demo FAMILY={facts.kind} PRESET={name or "NAME"} CORPUS=DIR ARGS="{options}"'
 
 
 def _evaluation(facts: Facts) -> str:

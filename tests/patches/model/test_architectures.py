@@ -58,4 +58,4 @@ def test_layers_with_a_window_keep_their_table_even_where_its_numbers_are_equal(
     """Olmo 3 declares a scaling for the other layers only; before that, both kinds rotate alike."""
     with patched(configurations.tiny_model("olmo3")) as patch:
         assert dict(patch.roles) == {0: "own", 1: "slots"}
-        assert patch.windowed == {0}
+        assert patch.windowed == {0: 24}

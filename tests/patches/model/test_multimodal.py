@@ -17,7 +17,10 @@ from tests.patches.model.test_patched import same, state_of
 
 SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 SPECIAL = {"image_token_id": 126, "video_token_id": 127, "vision_start_token_id": 125, "image_token_index": 126}
-TYPES = ("gemma3", "gemma4", "internvl", "lfm2_vl", "llama4", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_vl")
+TYPES = (
+    *("gemma3", "gemma4", "gemma4_unified", "got_ocr2", "internvl", "lfm2_vl", "llama4", "mistral3", "qwen2_5_vl"),
+    *("qwen3_5", "qwen3_vl"),
+)
 kinds = by_kind("qwen2_5_vl", "mistral3")
 
 
@@ -54,6 +57,24 @@ def test_parts_for_images_keep_their_attention(kind: str) -> None:
         assert model.config.text_config._attn_implementation == patch.attention_name
     assert model.config.text_config._attn_implementation == model.config._attn_implementation == "sdpa"
     assert model.config.vision_config._attn_implementation == "eager"
+
+
+@kinds("got_ocr2")
+def test_a_vision_part_may_attend_without_dispatch(kind: str) -> None:
+    model = wrapper(kind)
+    with patched(model) as patch:
+        assert model.config.text_config._attn_implementation == patch.attention_name
+        assert model.config._attn_implementation == "eager"
+        with pytest.raises(ValueError, match="patched already"), patched(model):
+            raise AssertionError("never entered")
+    assert model.config.text_config._attn_implementation == "sdpa"
+
+
+@kinds("gemma4_unified")
+def test_a_plain_mask_that_the_wrapper_insists_on_chooses_no_keys(kind: str) -> None:
+    with patched(wrapper(kind)) as patch:
+        assert patch.geometry.keeps_positions is None
+        assert not patch.builds_mask(insists=True)
 
 
 @kinds("llama4")

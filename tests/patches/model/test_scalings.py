@@ -13,8 +13,8 @@ from tests.patches.forward import relative, slot_of
 from tests.scalings import CASES, Case, Fields, carried, model_of, unscaled
 
 TOLERANCE = 2e-5
-LAST, CHUNK = 8, 1024
-"""Tokens compared, and tokens whose keys are computed at once."""
+LAST, CHUNK, REPEATED = 8, 128, 16
+"""Tokens compared, tokens whose keys are computed at once, and columns of the cache that each such chunk fills."""
 
 QUICK = {("DeepSeek-V3", 1)}
 every_case_and_length = pytest.mark.parametrize(
@@ -39,14 +39,15 @@ REQUESTS: list[Fields] = [
 def last_logits(model: PreTrainedModel, length: int, slot: int, *, whole: bool) -> torch.Tensor:
     """Logits [1, LAST, vocabulary] behind ``length`` - LAST keys.
 
-    The keys are those of chunks without a past. Both sides compute the same ones, at a cost linear in the length.
+    The keys are those of chunks without a past, one chunk in ``REPEATED``, and a cache has it as often. Repeated keys
+    weigh as much as single ones, and both sides compute the same ones.
     """
     tokens, positions = tiny_tokens(1, length), encode(torch.arange(length)[None], slot)
     if whole:
         result: torch.Tensor = model(tokens, position_ids=positions, use_cache=False, logits_to_keep=LAST).logits
         return result
     parts: list[DynamicCache] = []
-    for start in range(0, length - LAST, CHUNK):
+    for start in range(0, length - LAST, CHUNK * REPEATED):
         chunk = slice(start, min(start + CHUNK, length - LAST))
         parts.append(DynamicCache())
         model(
@@ -59,8 +60,9 @@ def last_logits(model: PreTrainedModel, length: int, slot: int, *, whole: bool) 
     cache = DynamicCache()
     for index in range(len(parts[0].layers)):
         layers = [part.layers[index] for part in parts]
-        keys, values = (torch.cat([getattr(layer, kind) for layer in layers], 2) for kind in ("keys", "values"))
-        cache.update(keys, values, index)
+        columns = [layer for layer in layers for _ in range(REPEATED)]
+        keys, values = (torch.cat([getattr(layer, kind) for layer in columns], 2) for kind in ("keys", "values"))
+        cache.update(keys[:, :, : length - LAST], values[:, :, : length - LAST], index)
     output = model(tokens[:, -LAST:], position_ids=positions[:, -LAST:], past_key_values=cache, use_cache=True)
     assert cache.get_seq_length() == length
     logits: torch.Tensor = output.logits

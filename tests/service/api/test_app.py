@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from service.figures.encodings.positions import distance_figure
 from service.figures.encodings.samples import GEOMETRY
 from service.models import loading
 from service.settings import Settings
-from tests.conftest import ROOT
+from tests.service.forked import forked, list_modules
 
 
 def test_methods_are_listed_in_short(client: httpx.Client) -> None:
@@ -159,9 +157,17 @@ def test_the_api_document_has_worked_examples(client: httpx.Client) -> None:
 
 
 @pytest.mark.slow
-def test_what_draws_and_migrates_is_loaded_when_it_is_needed() -> None:
-    code = "import sys, service.app; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = set(run.stdout.split())
+def test_what_draws_and_migrates_is_loaded_when_it_is_needed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert forked(list_modules, log=log).wait() == 0
+    loaded = set(log.read_text().split())
     assert "torch" in loaded
-    assert {"matplotlib", "plotly", "alembic", "pyarrow", "pandas", "datasets", "service.figures"} & loaded == set()
+    assert {
+        "matplotlib",
+        "plotly",
+        "alembic",
+        "pyarrow",
+        "pandas",
+        "datasets",
+        "service.figures.drawing",
+    } & loaded == set()

@@ -128,7 +128,12 @@ def test_completions(client: httpx.Client, model: str) -> None:
 
     for encoding in REQUESTS[model]:
         before = complete(encoding)
-        assert complete(before["pe"]) == {**before, "pe": named_by_itself(before["pe"])}
+        after = complete(before["pe"])
+        logprobs = [answer.pop("logprobs") for answer in (before, after)]
+        assert after == {**before, "pe": named_by_itself(before["pe"])}
+        assert logprobs[1]["tokens"] == logprobs[0]["tokens"]
+        first, again = (answer["token_logprobs"][1:] for answer in logprobs)
+        assert again == pytest.approx(first, abs=1e-4), "up to rounding"
 
 
 def test_every_other_evaluation(client: httpx.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -132,45 +133,43 @@ def hub(status: int, error_code: str = "") -> Iterator[tuple[str, list[str]]]:
         server.shutdown()
 
 
-def of_the_model(asked: list[str]) -> list[str]:
-    """Without what huggingface_hub asks on its own account."""
-    return [path for path in asked if path.startswith("/some/model")]
-
-
-def in_a_process(code: list[str], endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """``python`` with another hub, whose address is read at import, and another cache."""
+def in_a_process(code: str, endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Python code with another hub, whose address is read at import, and another cache."""
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "ROPEWAY_DEVICE": "cpu"}
-    return subprocess.run(
-        [sys.executable, *code], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+BOTH = """
+from service.cli import app
+for arguments in (["models", "--model", "some/model", "--json"], ["serve", "--port", "0", "--model", "no/copy"]):
+    try:
+        app(arguments)
+    except SystemExit as end:
+        print("exit code", end.code)
+"""
 
 
 @pytest.mark.slow
-def test_a_hub_out_of_reach_is_asked_once(tmp_path: Path) -> None:
-    with hub(503) as (url, asked):
-        run = in_a_process(["-m", "service.cli", "serve", "--port", "0", "--model", "some/model"], url, tmp_path)
-    assert run.returncode == 1
-    assert "error: ROPEWAY_MODEL: model 'some/model' cannot be loaded: the hub: it is no folder, " in run.stderr
-    assert f"{url} is out of reach" in run.stderr
-    assert of_the_model(asked) == ["/some/model/resolve/main/config.json"]
-
-
-def test_a_hub_where_nothing_listens_is_out_of_reach(tmp_path: Path) -> None:
-    run = in_a_process(["-c", OFFLINE_COPY], "http://127.0.0.1:9", tmp_path)
-    assert "it is no folder, http://127.0.0.1:9 is out of reach (" in run.stdout, run.stderr
-    assert "and this machine has no copy" in run.stdout
-
-
-@pytest.mark.slow
-def test_the_copy_on_this_machine_serves_while_the_hub_is_out_of_reach(checkpoints: Path, tmp_path: Path) -> None:
+def test_a_hub_out_of_reach_is_asked_once_and_a_copy_on_this_machine_serves(checkpoints: Path, tmp_path: Path) -> None:
     repository = tmp_path / "hub/models--some--model"
     shutil.copytree(checkpoints / "tiny", repository / "snapshots/0123")
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text("0123")
     with hub(503) as (url, asked):
-        run = in_a_process(["-m", "service.cli", "models", "--model", "some/model", "--json"], url, tmp_path)
-    assert [info["id"] for info in json.loads(run.stdout)] == ["some/model"], run.stderr
-    assert len(of_the_model(asked)) == 1
+        run = in_a_process(BOTH, url, tmp_path)
+    listing, first, second = run.stdout.rpartition("]")[0] + "]", *re.findall(r"exit code (\d)", run.stdout)
+    assert [info["id"] for info in json.loads(listing)] == ["some/model"], run.stderr
+    assert (first, second) == ("0", "1")
+    assert "error: ROPEWAY_MODEL: model 'no/copy' cannot be loaded: the hub: it is no folder, " in run.stderr
+    assert f"{url} is out of reach" in run.stderr
+    assert [len([path for path in asked if path.startswith(name)]) for name in ("/some/model", "/no/copy")] == [1, 1]
+
+
+def test_a_hub_where_nothing_listens_is_out_of_reach(tmp_path: Path) -> None:
+    run = in_a_process(OFFLINE_COPY, "http://127.0.0.1:9", tmp_path)
+    assert "it is no folder, http://127.0.0.1:9 is out of reach (" in run.stdout, run.stderr
+    assert "and this machine has no copy" in run.stdout
 
 
 @pytest.mark.slow
@@ -185,5 +184,5 @@ def test_the_copy_on_this_machine_serves_while_the_hub_is_out_of_reach(checkpoin
 )
 def test_what_the_hub_refuses_is_told(status: int, error_code: str, told: str, tmp_path: Path) -> None:
     with hub(status, error_code) as (url, _):
-        run = in_a_process(["-c", OFFLINE_COPY], url, tmp_path)
+        run = in_a_process(OFFLINE_COPY, url, tmp_path)
     assert told in run.stdout, run.stderr

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from patches import Method, Patched, UnsupportedModel, one_per_route, parse, patched
+from patches import Method, Patched, one_per_route, parse, patched
 from service import context
 from service.context import RequestContext
 from service.engine.engine import Engine
@@ -25,6 +25,7 @@ from service.engine.verification import verify
 from service.evaluation.scoring import Reading, token_nll
 from tests.field.configurations import VOCAB_SIZE, tiny_model
 from tests.service.conftest import tiny_tokenizer
+from tests.service.engine.test_padded import run_out_of_memory_once
 from tests.service.serving import SHORT, events, idle, token_ids, wait_for
 from tests.service.serving import serving as server
 
@@ -46,6 +47,9 @@ HYBRIDS = (
     "zamba",
     "zamba2",
 )
+INDEXED = ("deepseek_v32", "hy_v4")
+"""Two of the kinds that choose keys by the scores of an indexer, whose own keys are in the cache too."""
+
 DROP_STATES = {"jamba", "zamba"}
 """Kinds that read a prompt in one forward: their layers drop the state at a second chunk."""
 
@@ -88,7 +92,7 @@ async def finished(engine: Engine, prompt: list[int], method: Method = DEFAULT, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", HYBRIDS)
+@pytest.mark.parametrize("kind", [*HYBRIDS, *INDEXED])
 async def test_tokens_are_those_of_generate_alone_and_among_others(kind: str) -> None:
     model, prompt = tiny_model(kind), tokens(40)
     expected = own(model, prompt)
@@ -110,21 +114,27 @@ async def test_tokens_are_those_of_generate_alone_and_among_others(kind: str) ->
     assert [each.token_ids for each in generations[1:]] == [each.token_ids for each in alone]
 
 
-@pytest.mark.slow
-async def test_an_indexer_runs_row_by_row() -> None:
-    """Its cache has keys of another shape, so caches are not joined. It chooses every key here: ties break freely."""
-    model, prompt = tiny_model("deepseek_v32", index_topk=128), tokens(40)
-    expected = own(model, prompt)
+def test_a_model_that_returns_no_cache_is_scored_only() -> None:
+    model, ids = tiny_model("recurrent_gemma"), tokens(60)
+    with torch.no_grad():
+        logprobs = model(torch.tensor([ids]), use_cache=False).logits[0].double().log_softmax(-1)
+    answered = logprobs[39:59].gather(-1, torch.tensor(ids[40:])[:, None])[:, 0].numpy()
     with patched(model) as patch:
-        async with serving(patch) as engine:
-            assert (engine.choice.kind, engine.choice.together) == ("padded", False)
-            found = await asyncio.gather(*(finished(engine, ids) for ids in (prompt, tokens(7, seed=1), prompt)))
-    assert found[0].token_ids == found[2].token_ids == expected
-
-
-def test_a_model_that_returns_no_cache_is_refused() -> None:
-    with patched(tiny_model("recurrent_gemma")) as patch, pytest.raises(UnsupportedModel, match="returns no cache"):
-        verify(patch)
+        choice = verify(patch)
+        assert not choice.generates
+        assert "the padded engine fails on it: its forward returns no cache" in str(choice.reason)
+        assert not patch.returns_cache
+        reading = Reading(patch, 0)
+        last = run(reading.prefill(ids[:40], 16))
+        for _ in range(2):
+            scores = run(reading.answer(last, ids[40:], 16))
+            assert abs(scores.logprobs - answered).max() < 1e-5
+            assert reading.length == 40
+        greedy = run(reading.decode(last, 3, ())).tolist()
+    row = torch.tensor([ids[:40]])
+    for token in greedy:
+        assert int(model(row, use_cache=False).logits[0, -1].argmax()) == token
+        row = torch.cat([row, torch.tensor([[token]])], 1)
 
 
 def run(steps: Any) -> Any:
@@ -148,7 +158,7 @@ def test_scores_are_those_of_the_plain_forward(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", HYBRIDS)
+@pytest.mark.parametrize("kind", [*HYBRIDS, *INDEXED])
 def test_an_answer_is_forgotten_after_it_is_scored(kind: str) -> None:
     with patched(tiny_model(kind)) as patch:
         untouched, asked = Reading(patch, 0), Reading(patch, 0)
@@ -186,20 +196,42 @@ async def test_a_row_that_lost_its_state_computes_it_again(monkeypatch: pytest.M
     with patched(model) as patch:
         async with serving(patch) as engine:
             expected = [(await finished(engine, tokens(20 + n, n), new=12)).token_ids for n in range(3)]
-            forward, failed = patch.model.forward, []
-
-            def failing(*args: Any, **kwargs: Any) -> Any:
-                output = forward(*args, **kwargs)
-                if len(kwargs["input_ids"]) == 4 and not failed:
-                    failed.append(1)
-                    raise torch.OutOfMemoryError("CUDA out of memory")
-                return output
-
-            monkeypatch.setattr(patch.model, "forward", failing)
+            run_out_of_memory_once(monkeypatch, patch.model, rows=4)
             rest = [asyncio.create_task(finished(engine, tokens(20 + n, n), new=12)) for n in range(3)]
             with pytest.raises(OutOfMemory, match="decoding"):
                 await finished(engine, tokens(30), new=40)
             assert [(await task).token_ids for task in rest] == expected
+
+
+@pytest.mark.slow
+def test_a_model_without_an_engine_is_scored_and_generates_nothing(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    ends = {"bos_token_id": 0, "eos_token_id": 1, "vocab_size": len(tokenizer)}
+    tiny_model("recurrent_gemma", **ends).save_pretrained(tmp_path / "recurrent")
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "recurrent")
+    with server(tmp_path / "recurrent") as (url, _):
+        (listed,) = httpx.get(f"{url}/models").json()["models"]
+        assert listed["engine"] == "none"
+        assert "returns no cache" in listed["engine_reason"]
+        for evaluation, body in EVALUATIONS.items():
+            answer = httpx.post(f"{url}/{evaluation}", json=body, timeout=60)
+            assert answer.status_code == 200, answer.text
+        asked: dict[str, dict[str, Any]] = {
+            "generate": {"prompt": "a"},
+            "v1/completions": {"prompt": "a", "max_tokens": 4},
+            "v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        }
+        for route, body in asked.items():
+            refused = httpx.post(f"{url}/{route}", json=body)
+            assert refused.status_code == 400, refused.text
+            error = refused.json()["error"]
+            assert (error["code"], error["param"]) == ("cannot_generate", "model")
+            assert "model 'recurrent' is scored only" in error["message"]
+            assert "returns no cache" in error["message"]
+        echoed = {"prompt": TEXT, "max_tokens": 0, "echo": True, "logprobs": 1}
+        scored = httpx.post(f"{url}/v1/completions", json=echoed)
+        assert scored.status_code == 200, scored.text
 
 
 @pytest.mark.slow

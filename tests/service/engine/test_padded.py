@@ -147,22 +147,26 @@ async def test_a_cancelled_request_leaves_the_others_exact() -> None:
         assert engine.load()["cache_tokens_used"] == engine.generations.reserved == engine.patch.slots.in_use() == 0
 
 
+def run_out_of_memory_once(monkeypatch: pytest.MonkeyPatch, model: Any, rows: int) -> None:
+    """The first forward of so many ``rows`` fails when it has computed everything."""
+    forward, failed = model.forward, []
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        if len(kwargs["input_ids"]) == rows and not failed:
+            failed.append(rows)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return output
+
+    monkeypatch.setattr(model, "forward", failing)
+
+
 async def test_out_of_memory_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(TOGETHER) as engine:
         sampling = SamplingParams(temperature=1.0, seed=1, logprobs=1)
         short = [(prompt(10 + n, n), 30, DEFAULT, sampling) for n in range(3)]
         expected = [await finished(engine, *each) for each in short]
-        forward = engine.patch.model.forward
-        failed: list[int] = []
-
-        def failing(*args: Any, **kwargs: Any) -> Any:
-            output = forward(*args, **kwargs)
-            if len(kwargs["input_ids"]) == 4 and not failed:
-                failed.append(1)
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return output
-
-        monkeypatch.setattr(engine.patch.model, "forward", failing)
+        run_out_of_memory_once(monkeypatch, engine.patch.model, rows=4)
         rest = [asyncio.create_task(finished(engine, *each)) for each in short]
         with pytest.raises(OutOfMemory, match="decoding") as raised:
             await finished(engine, prompt(18), 60)

@@ -102,10 +102,13 @@ def test_sinusoids_are_the_demo_models() -> None:
 
 def test_a_query_turns_by_its_frequency() -> None:
     figure = rotation_figure(plain().inv_freq, tokens=3, pairs=(0, 8))
-    tips = [complex(trace.x[1], trace.y[1]) for trace in figure.data if len(trace.x) == 2]
     expected = [cmath.exp(1j * position * frequency) for frequency in (1.0, 0.1) for position in range(3)]
-    assert tips == pytest.approx(expected)
-    assert [note.text for note in figure.layout.annotations][2:] == ["0", "1", "2", "0", "1", "2"]
+    circle, turned, still = figure.data[3:]
+    drawn = [complex(x, y) for arrow in (still, turned) for x, y in zip(arrow.x, arrow.y, strict=True) if x]
+    assert drawn == pytest.approx(expected[3:])
+    assert [abs(complex(x, y)) for x, y in zip(circle.x, circle.y, strict=True)] == pytest.approx([1.0] * 121)
+    notes = [note.text for note in figure.layout.annotations][2:]
+    assert notes == ["0", "1", "2", "0", "2"], "labels do not overlap"
     assert figure.layout.annotations[1].text == "pair 8: a turn in 62.8 tokens"
     assert rotation_figure([0.0], tokens=2, pairs=(0,)).layout.annotations[0].text == "pair 0: no rotation"
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from service.cli.server import local_server
+from service.engine.choice import PAGED
 from service.models.adapters import Adapter, adapted
 from service.models.fingerprint import contents
 from service.models.loading import DEMO, ModelLoadError, load, quantized
@@ -27,7 +28,7 @@ from service.models.weights import storages
 from service.settings import Settings
 from tests.models import tiny_model
 from tests.service.cli.shell import ropeway
-from tests.service.conftest import tiny_checkpoint
+from tests.service.conftest import tiny_checkpoint, tiny_tokenizer
 
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 pytestmark = [
@@ -270,6 +271,26 @@ def test_a_quantized_checkpoint_is_served(kind: str, scheme: str, request: pytes
         found = served.patch.model(tokens).logits
         torch.testing.assert_close(found, own(tokens).logits)
         assert float((found - full(tokens).logits).abs().max()) > 0.01
+    finally:
+        registry.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{"bnb_4bit_quant_type": "nf4", "load_in_4bit": True}, {"load_in_8bit": True}])
+def test_a_checkpoint_of_bitsandbytes_is_served(fields: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    sizes: dict[str, int] = {"hidden_size": 128, "intermediate_size": 256}  # its kernels read blocks of 64
+    model, tokenizer = tiny_model("llama", **sizes)[1], tiny_tokenizer()
+    model.save_pretrained(tmp_path / "full")
+    quantized_to = BitsAndBytesConfig(**fields)
+    own: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "full", quantization_config=quantized_to)
+    own.save_pretrained(tmp_path / "quantized")
+    tokenizer.save_pretrained(tmp_path / "quantized")
+    registry = ModelRegistry(settings(model=str(tmp_path / "quantized")))
+    try:
+        assert registry.default.engine.choice == PAGED
+        assert registry.default.quantization is not None
+        assert registry.default.quantization.scheme == "bitsandbytes"
     finally:
         registry.close()
 

@@ -398,6 +398,34 @@ class TestCard:
         with pytest.raises(ValueError, match="table:start"):
             card.insert_table(path, "| 3 |")
 
+    @pytest.mark.parametrize("rate", [TINY.learning_rate, 1.5e-4])
+    def test_names_the_learning_rate_that_the_run_used(self, run_dir: Path, tmp_path: Path, rate: float) -> None:
+        options = ["--model", "rope", "--preset", "tiny", "--tokens", "1", "--learning-rate", str(rate)]
+        (tmp_path / "run").mkdir()
+        for name in ("tokenizer", "train.bin", "heldout.bin", "documents.json"):
+            (tmp_path / "run" / name).symlink_to(run_dir / name)
+        folders = ["--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "out")]
+        result = CliRunner().invoke(cli.app, ["train", *options, *folders])
+        assert result.exit_code == 0, result.output
+        optimizer = torch.load(tmp_path / "run" / shape.BASE / "checkpoint.pt", weights_only=True)["optimizer"]
+        assert optimizer["param_groups"][0]["lr"] == rate
+        text = (tmp_path / "out" / shape.BASE / "README.md").read_text(encoding="utf-8")
+        assert f"peak learning rate {rate:g}," in text
+        assert ("--learning-rate 0.00015" in text) == (rate != TINY.learning_rate)
+        assert "PRESET=tiny " in text
+
+    @pytest.mark.parametrize(("rate", "option"), [(1.5e-3, ""), (1.5e-4, " --learning-rate 0.00015")])
+    def test_the_shipped_preset_ships_at_another_learning_rate(
+        self, run_dir: Path, trained: Path, tmp_path: Path, rate: float, option: str
+    ) -> None:
+        preset = replace(shape.PRESETS[shape.SHIPPED], learning_rate=rate)
+        facts = card.Facts.load(run_dir / shape.BASE / "facts.json")
+        facts = replace(facts, preset=preset, position_losses=[1.0] * preset.context)
+        card.write_card(facts, tmp_path / "README.md")
+        text = (tmp_path / "README.md").read_text(encoding="utf-8")
+        command = f"--preset {shape.SHIPPED} --initial DIR --run-dir NEW --tokens {facts.tokens} --seed 0{option}"
+        assert f'make train-demo ARGS="train {command}"' in text
+
     def test_card_command_writes_it_again(self, run_dir: Path, trained: Path) -> None:
         path = trained / shape.BASE / "README.md"
         written = path.read_text(encoding="utf-8")
@@ -417,6 +445,8 @@ class TestCommands:
             (["prepare", "--corpus", "STORIES", "--heldout", "nothing.txt"], "nothing.txt"),
             (["train", "--model", "unlearned"], "unlearned"),
             (["train", "--precision", "fp8"], "fp8"),
+            (["train", "--learning-rate", "0"], "--learning-rate"),
+            (["train", "--learning-rate", "2"], "--learning-rate"),
             (["train"], "prepare"),
         ],
     )

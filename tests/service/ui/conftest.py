@@ -72,7 +72,8 @@ class Visits:
         return page
 
     def context(self, **options: object) -> playwright.BrowserContext:
-        context = self._browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        usual = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
+        context = self._browser.new_context(**usual | options)
         context.set_default_timeout(SECONDS * 1000)
         self._stack.callback(context.close)
         return context

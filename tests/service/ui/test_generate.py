@@ -166,7 +166,7 @@ def test_a_reload_in_the_middle_keeps_the_words_so_far(tiny: tuple[str, FastAPI]
     page = visits.open(url)
     page.get_by_label("Most new tokens").fill("400")
     page.get_by_role("button", name="Generate").click()
-    expect(page.locator(".text span").nth(5)).to_be_visible()
+    expect(page.locator(".text").first.locator("span").nth(5)).to_be_visible()
     page.reload()
     expect(page.locator(".answer[data-state=stopped]").first).to_contain_text("Stopped before its end")
     assert len(texts(page)[0]) > 5

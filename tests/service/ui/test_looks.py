@@ -59,6 +59,7 @@ def encodings(page: playwright.Page) -> None:
 
 
 def reach(page: playwright.Page) -> None:
+    page.get_by_label("Encodings").fill("default self_extend")
     page.get_by_label("Target length, tokens").fill("512")
     page.get_by_role("button", name="Measure").click()
     expect(page.locator(".job[data-state=done]")).to_have_count(3, timeout=120_000)
@@ -70,7 +71,8 @@ def use(page: playwright.Page) -> None:
 
 
 def jobs(page: playwright.Page) -> None:
-    page.get_by_role("button", name="Open").first.click()
+    row = page.get_by_role("row").filter(has_text="perplexity").filter(has_text="done")
+    row.get_by_role("button", name="Open").first.click()
     expect(page.locator(".job[data-state=done] .main-svg").first).to_be_visible()
 
 

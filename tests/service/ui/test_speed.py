@@ -16,7 +16,7 @@ from tests.service.ui.conftest import Visits, playwright
 pytestmark = pytest.mark.slow
 expect = playwright.expect
 
-ROUNDS, TOKENS = 3, 64
+ROUNDS, TOKENS = 2, 48
 FIRST_LOAD_S, FIRST_LOAD_BYTES = 2.0, 3_000_000
 MOST_ADDED_S = 0.05
 """By the requirements of the page."""
@@ -65,7 +65,7 @@ def test_streaming_through_the_page_adds_little(demo: tuple[str, FastAPI], visit
 
 
 def test_the_first_load(demo: tuple[str, FastAPI], visits: Visits) -> None:
-    """The fastest of three, each in a browser without a cache: other tests take the processor too."""
+    """The faster of two, each in a browser without a cache: other tests take the processor too."""
     seconds, sizes = [], []
     for _ in range(ROUNDS):
         context = visits.context()

@@ -12,12 +12,23 @@ const FILES: [link: string, name: string, text: string][] = [
   ["report.html", "report.html?standalone=true", "Report, HTML"],
 ];
 
-export function JobView(props: { id: string; title: string; only?: string; changed?: () => void }) {
-  const { id, title, only, changed } = props;
+type Props = {
+  id: string;
+  title: string;
+  only?: string;
+  changed?: () => void;
+  /** A detached job goes on, and the page does not follow it. */
+  detached?: boolean;
+  detach: (detached: boolean) => void;
+  /** Whether finished jobs can be closed too. */
+  closes?: boolean;
+};
+
+export function JobView({ id, title, only, changed, detached = false, detach, closes = false }: Props) {
   const [version, setVersion] = useState(0);
   const [failure, setFailure] = useState<ApiError | null>(null);
-  const { job, error } = useJob(id, version);
-  const result = useResult(job);
+  const { job, error } = useJob(id, version, detached);
+  const result = useResult(detached ? null : job);
   const act = async (path: string, method: string) => {
     try {
       await json(path, { method });
@@ -28,28 +39,38 @@ export function JobView(props: { id: string; title: string; only?: string; chang
     setVersion((before) => before + 1);
     changed?.();
   };
+  const verb = detached ? "Open" : isUnfinished(job) ? "Detach" : "Close";
   return (
-    <section class="job" aria-label={title} data-state={job?.state ?? "loading"}>
+    <section class="job" aria-label={title} data-state={detached ? "detached" : (job?.state ?? "loading")}>
       <h3 class="title">{title}</h3>
-      <Problem text={failure?.message ?? error?.message} again={() => setVersion((before) => before + 1)} />
-      {job && (
-        <>
-          <Bar job={job} />
-          <div class="chips">
-            {isUnfinished(job) && <button type="button" onClick={() => act(`jobs/${id}`, "DELETE")}>Cancel</button>}
-            {(job.state === "cancelled" || job.state === "failed") && (
-              <button type="button" onClick={() => act(`jobs/${id}/resume`, "POST")}>Resume</button>
-            )}
-            {FILES.filter(([link]) => job.links[link]).map(([link, name, text]) => (
-              <Download key={link} path={`jobs/${id}/${name}`} file={`${job.evaluation}-${id.slice(0, 8)}-${link}`} text={text} />
-            ))}
-          </div>
-          {job.error && <p class="error">{job.error.message}</p>}
-          {job.not_served.length > 0 && <p class="error">It waits for a server of {job.not_served.join(", ")}.</p>}
-        </>
-      )}
-      {result && <Answer result={result} only={only} />}
+      {detached && <p class="hint" role="status">Detached: the job goes on, and this page does not follow it.</p>}
+      {!detached && <Problem text={failure?.message ?? error?.message} again={() => setVersion((before) => before + 1)} />}
+      {!detached && job && <Bar job={job} />}
+      <div class="chips">
+        {(detached || isUnfinished(job) || closes) && (
+          <button type="button" aria-label={`${verb} ${title}`} onClick={() => detach(!detached)}>{verb}</button>
+        )}
+        {!detached && job && <Actions job={job} act={act} />}
+      </div>
+      {!detached && job?.error && <p class="error">{job.error.message}</p>}
+      {!detached && job && job.not_served.length > 0 && <p class="error">It waits for a server of {job.not_served.join(", ")}.</p>}
+      {!detached && result && <Answer result={result} only={only} />}
     </section>
+  );
+}
+
+function Actions({ job, act }: { job: Job; act: (path: string, method: string) => void }) {
+  const path = `jobs/${job.id}`;
+  return (
+    <>
+      {isUnfinished(job) && <button type="button" onClick={() => act(path, "DELETE")}>Cancel</button>}
+      {(job.state === "cancelled" || job.state === "failed") && (
+        <button type="button" onClick={() => act(`${path}/resume`, "POST")}>Resume</button>
+      )}
+      {FILES.filter(([link]) => job.links[link]).map(([link, name, text]) => (
+        <Download key={link} path={`${path}/${name}`} file={`${job.evaluation}-${job.id.slice(0, 8)}-${link}`} text={text} />
+      ))}
+    </>
   );
 }
 

@@ -25,15 +25,20 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
     }
     look();
   };
+  const close = () => {
+    document.getElementById(opener(settings.job))?.focus();
+    change({ job: "" });
+  };
   return (
     <div class="jobs">
       <div class="actions">
         <button type="button" onClick={look}>Look again</button>
-        {settings.job && <button type="button" onClick={() => change({ job: "" })}>Close the open job</button>}
         <Copy label="Copy link" text={() => location.href} />
       </div>
       <Problem text={failure?.message ?? error?.message} again={look} />
-      {settings.job && <JobView key={settings.job} id={settings.job} title={`Job ${settings.job.slice(0, 8)}`} changed={look} />}
+      {settings.job && (
+        <JobView key={settings.job} id={settings.job} title={`Job ${settings.job.slice(0, 8)}`} changed={look} detach={close} closes />
+      )}
       {jobs?.length === 0 && <p>No jobs yet: “How far does it read?” starts some.</p>}
       {jobs !== null && jobs.length > 0 && (
         <div class="scroll whole" tabIndex={0} role="region" aria-label="List of jobs">
@@ -51,7 +56,7 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
                   <td class="encodings">{encodingsOf(job)}</td>
                   <td>{new Date(job.created_at).toLocaleString()}</td>
                   <td class="chips">
-                    <button type="button" aria-label={`Open ${job.evaluation} ${job.id.slice(0, 8)}`} onClick={() => change({ job: job.id })}>Open</button>
+                    <button type="button" id={opener(job.id)} aria-label={`Open ${job.evaluation} ${job.id.slice(0, 8)}`} onClick={() => change({ job: job.id })}>Open</button>
                     {!isUnfinished(job) && (
                       <button type="button" aria-label={`Forget ${job.evaluation} ${job.id.slice(0, 8)}`} onClick={() => forget(job)}>Forget</button>
                     )}
@@ -65,6 +70,11 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
       {more && <button type="button" onClick={older}>Older jobs</button>}
     </div>
   );
+}
+
+/** Id of the button that opens a job: it gets the focus back. */
+function opener(job: string): string {
+  return `open-${job}`;
 }
 
 function encodingsOf(job: Job): string {
@@ -109,6 +119,6 @@ function useJobs() {
     if (!jobs?.some(isUnfinished) || jobs.length > PAGE) return;
     const timer = setTimeout(() => location.hash.startsWith(`#${TAB}`) && !document.hidden && read(), LOOK_AGAIN_MS);
     return () => clearTimeout(timer);
-  }, [jobs]);
+  }, [jobs, error]); // a failure is a new one each time: the list looks again after a restart
   return { jobs, more, error, look: () => void read(), older: () => void read(jobs?.at(-1)?.id) };
 }

@@ -30,15 +30,16 @@ export function isUnfinished(job: Job | null): boolean {
   return job?.state === "queued" || job?.state === "running";
 }
 
-/** The job, renewed by its events; `version` makes it look again, after a resume. */
-export function useJob(id: string, version: number): { job: Job | null; error: ApiError | null } {
+/** The job, renewed by its events unless detached; `version` makes it look again, after a resume. */
+export function useJob(id: string, version: number, detached: boolean): { job: Job | null; error: ApiError | null } {
   const [job, setJob] = useState<Job | null>(null);
   const [error, setError] = useState<ApiError | null>(null);
   useEffect(() => {
+    if (detached) return;
     const leaving = new AbortController();
     follow(id, leaving.signal, setJob, setError).catch(() => {});
     return () => leaving.abort();
-  }, [id, version]);
+  }, [id, version, detached]);
   return { job, error };
 }
 
@@ -65,10 +66,19 @@ async function follow(
       if (isAbort(error)) return;
       const failure = asApiError(error);
       failed(failure);
-      if (failure.status >= 400 && failure.status < 500 && failure.status !== 429) return;
+      if (isFinal(failure)) return;
     }
-    await new Promise((done) => setTimeout(done, RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]));
+    await pause(tries);
   }
+}
+
+/** True for a refusal, which the same request would get again. */
+function isFinal({ status }: ApiError): boolean {
+  return status >= 400 && status < 500 && status !== 429;
+}
+
+function pause(tries: number): Promise<void> {
+  return new Promise((done) => setTimeout(done, RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]));
 }
 
 /** The figures of the complete methods so far, asked for when units are finished, one request at a time. */
@@ -76,14 +86,23 @@ export function useResult(job: Job | null): Result | null {
   const [result, setResult] = useState<Result | null>(null);
   const [busy, setBusy] = useState(false);
   const [read, setRead] = useState("");
+  const [tries, setTries] = useState(0);
   const wanted = job?.units_done && job.state !== "queued" ? `${job.id} ${job.state} ${job.units_done}` : "";
   useEffect(() => {
     if (!wanted || busy || wanted === read) return;
     setBusy(true);
     json<Result>(`jobs/${job!.id}/figures.json`)
-      .then(setResult, () => {}) // no method is complete yet: the next unit asks again
-      .then(() => {
-        setRead(wanted);
+      .then(
+        (found) => {
+          setResult(found);
+          return true;
+        },
+        // A refusal: no method is complete yet, and the next unit asks again. Else the server restarts.
+        (failure) => isFinal(asApiError(failure)) || pause(tries).then(() => false),
+      )
+      .then((answered) => {
+        if (answered) setRead(wanted);
+        setTries(answered ? 0 : tries + 1);
         setBusy(false);
       });
   }, [wanted, busy, read]);

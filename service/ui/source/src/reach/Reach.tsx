@@ -24,6 +24,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
     target: "",
     methods: compared(models[0]!).join(" "),
     jobs: [] as string[],
+    detached: [] as string[],
   });
   const model = models.find((one) => one.id === settings.model) ?? models[0]!;
   const methods = settings.methods.split(/\s+/).filter(Boolean);
@@ -40,7 +41,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
       const jobs: string[] = [];
       for (const body of wanted) jobs.push(`${body.evaluation}:${(await json<{ id: string }>("jobs", { body })).id}`);
       setFailure(null);
-      change({ jobs });
+      change({ jobs, detached: [] });
     } catch (refused) {
       setFailure(asApiError(refused));
     }
@@ -79,7 +80,11 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
       <div class="measured">
         {settings.jobs.toReversed().map((entry) => {
           const [evaluation = "", id = ""] = entry.split(":");
-          return <JobView key={id} id={id} title={TITLES[evaluation] ?? evaluation} only={FIGURES[evaluation]} />;
+          const others = settings.detached.filter((one) => one !== id);
+          return (
+            <JobView key={id} id={id} title={TITLES[evaluation] ?? evaluation} only={FIGURES[evaluation]}
+              detached={settings.detached.includes(id)} detach={(it) => change({ detached: it ? [...others, id] : others })} />
+          );
         })}
       </div>
     </div>

@@ -1,0 +1,64 @@
+"""The rounding that checks of a model's logits have to allow: by number format, and measured for quantized layers.
+
+Kernels of quantized weights may round activations to fewer bits than the number format of the model has. Those of
+bitsandbytes round to bfloat16 on a CPU, and dynamic ones of torchao to int8. The order of a sum decides the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+"""Largest difference of logits that is rounding, in their largest one or in their spread. On the tiny models of the
+tests rounding makes at most 4e-7, 3e-6, 3e-3 and 2e-2. A wrong mask, bias, rotation or width makes 0.03 and more."""
+
+SCALE = 4 / 3
+"""Factor on the inputs of quantized layers under which their rounding shows. A power of two would round alike."""
+
+ROUNDED, MOST_ROUNDED = 2.0, 0.05
+"""A check allows this many times the measured rounding, at most ``MOST_ROUNDED``: a fault makes a larger difference."""
+
+
+@torch.no_grad()
+def allowed_rounding(
+    model: Any,
+    forward: Callable[[], torch.Tensor],
+    difference: Callable[[torch.Tensor, torch.Tensor], float],
+) -> float:
+    """``TOLERANCE`` of the number format of ``model``, or more where it has quantized layers that round by more.
+
+    ``difference`` compares the logits of ``forward`` with those of quantized layers that compute at another scale.
+    """
+    layers = [module for module in model.modules() if _is_quantized(module)]
+    tolerance = TOLERANCE[model.dtype]
+    if not layers:
+        return tolerance
+    plain = forward()
+    hooks = [layer.register_forward_pre_hook(_scaled) for layer in layers]
+    hooks += [layer.register_forward_hook(_scaled_back) for layer in layers]
+    try:
+        found = difference(forward(), plain)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(tolerance, min(ROUNDED * found, MOST_ROUNDED))
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    """True for a linear layer whose weights are not plain numbers."""
+    weight: Any = getattr(module, "weight", None)
+    is_plain = weight is not None and type(weight.data) is torch.Tensor and weight.is_floating_point()
+    return hasattr(module, "in_features") and not is_plain
+
+
+def _scaled(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return inputs[0] * SCALE, *inputs[1:]
+
+
+def _scaled_back(module: nn.Module, _: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+    bias: Any = getattr(module, "bias", None)
+    return output / SCALE if bias is None else (output - bias) / SCALE + bias
