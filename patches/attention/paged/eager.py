@@ -33,14 +33,14 @@ def attend(
         raise DoesNotFit("layers that choose keys have a mask per pair, and no row expresses it")
     outputs = []
     edges = step.query_edges
-    for sequence, first, stop in zip(step.sequences, edges, edges[1:], strict=False):
+    for index, (sequence, first, stop) in enumerate(zip(step.sequences, edges, edges[1:], strict=False)):
         q_idx = step.positions[first:stop]
-        kv_idx = sequence.kv_idx(step.page_size)
-        places = step.places(sequence, kv_idx)
+        kv_idx = sequence.kv_idx(step.page_size).to(step.device)
+        places = step.places(index, kv_idx)
         q, k, v = (
             upcast(states).transpose(0, 1) for states in (query[first:stop], key_pages[places], value_pages[places])
         )
-        attended = _attend(q, k, v, q_idx, kv_idx.to(step.device), rows[sequence.slot], layer)
+        attended = _attend(q, k, v, q_idx, kv_idx, rows[sequence.slot], layer)
         outputs.append(attended.transpose(0, 1))
     return torch.cat(outputs).to(query.dtype)
 

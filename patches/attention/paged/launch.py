@@ -78,15 +78,14 @@ def planned(step: Step, tables: RowTables, heads: int, kv_heads: int, blocks: Bl
         else:
             singles += [(index, 0, low, low + blocks.split) for low in range(0, sequence.q_stop, blocks.split)]
             edges.append(len(singles))
-    width = max(len(sequence.pages) for sequence in step.sequences)
     about = [
         (s.slot, s.q_start, edge, s.queries, s.first_pages, s.evicted_pages)
         for s, edge in zip(step.sequences, step.query_edges, strict=False)
     ]
-    slots = torch.tensor([s.slot for s in step.sequences for _ in range(s.queries)], device=step.device)
+    slots = torch.tensor([s.slot for s in step.sequences]).to(step.device)[step.sequence_of]
     return Plan(
         _integers(about, step.device),
-        _integers([[*s.pages, *[-1] * (width - len(s.pages))] for s in step.sequences], step.device),
+        step.block_table,
         tables.temperature(slots, step.positions).float(),
         _integers(chunks, step.device),
         _integers(singles, step.device),

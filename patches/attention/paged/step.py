@@ -30,8 +30,8 @@ class PagedSequence:
 
     def kv_idx(self, page_size: int) -> torch.Tensor:
         """Positions int64 [k] of all keys that the cache still has."""
-        first = torch.arange(min(self.first_pages * page_size, self.q_stop))
-        return torch.cat((first, torch.arange((self.first_pages + self.evicted_pages) * page_size, self.q_stop)))
+        gap = min(self.first_pages * page_size, self.q_stop)
+        return torch.cat((torch.arange(gap), torch.arange(gap + self.evicted_pages * page_size, self.q_stop)))
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,34 @@ class Step:
         return torch.cat([torch.arange(s.q_start, s.q_stop) for s in self.sequences]).to(self.device)
 
     @cached_property
+    def block_table(self) -> torch.Tensor:
+        """int32 [sequences, pages]; -1 behind the last page of a sequence."""
+        width = max(len(s.pages) for s in self.sequences)
+        table = [[*s.pages, *[-1] * (width - len(s.pages))] for s in self.sequences]
+        return torch.tensor(table, dtype=torch.int32).to(self.device)
+
+    @cached_property
+    def gaps(self) -> torch.Tensor:
+        """int64 [sequences, 2]: pages before the evicted ones, and evicted pages."""
+        return torch.tensor([(s.first_pages, s.evicted_pages) for s in self.sequences]).to(self.device)
+
+    @cached_property
+    def sequence_of(self) -> torch.Tensor:
+        """int64 [tokens]: the number of each token's sequence."""
+        counts = torch.tensor([s.queries for s in self.sequences])
+        return torch.arange(len(counts)).repeat_interleave(counts).to(self.device)
+
+    @cached_property
     def new_places(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(physical page, place in it), each int64 [tokens], of the new tokens."""
-        new = [self.places(s, torch.arange(s.q_start, s.q_stop)) for s in self.sequences]
-        pages, places = (torch.cat(part) for part in zip(*new, strict=True))
-        return pages, places
+        return self.places(self.sequence_of, self.positions)
 
-    def places(self, sequence: PagedSequence, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(physical page, place in it), each int64 [n], of cached ``positions`` of a sequence."""
+    def places(self, sequence: torch.Tensor | int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(physical page, place in it), each int64 [n], of cached ``positions`` of sequences, by their numbers."""
+        first_pages, evicted = self.gaps[sequence].unbind(-1)
         page = positions // self.page_size
-        column = page - sequence.evicted_pages * (page >= sequence.first_pages)
-        physical = torch.tensor(sequence.pages)[column]
-        return physical.to(self.device), (positions % self.page_size).to(self.device)
+        column = page - evicted * (page >= first_pages)
+        return self.block_table[sequence, column].long(), positions % self.page_size
 
     def write(self, states: torch.Tensor, pages: torch.Tensor) -> None:
         """Write ``states`` [tokens, kv_heads, dim] of the new tokens into ``pages`` [pages, size, kv_heads, dim]."""

@@ -129,11 +129,11 @@ class PagedBatch:
             torch.full((*sizes, dim), 1e3, dtype=self.shape.dtype, device=device)
             for dim in (self.shape.head_dim, self.shape.value_dim)
         ]
-        for sequence, states in zip(sequences, self.cached, strict=True):
+        for index, (sequence, states) in enumerate(zip(sequences, self.cached, strict=True)):
             past = sequence.kv_idx(self.page_size)
             past = past[past < sequence.q_start]
             for target, each in zip(pages, states, strict=True):
-                target[step.places(sequence, past)] = each[past].to(device)
+                target[step.places(index, past.to(device))] = each[past].to(device)
         for index, target in enumerate(pages):
             new = [states[index][s.q_start :] for s, states in zip(sequences, self.cached, strict=True)]
             step.write(torch.cat(new).to(device), target)
