@@ -7,13 +7,13 @@ values may have another width, or it has a state beside keys and values. A few t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from patches import Method, Patched, UnsupportedModel, allowed_rounding, encode, one_per_route
 from service.engine.adapter.compatibility import IncompatibleTransformers
-from service.engine.choice import CHOICES, EngineChoice
+from service.engine.choice import Attention, EngineChoice, choices
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
 from service.sharing.heap import frozen
@@ -31,18 +31,20 @@ DRIFT = 0.02
 """Largest difference between the plain forward and single tokens from a cache: 1e-3 in a tiny Zamba 2."""
 
 
-def verify(patch: Patched) -> EngineChoice:
+def verify(patch: Patched, attention: Literal["auto"] | Attention = "auto") -> EngineChoice:
     """The first engine that computes what the model computes: a few tokens under its own encoding and one per route.
 
-    Without one, the choice is none, and its reason names the encoding under which each engine fails or differs.
+    Engines with ``attention`` come first. Without one that does, the choice is none, and its reason names the encoding
+    under which each engine fails or differs.
 
     Raises:
         UnsupportedModel: when the model's own forward gives no numbers.
+        AttentionUnavailable: when the machine cannot run ``attention``.
     """
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
     prompt = torch.linspace(1, vocab_size - 1, checked_length(patch) - NEW).long().tolist()
     reasons: list[str] = []
-    for choice in CHOICES:
+    for choice in choices(attention, patch.model.device):
         try:
             _check(patch, choice, prompt)
         except IncompatibleTransformers:
