@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -14,8 +16,12 @@ from service.engine.choice import CHOICES, AttentionUnavailable, EngineChoice, c
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.verification import verify
+from service.models.loading import ModelLoadError
+from service.models.registry import ModelRegistry
+from service.settings import Settings
 from tests.methods import Fields, one_per_shape, rows
 from tests.models import TRAINED_LENGTH, VOCAB_SIZE, by_tier, demo_model, tiny_model
+from tests.service.serving import serving, token_ids
 
 EAGER, SEGMENTS = EngineChoice(attention="eager"), EngineChoice()
 NEW = 6
@@ -186,3 +192,28 @@ def test_an_encoding_without_a_row_keeps_the_other_attention_and_says_why(family
         choice = verify(patch, "eager")
     assert (choice.kind, choice.attention) == ("paged", "segments")
     assert "(eager attention) fails on it: scores by distance that read the weights of each layer" in str(choice.reason)
+
+
+# At start
+
+
+@pytest.mark.slow
+def test_a_server_says_which_attention_it_runs(checkpoints: Path, server: str) -> None:
+    encodings: list[Fields] = [{"method": "default"}, {"method": "self_extend", "group_size": 4, "neighbor_window": 8}]
+    body = {"prompt": "the quick brown fox " * 4, "max_new_tokens": 8, "temperature": 0}
+    with serving(checkpoints, attention="eager") as (url, _):
+        attentions = {info["attention"] for info in httpx.get(f"{url}/models").json()["models"]}
+        lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("ropeway_engine_in")]
+        tokens = [token_ids(url, **body, pe=pe) for pe in encodings]
+    assert attentions == {"eager"}
+    assert lines
+    assert all('attention="eager",engine="paged"' in line and line.endswith(" 1.0") for line in lines)
+    assert tokens == [token_ids(server, **body, pe=pe) for pe in encodings]
+
+
+def test_a_server_refuses_an_attention_that_the_machine_cannot_run(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("patches.attention.paged.batch.find_spec", lambda name: None)
+    with pytest.raises(ModelLoadError, match="ROPEWAY_ATTENTION: attention 'triton' needs a CUDA device"):
+        ModelRegistry(Settings(_env_file=None, model=str(checkpoints), device="cpu", attention="triton"))
