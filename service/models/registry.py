@@ -129,7 +129,7 @@ class ModelRegistry:
         identity = fingerprint(model, weights)
         try:
             patch = self._stack.enter_context(patched(model))
-            choice = verify(patch, settings.attention)
+            choice = verify(patch, settings.attention, settings.page_size)
         except AttentionUnavailable as error:
             raise ModelLoadError(f"ROPEWAY_ATTENTION: {error}") from error
         except UnsupportedModel as error:

@@ -177,6 +177,7 @@ def _tensors(tables: RowTables) -> tuple[torch.Tensor, ...]:
 def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch.Tensor) -> dict[str, object]:
     """Numbers that the kernel is compiled for."""
     tables, head_dim, value_dim = plan.tables, query.shape[-1], value_pages.shape[-1]
+    everything = tables.has_bias or tables.by_pair  # one variant for both: each takes seconds to compile
     return {
         "NUM_PAIRS": tables.num_pairs,
         "WIDTH": tables.frequencies.shape[-1],
@@ -192,9 +193,9 @@ def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch
         "MOST_BANDS": tables.bands.shape[1],
         "SOFTCAP": layer.softcap is not None,
         "HAS_SINKS": layer.sinks is not None,
-        "BIAS": tables.has_bias,
-        "TURNS": tables.turns,
-        "BY_PAIR": tables.by_pair,
+        "BIAS": everything,
+        "TURNS": everything or tables.turns,
+        "BY_PAIR": everything,
         "PAGE": plan.page_size,
         "BLOCK_N": plan.blocks.keys,
     }

@@ -10,6 +10,9 @@ import torch
 
 from patches.attention.paged.rows import BandRow, MapRow, Row
 
+MOST_BANDS = 4
+"""Bands of the tables; the kernel is compiled anew for an encoding that has more."""
+
 
 @dataclass(frozen=True)
 class RowTables:
@@ -58,7 +61,7 @@ def stacked(rows: Mapping[int, Row], heads: int, device: torch.device) -> RowTab
     if len(places) > 1:
         raise ValueError(f"rows place their rotary pairs differently: {sorted(places)}")
     num_pairs, interleaved, offset = places.pop()
-    width, most = power_of_two(num_pairs), max(len(row.bands) for row in rows.values())
+    width, most = power_of_two(num_pairs), max(MOST_BANDS, *(len(row.bands) for row in rows.values()))
     count = max(rows) + 1
     slots, bands = torch.zeros(count, 4, dtype=torch.int32), torch.zeros(count, most, 6, dtype=torch.int32)
     maps, pairs = torch.ones(count, 1 + 2 * most, 3), torch.zeros(count, 1 + 2 * most, 2, width)

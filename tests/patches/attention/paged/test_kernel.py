@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernel on the CPU", allow_module_level=True)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gpu]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = Blocks(rows=32, keys=16, split=32)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 0.1}
