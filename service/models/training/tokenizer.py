@@ -17,7 +17,10 @@ BOS, EOS = "<|bos|>", "<|eos|>"
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn ``vocab_size`` entries, specials included, or as many as the text has merges for."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        # A merge of a space with a digit would make some numbers begin unlike all others, which small models miss.
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
