@@ -11,7 +11,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -26,6 +26,7 @@ from benchmarks.patched_overhead import DECODED, decoder, prefill
 from benchmarks.scoring_equality import finish
 from benchmarks.timing import interleaved
 from patches import Patched, patched
+from service.engine.choice import EngineChoice, choices
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.evaluation import scoring
@@ -226,6 +227,31 @@ def scoring_rate(scale: Scale) -> Iterator[Row]:
             yield f"1B scoring {tokens} tokens, chunks of {chunk}", seconds, "s", reached + beyond
 
 
+def attentions(scale: Scale) -> Iterator[Row]:
+    """Decode steps of the 1B shape, all requests at once: attention over block tables against one by one."""
+    model, batch = scale.model("1B"), scale.batches[-1]
+    every = choices("auto" if scale.device == "cuda" else "eager", torch.device(scale.device))
+    kinds = [choice for choice in every if choice.kind == "paged"]
+    prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
+    for mix, encodings in MIXES.items():
+        methods = methods_of(encodings, batch)
+        with patched(model) as patch, ExitStack() as engines:
+            runs: dict[str, Callable[[int], object]] = {}
+            for kind in kinds:
+                loop, engine = engines.enter_context(engine_of(patch, scale, batch, kind))
+                runs[kind.attention] = lambda n, loop=loop, engine=engine, methods=methods: loop.run(
+                    concurrent(engine, prompts, methods, n)
+                )
+                runs[kind.attention](1)  # two engines of one model start one after the other
+            steps, failures = time_steps(runs, scale, limit_s=15)
+        for what, seconds in steps.items():
+            others = [steps[other] for other in steps if other != what]
+            remark = f"{seconds / others[0]:.2f} x the other" if others else ""
+            yield f"1B batch {batch}, {mix}, {what}", 1e3 * seconds, "ms/step", remark
+        for what, error in failures.items():
+            yield f"1B batch {batch}, {mix}, {what}", float("nan"), "ms/step", f"failed: {error}"
+
+
 # Pieces
 
 
@@ -259,14 +285,21 @@ def peak(scale: Scale) -> int:
 
 
 @contextmanager
-def engine_of(patch: Patched, scale: Scale, batch: int) -> Iterator[tuple[asyncio.Runner, Engine]]:
-    """Our engine with room for ``batch`` requests, no shared prefixes, and the event loop it lives in."""
+def engine_of(
+    patch: Patched, scale: Scale, batch: int, choice: EngineChoice | None = None
+) -> Iterator[tuple[asyncio.Runner, Engine]]:
+    """Our engine, ``choice`` or what a server would try first, and the event loop that it lives in.
+
+    It has room for ``batch`` requests, and shares no prefixes.
+    """
     limits = EngineLimits(
         cache_tokens=cache_room(scale, batch), score_tokens=1024, max_batch_tokens=4096, prefix_sharing=False
     )
 
+    chosen = choice or choices("auto", torch.device(scale.device))[0]
+
     async def start() -> Engine:
-        return Engine(patch, limits, ())
+        return Engine(patch, limits, (), choice=chosen)
 
     with asyncio.Runner() as loop:
         engine = loop.run(start())

@@ -30,6 +30,7 @@ PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
     (gpu_parts.roofline, 10),
     (gpu_parts.patched_forward, 40),
     (gpu_parts.decode_1b, 100),
+    (gpu_parts.attentions, 60),
     (gpu_parts.scoring_rate, 40),
     (gpu_parts.decode_8b, 150),
 )
@@ -101,7 +102,8 @@ def run_part(
 def gpu_tests(seconds: float) -> Iterator[Row]:
     """The tests marked ``gpu``, in another process that reads no other files."""
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *files]
+    workers = ["-n", "8"] if torch.cuda.is_available() else []  # kernels are compiled for seconds each
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *workers, "-p", "no:cacheprovider", *files]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=max(seconds, 30), check=False)
     lines = (answer.stdout + answer.stderr).strip().splitlines() or [""]
     if answer.returncode == 1:

@@ -34,6 +34,8 @@ from patches.shorthand import field_value, from_shorthand, from_text, label_of, 
 
 if TYPE_CHECKING:
     from patches.attention.mass import AttentionMass
+    from patches.attention.paged.batch import PagedBackend, PagedBatch, paged_batch, runs_triton
+    from patches.attention.paged.step import PagedSequence
     from patches.batch.segments import Batch, packed_batch
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.encoding.distances import effective_distance
@@ -53,6 +55,9 @@ __all__ = [
     "KnownFields",
     "Method",
     "NoRopeParameters",
+    "PagedBackend",
+    "PagedBatch",
+    "PagedSequence",
     "Patched",
     "PositionEncoding",
     "Problem",
@@ -85,6 +90,7 @@ __all__ = [
     "label_of",
     "one_per_route",
     "packed_batch",
+    "paged_batch",
     "parse",
     "patched",
     "problem",
@@ -93,6 +99,7 @@ __all__ = [
     "ranges_by_rule",
     "resolve",
     "rope_parameters",
+    "runs_triton",
     "to_shorthand",
     "unknown",
     "unknown_method",
@@ -101,6 +108,8 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "patches.attention.mass": {"AttentionMass"},
+    "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "paged_batch", "runs_triton"},
+    "patches.attention.paged.step": {"PagedSequence"},
     "patches.encoding.distances": {"effective_distance"},
     "patches.batch.segments": {"Batch", "packed_batch"},
     "patches.model.geometry": {"UnsupportedModel", "geometry_of"},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -36,6 +36,12 @@ class Metrics:
         )
         self.rejected = self._counter("requests_rejected", "Requests answered with an error, by its code.", ("reason",))
         self.restarts = self._counter("engine_restarts", "Generation threads replaced.", ("model_name",))
+        self.engine_info = Gauge(
+            "ropeway_engine_info",
+            "1 for the engine and the attention that serve a model.",
+            ("model_name", "engine", "attention"),
+            registry=self.registry,
+        )
         self.first_token = self._histogram("time_to_first_token", "From admission to the first token.", SLOW)
         self.inter_token = self._histogram("inter_token_latency", "Between two tokens of a sequence.", FAST)
         self.e2e = self._histogram("e2e_request_latency", "From admission to the last token.", SLOW)

@@ -10,6 +10,8 @@ import threading
 
 import torch
 
+from patches.attention.paged.compilation import DoesNotFit, compiled
+from patches.attention.paged.rows import MapRow
 from patches.encoding.recipe import ResolvedRecipe
 
 POSITION_BITS = 24
@@ -38,7 +40,8 @@ class SlotTable:
 
     Slot 0 is always the model's own encoding, so plain ``position_ids`` keep their meaning. ``inv_freq`` is
     [128, rotary_dim / 2]. An encoding that leaves keys raw at cache-write has zero frequencies and factor 1 there,
-    which makes cos = 1 and sin = 0.
+    which makes cos = 1 and sin = 0. Paged attention writes keys under the base map of the encoding's row instead:
+    ``under_base`` has its tables.
     """
 
     capacity = MAX_SLOTS - 1
@@ -51,6 +54,8 @@ class SlotTable:
         self.recipes: list[ResolvedRecipe | None] = [None] * MAX_SLOTS
         self.inv_freq = torch.zeros(MAX_SLOTS, rotary_dim // 2, device=device)
         self.attention_factor = torch.ones(MAX_SLOTS, 1, device=device)
+        self._base_inv_freq, self._base_factor = self.inv_freq.clone(), self.attention_factor.clone()
+        self._bases = torch.ones(MAX_SLOTS, 5, device=device)
         self._write(0, native)
 
     def acquire(self, resolved: ResolvedRecipe) -> int:
@@ -81,6 +86,20 @@ class SlotTable:
             raise IndexError(f"slot {slot} holds no encoding")
         return resolved
 
+    def at_write(
+        self, position: torch.Tensor, slot: torch.Tensor, *, under_base: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(positions, frequencies, factors) under which keys of ``position`` and ``slot`` [...] are written.
+
+        Positions are [...], float32 if ``under_base``; frequencies are [..., rotary_dim / 2] and factors [..., 1].
+        """
+        if not under_base:
+            return position, self.inv_freq[slot], self.attention_factor[slot]
+        period, group, shift, cap, divisor = self._bases[slot].unbind(-1)
+        grouped = position % period.to(position.dtype) // group.to(position.dtype)
+        written = torch.minimum(grouped + shift, cap) / divisor
+        return written, self._base_inv_freq[slot], self._base_factor[slot]
+
     def in_use(self) -> int:
         """Number of slots whose encodings live requests use."""
         return sum(users > 0 for users in self._users)
@@ -103,3 +122,17 @@ class SlotTable:
         else:
             self.inv_freq[slot] = 0.0
             self.attention_factor[slot] = 1.0
+        if resolved.rotates:
+            self._base_inv_freq[slot] = torch.tensor(resolved.inv_freq)
+            self._base_factor[slot], self._bases[slot] = resolved.attention_factor, torch.tensor(_base(resolved))
+        else:
+            self._base_inv_freq[slot], self._base_factor[slot] = 0.0, 1.0
+
+
+def _base(resolved: ResolvedRecipe) -> tuple[float, ...]:
+    """period, group, shift, cap and divisor of the map under which paged attention writes keys."""
+    try:
+        base = compiled(resolved, 1).base
+    except DoesNotFit:  # no paged attention computes it
+        base = MapRow()
+    return base.period, base.groups[0], base.shifts[0], base.cap, base.divisor

@@ -21,6 +21,7 @@ from patches.attention import fused
 from patches.attention.layer import Layer, bias_of, bias_of_blocks, index_of
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observed, Observer
+from patches.attention.paged.batch import PagedBatch
 from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
 from patches.batch.slots import decode
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
@@ -188,7 +189,8 @@ class Patched(Encodings):
             position, slot = plain_positions(position_ids), slot[:, -1:]
         if position_ids is not None and len(position) == 1:
             position = position.expand(position_ids.shape[-2], -1)
-        inv_freq, factor = self.slots.inv_freq[slot], self.slots.attention_factor[slot]
+        on_pages = isinstance(self._forward.packed, PagedBatch)
+        position, inv_freq, factor = self.slots.at_write(position, slot, under_base=on_pages)
         return self.table_format.table(position, inv_freq, factor, x.dtype, planes_of(position_ids))
 
     def attention(
@@ -246,6 +248,9 @@ class Patched(Encodings):
         paged = dict(forward.paged)  # the cache writes what belongs to this layer into it
         if "cache" in paged:
             key, value = self._through_cache(key, value, forward.packed, paged, index)
+        if isinstance(forward.packed, PagedBatch):
+            pages = paged["k_cache"], paged["v_cache"]
+            return self._attend_paged(query, (key, value), pages, forward.packed, layer, index), None
         return self._attend_packed(query, key, value, forward.packed, paged["cu_seq_lens_k"], layer, index), None
 
     def mask_kind(self, *, insists: bool) -> MaskKind | None:
@@ -331,12 +336,30 @@ class Patched(Encodings):
             attended.append(self._attend(states, segment, batch, layer, index, num_sinks))
         return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
+    def _attend_paged(
+        self,
+        query: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor],
+        pages: tuple[torch.Tensor, torch.Tensor],
+        batch: PagedBatch,
+        layer: Layer,
+        index: int,
+    ) -> torch.Tensor:
+        """As ``_attend_packed``, from the pages themselves once they have the ``new`` keys and values."""
+        key_pages, value_pages = (each[..., : states.shape[-1]] for each, states in zip(pages, new, strict=True))
+        for states, target in zip(new, (key_pages, value_pages), strict=True):
+            batch.step.write(states[0].transpose(0, 1), target)
+        role = self.roles.get(index, "slots")
+        rows = query[0].transpose(0, 1)
+        return batch.attend(rows, key_pages, value_pages, layer, role, lambda slot: self._recipe(slot, index))[None]
+
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, arguments: dict[str, Any], index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole sequences, in their two widths: the paged cache has rows of one width.
 
-        To the cache, a layer that attends again is another layer.
+        To the cache, a layer that attends again is another layer. With block tables, the cache only puts its pages into
+        ``arguments``, and the new states come back.
         """
         layer = index + self._layers * batch.calls_before(index)
         rows = (widened(states, self.cached.width) for states in (key, value))

@@ -207,7 +207,9 @@ class ModelInfo(BaseModel):
 
     ``fingerprint`` is the hash of its configuration and weights, for policies. ``auto`` is null if the database is out
     of reach, or has a policy of another version. ``engine`` is ``paged``, or ``padded`` with the reason, for a model
-    that pages cannot cache. The padded engine shares no prefixes.
+    that pages cannot cache. The padded engine shares no prefixes. ``attention`` is that of generation: ``triton`` or
+    ``eager`` over block tables, or ``segments``, one sequence after another. If a model has another attention than the
+    setting asks for, ``engine_reason`` says why.
     """
 
     id: str
@@ -225,6 +227,7 @@ class ModelInfo(BaseModel):
     dtype: str
     engine: Literal["paged", "padded", "none"]
     engine_reason: str | None
+    attention: Literal["triton", "eager", "segments"]
     base: str | None = None
     quantization: QuantizationInfo | None = None
     memory: MemoryInfo

@@ -77,7 +77,8 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
         variants = ", ".join(f"{kind}: {name}" for kind, name in info.variants.items())
         counts = [f"{count:,}" for count in (info.parameters, info.trained_length, info.max_length)]
         numbers_in = info.dtype if info.quantization is None else f"{info.dtype}, {info.quantization.scheme}"
-        table.add_row(info.id, *counts, f"{info.device} {numbers_in}", info.engine, variants)
+        engine = info.engine if info.attention == "segments" else f"{info.engine}, {info.attention}"
+        table.add_row(info.id, *counts, f"{info.device} {numbers_in}", engine, variants)
     stdout.print(table)
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from patches import Patched
+import torch
+
+from patches import PagedBackend, Patched, runs_triton
 from service.engine.adapter import EncodingManager
 from service.engine.limits import EngineLimits
 from service.engine.padded import PaddedLoop
 
 EngineKind = Literal["paged", "padded", "none"]
+Attention = Literal["triton", "eager", "segments"]
+"""On block tables in Triton or in plain torch, or sequence by sequence on SDPA."""
+
+
+class AttentionUnavailable(ValueError):
+    """The machine cannot run the attention that a setting asks for."""
 
 
 class CannotGenerate(RuntimeError):
@@ -24,13 +32,20 @@ class EngineChoice:
     kind: EngineKind = "paged"
     together: bool = True
     reason: str | None = None
+    attention: Attention = "segments"
+
+    @property
+    def backend(self) -> PagedBackend | None:
+        """What computes paged attention; None without block tables."""
+        return None if self.attention == "segments" else self.attention
 
     @property
     def generates(self) -> bool:
         return self.kind != "none"
 
     def __str__(self) -> str:
-        return f"{self.kind} engine" + ("" if self.together else " (one row at a time)")
+        attention = "" if self.attention == "segments" else f" ({self.attention} attention)"
+        return f"{self.kind} engine" + attention + ("" if self.together else " (one row at a time)")
 
     def built(self, patch: Patched, limits: EngineLimits) -> EncodingManager | PaddedLoop:
         """The engine, before its thread starts.
@@ -40,17 +55,27 @@ class EngineChoice:
         """
         if self.kind != "paged":  # without an engine, its thread computes scores only
             return PaddedLoop(patch, limits, together=self.together)
-        return EncodingManager(
-            patch,
-            cache_tokens=limits.cache_tokens,
-            page_size=limits.page_size,
-            max_batch_tokens=limits.max_batch_tokens,
-            max_requests_per_batch=limits.max_requests_per_batch,
-            prefix_sharing=limits.prefix_sharing,
-        )
+        return EncodingManager(patch, limits, self.backend)
 
 
 PAGED = EngineChoice()
 
 CHOICES = (PAGED, EngineChoice("padded"), EngineChoice("padded", together=False))
 """Engines from the fastest to the slowest."""
+
+
+def choices(attention: Literal["auto"] | Attention, device: torch.device) -> tuple[EngineChoice, ...]:
+    """The engines to try. ``auto`` begins with the Triton kernel on CUDA, and is ``segments`` elsewhere.
+
+    Raises:
+        AttentionUnavailable: for ``triton`` without Triton, or on a device without it.
+    """
+    has_triton = runs_triton(device)
+    if attention == "triton" and not has_triton:
+        raise AttentionUnavailable(
+            f"attention 'triton' needs a CUDA device and the package triton, and the device is {device.type}: "
+            "use 'auto', 'eager' or 'segments'"
+        )
+    if attention == "auto":
+        attention = "triton" if has_triton and device.type == "cuda" else "segments"
+    return CHOICES if attention == "segments" else (EngineChoice(attention=attention), *CHOICES)

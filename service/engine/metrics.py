@@ -14,6 +14,10 @@ class EngineMetrics:
     def __init__(self, metrics: Metrics, model_name: str) -> None:
         self._all, self._model = metrics, model_name
 
+    def serves(self, engine: str, attention: str) -> None:
+        """The engine and its attention, which stay."""
+        self._all.engine_info.labels(self._model, engine, attention).set(1)
+
     def first_token(self, method: str, generation: Generation, prompt_tokens: int) -> None:
         labels = (self._model, method)
         self._all.prompt_tokens.labels(*labels).inc(prompt_tokens)

@@ -7,18 +7,18 @@ values may have another width, or it has a state beside keys and values. A few t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from patches import Method, Patched, UnsupportedModel, allowed_rounding, encode, one_per_route
 from service.engine.adapter.compatibility import IncompatibleTransformers
-from service.engine.choice import CHOICES, EngineChoice
+from service.engine.choice import Attention, EngineChoice, choices
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
 from service.sharing.heap import frozen
 
-PROMPT, NEW = 20, 4
+PROMPT, NEW, PAGE = 20, 4, 4
 """Tokens. Steps of 16 cut every prompt, and pages of 4 are given back where an encoding forgets."""
 
 BEHIND, LONGEST = 12, 280
@@ -31,20 +31,22 @@ DRIFT = 0.02
 """Largest difference between the plain forward and single tokens from a cache: 1e-3 in a tiny Zamba 2."""
 
 
-def verify(patch: Patched) -> EngineChoice:
+def verify(patch: Patched, attention: Literal["auto"] | Attention = "auto", page_size: int = PAGE) -> EngineChoice:
     """The first engine that computes what the model computes: a few tokens under its own encoding and one per route.
 
-    Without one, the choice is none, and its reason names the encoding under which each engine fails or differs.
+    Engines with ``attention`` come first. A kernel is also compiled and checked for pages of ``page_size``. Without an
+    engine, the choice is none, and its reason names the encoding under which each engine fails or differs.
 
     Raises:
         UnsupportedModel: when the model's own forward gives no numbers.
+        AttentionUnavailable: when the machine cannot run ``attention``.
     """
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
     prompt = torch.linspace(1, vocab_size - 1, checked_length(patch) - NEW).long().tolist()
     reasons: list[str] = []
-    for choice in CHOICES:
+    for choice in choices(attention, patch.model.device):
         try:
-            _check(patch, choice, prompt)
+            _check(patch, choice, prompt, page_size)
         except IncompatibleTransformers:
             raise
         except UnsupportedModel as error:
@@ -81,18 +83,22 @@ def _logits(patch: Patched, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-def _check(patch: Patched, choice: EngineChoice, prompt: list[int]) -> None:
+def _check(patch: Patched, choice: EngineChoice, prompt: list[int], page_size: int) -> None:
     """Raises:
     UnsupportedModel: when the engine fails or differs.
     """
     methods, rounding = one_per_route(patch.geometry, len(prompt) + NEW), _rounding(patch, prompt)
+    # A kernel is compiled for a size of pages and for the kinds of encodings in a step: here, and in no served step.
+    alone = [([method], page_size) for method in methods] if choice.attention == "triton" else []
     try:
         with frozen():  # transformers collects garbage when a batch is over
-            # Pages share prefixes, so equal prompts show encodings that cross. Padding needs prompts of unequal length.
-            shorter = 3 if choice.kind == "padded" else 1
-            requests = [_request(patch, method, prompt[number % shorter :]) for number, method in enumerate(methods)]
-            for method, request, token_ids in zip(methods, requests, _generated(patch, choice, requests), strict=True):
-                _compare(patch, choice, method, request, token_ids, rounding)
+            for together, size in [(methods, PAGE), *alone]:
+                # Pages share prefixes, so equal prompts show encodings that cross. Padding needs unequal lengths.
+                shorter = 3 if choice.kind == "padded" else 1
+                requests = [_request(patch, each, prompt[number % shorter :]) for number, each in enumerate(together)]
+                generated = _generated(patch, choice, requests, size)
+                for method, request, token_ids in zip(together, requests, generated, strict=True):
+                    _compare(patch, choice, method, request, token_ids, rounding)
     finally:
         patch.forget_encodings()
 
@@ -103,12 +109,12 @@ def _request(patch: Patched, method: Method, prompt: list[int]) -> EngineRequest
     return EngineRequest(prompt, slot, (None, None, resolved), NEW, sampling, sink_window=patch.sink_window(resolved))
 
 
-def _generated(patch: Patched, choice: EngineChoice, requests: list[EngineRequest]) -> list[list[int]]:
+def _generated(patch: Patched, choice: EngineChoice, requests: list[EngineRequest], page_size: int) -> list[list[int]]:
     longest = max(len(request.prompt_ids) for request in requests)
     limits = EngineLimits(
         cache_tokens=max(512, 2 * len(requests) * longest),
         score_tokens=0,
-        page_size=4,
+        page_size=page_size,
         max_batch_tokens=max(16, longest // 4),
         max_requests_per_batch=len(requests),
     )

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from patches import Method, Patched, UnsupportedModel, patched
-from service.engine.choice import CannotGenerate
+from service.engine.choice import AttentionUnavailable, CannotGenerate
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
@@ -129,7 +129,9 @@ class ModelRegistry:
         identity = fingerprint(model, weights)
         try:
             patch = self._stack.enter_context(patched(model))
-            choice = verify(patch)
+            choice = verify(patch, settings.attention, settings.page_size)
+        except AttentionUnavailable as error:
+            raise ModelLoadError(f"ROPEWAY_ATTENTION: {error}") from error
         except UnsupportedModel as error:
             how = f" (its weights are quantized by {checkpoint.quantization.scheme})" if checkpoint.quantization else ""
             raise ModelLoadError(f"ROPEWAY_MODEL: model {checkpoint.name!r}{how} cannot be served: {error}") from error

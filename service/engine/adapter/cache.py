@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from typing_extensions import override
 
-from service.engine.adapter.windowed import allocator_of
+from service.engine.adapter.windowed import WindowedAllocator, allocator_of
 from service.engine.request import EngineRequest
 
 
@@ -24,6 +25,17 @@ class EncodingCache(PagedAttentionCache):
     live_keys: dict[str, object]
     """Request id -> its cache key."""
     token_bits: int
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page of layers that attend to everything."""
+        return self._whole.tokens_per_page
+
+    @property
+    def _whole(self) -> WindowedAllocator:
+        allocator = allocator_of(self)
+        assert allocator is not None, "with paged attention, every layer caches every key"
+        return allocator
 
     @override
     def can_store_request_tokens(self, state: RequestState, request_len: int, dry_run: bool = False) -> bool:
@@ -59,6 +71,18 @@ class EncodingCache(PagedAttentionCache):
         salted = self._salted(state.request_id, state.initial_tokens + state.generated_tokens)
         if salted is not None:
             super().mark_complete_blocks(_TokensOf(state, salted), complete_blocks)  # type: ignore[arg-type]
+
+    @override
+    def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: torch.Tensor) -> None:
+        """Nothing: paged attention reads all tables of a step at once, with evicted pages."""
+
+    def pages_of(self, request_id: str) -> tuple[tuple[int, ...], int, int]:
+        """(pages of a request as its layers number them, pages before the evicted ones, evicted pages)."""
+        allocator = self._whole
+        stride = allocator.block_physical_stride // allocator.tokens_per_page
+        window, evicted = allocator.window_of(request_id), allocator.evicted_pages.get(request_id, 0)
+        pages = tuple(block * stride for block in allocator.block_table[request_id])
+        return pages, 0 if window is None else window.sink_pages, evicted
 
     @override
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:

@@ -26,7 +26,7 @@ ATTRIBUTES: dict[type, str] = {
     "compute_free_capacity",
     FIFOScheduler: "active_requests waiting_requests max_requests_per_batch block_new_requests cache finish_request "
     "_process_candidates _cleanup_waiting_queue _get_waiting_candidates",
-    FullAttentionCacheAllocator: "index pool ledger block_table tokens_per_page",
+    FullAttentionCacheAllocator: "index pool ledger block_table tokens_per_page block_physical_stride",
 }
 """Class of a part -> its attributes that the adapter uses without overriding them."""
 

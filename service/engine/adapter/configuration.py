@@ -15,7 +15,7 @@ ATTENDING = ("full_attention", "sliding_attention", "chunked_attention")
 class _AsCached:
     """The configuration of a model, except for the sizes of its cache."""
 
-    def __init__(self, patch: Patched) -> None:
+    def __init__(self, patch: Patched, whole_tables: bool) -> None:
         config, cached = patch.model.config.get_text_config(), patch.cached
         self._config = config
         self.num_key_value_heads, self.head_dim = cached.heads, cached.width
@@ -30,24 +30,25 @@ class _AsCached:
                 f"the paged engine holds keys and values only, and it has layers of the types {', '.join(unknown)}; "
                 f"types that can be served are {', '.join(ATTENDING)}"
             )
-        self.layer_types = [whole if kind == "chunked_attention" else kind for kind in kinds] * cached.calls
+        masked = ATTENDING if whole_tables else ("chunked_attention",)
+        self.layer_types = [whole if kind in masked else kind for kind in kinds] * cached.calls
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
 
 
 @contextmanager
-def configured_as_cached(patch: Patched) -> Iterator[None]:
+def configured_as_cached(patch: Patched, *, whole_tables: bool) -> Iterator[None]:
     """Within it, the model's configuration has the sizes of the cached states, by which the manager sizes its cache.
 
     Heads and width are those that reach the attention (latent attention caches less by itself); a layer that attends
     twice is two. The manager does not know layers that attend within chunks: they cache every key, and our attention
-    masks the rest.
+    masks the rest. With ``whole_tables``, sliding layers do so too: the manager has no block tables for them.
 
     Raises:
         UnsupportedModel: naming types of layers that pages cannot cache.
     """
-    config, sizes = patch.model.config, _AsCached(patch)
+    config, sizes = patch.model.config, _AsCached(patch, whole_tables)
     vars(config)["get_text_config"] = lambda *_, **__: sizes
     try:
         yield

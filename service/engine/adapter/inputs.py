@@ -1,4 +1,4 @@
-"""The inputs of one step: a packed row of requests, each with its slot."""
+"""The inputs of one step: a packed row of requests, each with its slot and perhaps its pages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from transformers.generation.continuous_batching.input_outputs import Continuous
 from transformers.generation.continuous_batching.requests import FutureRequestState
 from typing_extensions import override
 
-from patches import Batch, encode, packed_batch
+from patches import Batch, PagedBackend, PagedSequence, encode, packed_batch, paged_batch
+from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.windowed import Turn, allocator_of
 from service.engine.request import EngineRequest
 
 
 class SlottedInputs(ContinuousBatchingIOs):
-    """Writes each request's slot above its positions, and describes the packed row to our attention."""
+    """Writes each request's slot above its positions, and describes the packed row to our attention.
 
+    With a ``backend`` of paged attention, the row has block tables, and no lists of places to read and write.
+    """
+
+    cache: EncodingCache
+    backend: PagedBackend | None
     requests: dict[str, EngineRequest]
     batch: Batch
     arguments: dict[str, Any]
@@ -35,8 +41,14 @@ class SlottedInputs(ContinuousBatchingIOs):
         windowed = allocator_of(self.cache)
         turns = [Turn(f.state.request_id, f.state.position_offset, f.query_length) for f in requests_in_batch]
         with nullcontext() if windowed is None else windowed.asked_in_turn(turns):
-            super().prepare_batch_tensors(requests_in_batch, **arguments)
-        self.batch = packed_batch(sequences)
+            fast = {} if self.backend is None else {"use_decode_fast_path": True}
+            super().prepare_batch_tensors(requests_in_batch, **arguments | fast)
+        if self.backend is None:
+            self.batch = packed_batch(sequences)
+        else:
+            pages = [self.cache.pages_of(future.state.request_id) for future in requests_in_batch]
+            paged = [PagedSequence(*sequence, *own) for sequence, own in zip(sequences, pages, strict=True)]
+            self.batch = paged_batch(paged, self.cache.page_size, self.device, self.backend)
         tokens = self.total_seqlen_q
         slots = torch.tensor([s for s, _, n in sequences for _ in range(n)], dtype=torch.int32, device=self.device)
         self.position_ids[:tokens] = encode(self.position_ids[:tokens], slots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.requests import RequestState
 from typing_extensions import override
 
-from patches import Patched
+from patches import PagedBackend, Patched
 from service.engine import THREAD_NAME
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
@@ -30,6 +30,7 @@ from service.engine.adapter.scheduler import FairScheduler
 from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.fairness import PREFILL_BESIDE_OTHERS, interleave
 from service.engine.interleave import Interleaved
+from service.engine.limits import EngineLimits
 from service.engine.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.request import EngineRequest
 from service.engine.window import max_cached_len
@@ -43,35 +44,28 @@ class EncodingManager(ContinuousBatchingManager):
     until its last output.
     """
 
-    def __init__(
-        self,
-        patch: Patched,
-        *,
-        cache_tokens: int,
-        page_size: int,
-        max_batch_tokens: int,
-        max_requests_per_batch: int,
-        prefix_sharing: bool,
-    ) -> None:
-        """Raises:
-        UnsupportedModel: when pages cannot cache its layers, or transformers has other private parts than expected.
+    def __init__(self, patch: Patched, limits: EngineLimits, backend: PagedBackend | None = None) -> None:
+        """``backend`` computes paged attention; without one, attention goes sequence by sequence.
+
+        Raises:
+            UnsupportedModel: when pages cannot cache its layers, or transformers has other private parts than expected.
         """
         check_overrides(type(self))
         check_scheduling()
-        self.patch = patch
+        self.patch, self.backend = patch, backend
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
         self.turns = Turns()
         self.heartbeat = time.monotonic()
         self._abandoned = False
-        self._step_tokens = max_batch_tokens
+        self._step_tokens = limits.max_batch_tokens
         config = ContinuousBatchingConfig(
-            page_size=page_size,
-            num_blocks=-(-cache_tokens // page_size),
-            max_batch_tokens=max_batch_tokens,
-            max_requests_per_batch=max_requests_per_batch,
+            page_size=limits.page_size,
+            num_blocks=-(-limits.cache_tokens // limits.page_size),
+            max_batch_tokens=limits.max_batch_tokens,
+            max_requests_per_batch=limits.max_requests_per_batch,
             max_memory_percent=1.0,  # the budget is ours: num_blocks is already measured against free memory
-            allow_block_sharing=prefix_sharing,
+            allow_block_sharing=limits.prefix_sharing,
             safety_margin=0.0,  # admission reserves the most that a request ever caches, so decoding never runs out
             auto_switch_to_flash=False,
             # CUDA graphs replay without running Python, and so would replay one batch's segments for another.
@@ -80,8 +74,14 @@ class EncodingManager(ContinuousBatchingManager):
         )
         # do_sample stays off in the manager: it draws all rows from one shared generator.
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
-        with configured_as_cached(patch):
+        with self._configured():
             super().__init__(patch.model, generation_config, config)
+        if backend is not None:
+            # transformers forbids block tables to an attention whose name has no "flash". Our tables are elsewhere.
+            self.continuous_batching_config.max_blocks_per_request = 1
+
+    def _configured(self) -> AbstractContextManager[None]:
+        return configured_as_cached(self.patch, whole_tables=self.backend is not None)
 
     @override
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
@@ -89,9 +89,9 @@ class EncodingManager(ContinuousBatchingManager):
 
     @override
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
-        with configured_as_cached(self.patch):
+        with self._configured():
             processor = super()._create_batch_processor()
-        adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests)
+        adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests, backend=self.backend)
         adopt(processor.model_runner, RequestRunner, requests=self.requests, patch=self.patch)
         vocab_size = int(self.model.config.get_text_config().vocab_size)
         token_bits = (vocab_size - 1).bit_length()
@@ -245,7 +245,8 @@ class EncodingManager(ContinuousBatchingManager):
         """
         page_size = self.continuous_batching_config.page_size
         sliding = getattr(self.model.config.get_text_config(), "sliding_window", None)
-        return max_cached_len(sink_window, length, page_size, self._step_tokens, sliding)
+        own = sliding if self.backend is None else None  # else sliding layers have the pages of all others
+        return max_cached_len(sink_window, length, page_size, self._step_tokens, own)
 
     def tokens_in_cache(self) -> tuple[int, int]:
         """(tokens in use, capacity of the cache in tokens), by pages."""

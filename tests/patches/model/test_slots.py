@@ -20,6 +20,7 @@ from patches import (
     parse,
     resolve,
 )
+from patches.attention.paged.compilation import compiled
 from patches.batch.slots import MAX_SLOTS
 from tests.methods import REQUESTS, Fields, request_id
 
@@ -111,6 +112,24 @@ def test_a_slot_holds_what_the_rotary_seam_applies(table: SlotTable, fields: Fie
     else:  # cos 1, sin 0
         assert not table.inv_freq[slot].any()
         assert float(table.attention_factor[slot, 0]) == 1.0
+
+
+@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
+def test_paged_attention_writes_keys_under_the_base_of_a_row(table: SlotTable, fields: Fields) -> None:
+    encoding, position = resolved(fields, 1000), torch.tensor([[0, 1, 7, 999, (1 << 24) - 1]])
+    for factor in range(2, MAX_SLOTS):  # the slot had other numbers before
+        table.release(table.acquire(linear(float(factor))))
+    slot = torch.full_like(position, table.acquire(encoding))
+    written, inv_freq, factor = table.at_write(position, slot, under_base=True)
+    assert inv_freq[0, 0].tolist() == list(encoding.inv_freq or [0.0] * 32)
+    if encoding.rotates:
+        base = compiled(encoding, 1000).base(position[0])[:, 0]
+        assert torch.equal(written[0], base.float())
+        assert float(factor[0, 0, 0]) == pytest.approx(encoding.attention_factor, rel=1e-7)
+    raw = table.at_write(position, slot, under_base=False)
+    assert torch.equal(raw[0], position)
+    assert torch.equal(raw[1], table.inv_freq[slot])
+    assert torch.equal(raw[2], table.attention_factor[slot])
 
 
 def test_the_native_encoding_keeps_slot_zero(table: SlotTable) -> None:

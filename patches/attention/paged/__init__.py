@@ -1,0 +1,1 @@
+"""One attention over a paged cache for any mixture of encodings: each is a row of numbers, chosen per sequence."""

@@ -1,0 +1,131 @@
+"""Resolved recipes as rows of numbers, or the reason why one has none."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from patches.attention.paged.rows import UNBOUNDED, BandRow, BiasKind, BiasRow, MapRow, Row, TemperatureRow
+from patches.encoding.masks import ChunkRange, DistanceRange, FirstKeys, Predicate
+from patches.encoding.positions import Capped, Fixed, Grouped, GroupedPairs, InChunk, Shifted, Stretched
+from patches.encoding.recipe import AttentionTemperature, Identity, PositionMap, ResolvedRecipe, ScoreBias
+from patches.encoding.temperature import ConstantTemperature, FloorLogTemperature, LogLengthTemperature
+from patches.methods.biases.alibi import LinearBias
+from patches.methods.biases.kerple import LogBias, PowerBias
+from patches.methods.biases.sandwich import SandwichBias
+from patches.methods.biases.t5_bias import BucketBias
+
+
+class DoesNotFit(ValueError):
+    """The encoding is no row of numbers: another attention has to compute it."""
+
+
+def compiled(resolved: ResolvedRecipe, length: int) -> Row:
+    """The row of an encoding, for sequences of up to ``length`` tokens.
+
+    Raises:
+        DoesNotFit: naming the part that no row expresses.
+    """
+    recipe = resolved.recipe
+    if recipe.relative is not None:
+        raise DoesNotFit("scores by distance that read the weights of each layer are no row of numbers")
+    bands = tuple(
+        BandRow(map_row(band.query_map), map_row(band.key_map), *_pairs(band.predicate)) for band in recipe.bands
+    )
+    if bands[0].key_map.is_by_pair:
+        raise DoesNotFit("keys are written under the first band's map, which differs by rotary pair")
+    return Row(
+        bands,
+        resolved.turns,
+        bias_row(recipe.score_bias, length),
+        temperature_row(recipe.attention_temperature),
+        resolved.interleaved,
+        resolved.offset,
+    )
+
+
+def map_row(position_map: PositionMap) -> MapRow:
+    match position_map:
+        case Identity():
+            return MapRow()
+        case Fixed(position):
+            return MapRow(period=1, shifts=(position,))
+        case Shifted(shift):
+            return MapRow(shifts=(shift,))
+        case Capped(last):
+            return MapRow(cap=last)
+        case Grouped(group_size, shift):
+            return MapRow(groups=(group_size,), shifts=(shift,))
+        case GroupedPairs(group_sizes, shifts):
+            return MapRow(groups=group_sizes, shifts=shifts)
+        case Stretched(divisor, shift):
+            return MapRow(shifts=(shift,), divisor=divisor)
+        case InChunk(size, shift, last):
+            return MapRow(period=size, shifts=(shift,), cap=UNBOUNDED if last is None else last)
+    raise DoesNotFit(f"no row expresses the position map {position_map}")
+
+
+def _pairs(predicate: Predicate) -> tuple[int, int, int, int]:
+    """chunk, low, high and first of a band."""
+    match predicate:
+        case DistanceRange(low, high):
+            return 1, low, UNBOUNDED if high is None else high, UNBOUNDED
+        case FirstKeys(count, low):
+            return 1, low, UNBOUNDED, count
+        case ChunkRange(size, low, high):
+            return size, low, UNBOUNDED if high is None else high, UNBOUNDED
+    raise DoesNotFit(f"no row expresses the mask {predicate}")
+
+
+def mask_row(predicate: Predicate) -> BandRow:
+    """The pairs of a layer's own mask.
+
+    Raises:
+        DoesNotFit: for a mask of another kind.
+    """
+    chunk, low, high, first = _pairs(predicate)
+    if low > 0 or first < UNBOUNDED:
+        raise DoesNotFit(f"no row expresses {predicate} as the mask of a layer")
+    return BandRow(chunk=chunk, high=high)
+
+
+def bias_row(bias: ScoreBias | None, length: int) -> BiasRow | None:
+    match bias:
+        case None:
+            return None
+        case LinearBias(slopes, scale, in_bfloat16):
+            a = torch.tensor(slopes)
+            if in_bfloat16:
+                return BiasRow(BiasKind.BFLOAT16, a.bfloat16().float(), torch.full_like(a, scale))
+            return BiasRow(BiasKind.LINEAR, a * scale, torch.zeros_like(a))
+        case LogBias(r1, r2):
+            return BiasRow(BiasKind.LOG, torch.tensor(r1), torch.tensor(r2))
+        case PowerBias(r1, r2):
+            return BiasRow(BiasKind.POWER, torch.tensor(r1), torch.tensor(r2))
+        case SandwichBias():
+            return _tabulated(bias, length)
+        case BucketBias(_, max_distance):
+            return _tabulated(bias, min(length, max_distance + 1))
+    raise DoesNotFit(f"no row expresses the bias {type(bias).__name__}")
+
+
+def _tabulated(bias: ScoreBias, distances: int) -> BiasRow:
+    """A bias that depends on the distance alone, for distances 0 .. distances - 1."""
+    kv_idx = torch.arange(distances - 1, -1, -1)
+    table = bias(torch.tensor([[distances - 1]]), kv_idx[None])[:, 0].float().contiguous()
+    unused = table.new_zeros(len(table))
+    return BiasRow(BiasKind.TABLE, unused, unused, table)
+
+
+def temperature_row(temperature: AttentionTemperature | None) -> TemperatureRow:
+    match temperature:
+        case None:
+            return TemperatureRow()
+        case ConstantTemperature(multiplier):
+            return TemperatureRow(multiplier)
+        case LogLengthTemperature(trained_length):
+            return TemperatureRow(0.0, 1.0 / math.log(trained_length), least=1.0)
+        case FloorLogTemperature(beta, length, offset):
+            return TemperatureRow(1.0, beta, length, offset)
+    raise DoesNotFit(f"no row expresses the temperature {temperature}")

@@ -1,0 +1,257 @@
+"""Paged attention in Triton: encodings are rows of numbers, and one launch takes any mixture of them.
+
+A program computes one work item: some queries of a sequence, all query heads of one key head, and a range of keys. It
+goes through the bands of the sequence's row and keeps one online softmax over all (FlashAttention, arXiv:2205.14135).
+Items that split the keys of a query store their parts, and ``merge`` joins them (Flash-Decoding).
+Compiled only where Triton is installed; ``patches.attention.paged.launch`` imports it there.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+
+INTERPRETED = triton.knobs.runtime.interpret
+"""True under TRITON_INTERPRET=1: tensors are on the CPU, ``libdevice`` is missing, and products of bfloat16 are wrong
+(triton issue 11584)."""
+
+
+@triton.jit
+def _placed(position, maps, pairs, columns, WIDTH: tl.constexpr):
+    """float32 [n, columns]: int32 positions [n] under one map of ``MapRow``."""
+    period, cap, divisor = tl.load(maps).to(tl.int32), tl.load(maps + 1), tl.load(maps + 2)
+    groups = tl.load(pairs + columns).to(tl.int32)
+    shifts = tl.load(pairs + WIDTH + columns)
+    grouped = ((position % period)[:, None] // groups[None, :]).to(tl.float32)
+    return tl.div_rn(tl.minimum(grouped + shifts[None, :], cap), divisor)
+
+
+@triton.jit
+def _turned(first, second, by, high, low, FAST: tl.constexpr):
+    """Both halves [n, pairs] of rotary pairs, turned by positions [n, 1 or pairs].
+
+    Frequencies are turns per position in two parts. Whole turns go before the angle is rounded, so far positions keep
+    their angles.
+    """
+    turns = by * high[None, :]
+    rest = tl.fma(by, high[None, :], -turns) + by * low[None, :]
+    angle = (turns - tl.floor(turns + 0.5) + rest) * 6.283185307179586
+    if FAST:
+        cos, sin = libdevice.fast_cosf(angle), libdevice.fast_sinf(angle)
+    else:
+        cos, sin = tl.cos(angle), tl.sin(angle)
+    x, y = first.to(tl.float32), second.to(tl.float32)
+    return (x * cos - y * sin).to(first.dtype), (y * cos + x * sin).to(second.dtype)
+
+
+@triton.jit
+def _rounded(x):
+    """float32 rounded to bfloat16, to even. In bits, because Triton's interpreter truncates."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 32767 + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bias(kind, a, b, table, length, q_idx, kv_idx):
+    """float32 [queries, keys] of ``BiasRow``; ``a`` and ``b`` are [queries], ``table`` points to their heads' parts."""
+    distance = tl.maximum(q_idx[:, None] - kv_idx[None, :], 0)
+    d, a, b = distance.to(tl.float32), a[:, None], b[:, None]
+    bias = -a * d
+    if kind == 2:
+        bias = b * _rounded(a * _rounded(kv_idx[None, :].to(tl.float32)))
+    elif kind == 3:
+        bias = -a * tl.log(1.0 + b * d)
+    elif kind == 4:
+        power = tl.exp2(b * tl.log2(tl.maximum(d, 1.0)))
+        bias = -a * tl.where(distance > 0, power, 0.0)
+    elif kind == 5:
+        bias = tl.load(table[:, None] + tl.minimum(distance, length - 1))
+    return bias
+
+
+@triton.jit
+def _with_sink(acc, top, total, sink):
+    """An online softmax that also attends to nothing, with the logit ``sink``."""
+    new = tl.maximum(top, sink)
+    shrink = tl.exp(top - new)
+    return acc * shrink[:, None], new, total * shrink + tl.exp(sink - new)
+
+
+@triton.jit
+def attention(
+    Q, K, V, OUT, PART, PART_TOP, PART_TOTAL, FACTOR, SINKS,
+    ITEMS, SEQUENCES, BLOCK_TABLE, SLOTS, BANDS, MAPS, PAIRS, FREQUENCIES, BIASES, DISTANCES,
+    own_chunk, own_high, softcap, table_width,
+    q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, out_token, out_head,
+    NUM_PAIRS: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, REST_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr, MOST_BANDS: tl.constexpr,
+    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, BIAS: tl.constexpr, TURNS: tl.constexpr, BY_PAIR: tl.constexpr,
+    SPLIT: tl.constexpr, FAST: tl.constexpr, UPCAST: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Program (work item, key head)."""
+    item, kv_head = tl.program_id(0), tl.program_id(1)
+    sequence = tl.load(ITEMS + item * 4)
+    if sequence < 0:
+        return  # padding of a captured graph
+    first_query = tl.load(ITEMS + item * 4 + 1)
+    split_low, split_high = tl.load(ITEMS + item * 4 + 2), tl.load(ITEMS + item * 4 + 3)
+    about = SEQUENCES + sequence * 6
+    slot, q_start, edge = tl.load(about), tl.load(about + 1), tl.load(about + 2)
+    queries, first_pages, evicted = tl.load(about + 3), tl.load(about + 4), tl.load(about + 5)
+
+    # A row of the block is one query under one of the heads that share the key head.
+    rows = tl.arange(0, BLOCK_M)
+    column, member = first_query + rows // GROUP_WIDTH, rows % GROUP_WIDTH
+    live = (column < queries) & (member < GROUP)
+    head, token, q_idx = kv_head * GROUP + member, edge + column, q_start + column
+    q_low = q_start + first_query
+    q_high = q_start + tl.minimum(first_query + BLOCK_M // GROUP_WIDTH, queries) - 1
+
+    # Columns of a head: the two halves of rotary pairs, and the rest.
+    pair = tl.arange(0, WIDTH)
+    in_pair = pair < NUM_PAIRS
+    one = OFFSET + (2 * pair if INTERLEAVED else pair)
+    two = one + (1 if INTERLEAVED else NUM_PAIRS)
+    place = tl.arange(0, WIDTH if BY_PAIR else 1)
+    plain = tl.arange(0, REST_WIDTH)
+    in_plain = plain < HEAD_DIM - 2 * NUM_PAIRS
+    plain = tl.where(plain < OFFSET, plain, plain + 2 * NUM_PAIRS)
+    wide = tl.arange(0, VALUE_WIDTH)
+    in_value = wide < VALUE_DIM
+
+    at = Q + token[:, None] * q_token + head[:, None] * q_head
+    q_one = tl.load(at + one[None, :], mask=live[:, None] & in_pair[None, :], other=0.0)
+    q_two = tl.load(at + two[None, :], mask=live[:, None] & in_pair[None, :], other=0.0)
+    q_plain = tl.load(at + plain[None, :], mask=live[:, None] & in_plain[None, :], other=0.0)
+    if UPCAST:
+        q_one, q_two, q_plain = q_one.to(tl.float32), q_two.to(tl.float32), q_plain.to(tl.float32)
+    factor = tl.load(FACTOR + token, mask=live, other=0.0)
+    turn_high = tl.load(FREQUENCIES + slot * 2 * WIDTH + pair)
+    turn_low = tl.load(FREQUENCIES + (slot * 2 + 1) * WIDTH + pair)
+    if BIAS:
+        kind, distances = tl.load(SLOTS + slot * 4 + 1), tl.load(SLOTS + slot * 4 + 3)
+        table = DISTANCES + tl.load(SLOTS + slot * 4 + 2) + tl.where(live, head, 0) * distances
+        a = tl.load(BIASES + slot * 2 * KV_HEADS * GROUP + head, mask=live, other=0.0)
+        b = tl.load(BIASES + (slot * 2 + 1) * KV_HEADS * GROUP + head, mask=live, other=0.0)
+
+    acc = tl.zeros([BLOCK_M, VALUE_WIDTH], dtype=tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    base_map = MAPS + slot * (1 + 2 * MOST_BANDS) * 3
+    base_pairs = PAIRS + slot * (1 + 2 * MOST_BANDS) * 2 * WIDTH
+    own_first = tl.maximum(q_low // own_chunk - own_high + 1, 0) * own_chunk
+
+    for band in range(tl.load(SLOTS + slot * 4)):
+        numbers = BANDS + (slot * MOST_BANDS + band) * 6
+        chunk, low, high, first = (
+            tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2), tl.load(numbers + 3)
+        )  # fmt: skip
+        turns_queries, turns_keys = tl.load(numbers + 4), tl.load(numbers + 5)
+        # Keys that some query of the block reaches.
+        k_low = tl.maximum(tl.maximum(q_low // chunk - high + 1, 0) * chunk, own_first)
+        k_high = tl.minimum(tl.minimum(q_high + 1, tl.maximum(q_high // chunk - low + 1, 0) * chunk), first)
+        k_low, k_high = tl.maximum(k_low, split_low), tl.minimum(k_high, split_high)
+        query_map, query_pairs = base_map + (1 + 2 * band) * 3, base_pairs + (1 + 2 * band) * 2 * WIDTH
+        key_map, key_pairs = query_map + 3, query_pairs + 2 * WIDTH
+        q_first, q_second = q_one, q_two
+        if TURNS:
+            if (turns_queries > 0) & (k_low < k_high):
+                by = _placed(q_idx, query_map, query_pairs, place, WIDTH)
+                by -= _placed(q_idx, base_map, base_pairs, place, WIDTH)
+                q_first, q_second = _turned(q_one, q_two, by, turn_high, turn_low, FAST)
+        for start in range(k_low, k_high, BLOCK_N):
+            kv_idx = start + tl.arange(0, BLOCK_N)
+            inside = kv_idx < k_high
+            page = kv_idx // PAGE
+            entry = tl.maximum(page - tl.where(page >= first_pages, evicted, 0), 0)
+            physical = tl.load(BLOCK_TABLE + sequence * table_width + entry, mask=inside, other=0).to(tl.int64)
+            at_key = K + kv_head * k_head + (physical * k_page + (kv_idx % PAGE) * k_token)[:, None]
+            k_one = tl.load(at_key + one[None, :], mask=inside[:, None] & in_pair[None, :], other=0.0)
+            k_two = tl.load(at_key + two[None, :], mask=inside[:, None] & in_pair[None, :], other=0.0)
+            if UPCAST:
+                k_one, k_two = k_one.to(tl.float32), k_two.to(tl.float32)
+            if TURNS:
+                if turns_keys > 0:
+                    by = _placed(kv_idx, key_map, key_pairs, place, WIDTH)
+                    by -= _placed(kv_idx, base_map, base_pairs, place, WIDTH)
+                    k_one, k_two = _turned(k_one, k_two, by, turn_high, turn_low, FAST)
+            scores = tl.dot(q_first, tl.trans(k_one), input_precision="ieee")
+            scores = tl.dot(q_second, tl.trans(k_two), scores, input_precision="ieee")
+            if HEAD_DIM > 2 * NUM_PAIRS:
+                k_plain = tl.load(at_key + plain[None, :], mask=inside[:, None] & in_plain[None, :], other=0.0)
+                if UPCAST:
+                    k_plain = k_plain.to(tl.float32)
+                scores = tl.dot(q_plain, tl.trans(k_plain), scores, input_precision="ieee")
+            scores = scores * factor[:, None]
+            if SOFTCAP:
+                small = tl.exp(-2.0 * tl.abs(scores) / softcap)  # tanh without overflow
+                limited = softcap * (1.0 - small) / (1.0 + small)
+                scores = tl.where(scores < 0, -limited, limited)
+            if BIAS:
+                if kind > 0:
+                    scores += _bias(kind, a, b, table, distances, q_idx, kv_idx)
+            apart = q_idx[:, None] // chunk - (kv_idx // chunk)[None, :]
+            own = q_idx[:, None] // own_chunk - (kv_idx // own_chunk)[None, :]
+            covered = (apart >= low) & (apart < high) & (own < own_high)
+            covered = covered & (kv_idx[None, :] <= q_idx[:, None]) & inside[None, :]
+            scores = tl.where(covered, scores, float("-inf"))
+            new = tl.maximum(top, tl.max(scores, 1))
+            finite = tl.where(new == float("-inf"), 0.0, new)
+            weights, shrink = tl.exp(scores - finite[:, None]), tl.exp(top - finite)
+            at_value = V + kv_head * v_head + (physical * v_page + (kv_idx % PAGE) * v_token)[:, None]
+            value = tl.load(at_value + wide[None, :], mask=inside[:, None] & in_value[None, :], other=0.0)
+            if UPCAST:
+                value = value.to(tl.float32)
+            acc = tl.dot(weights.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
+            top, total = new, total * shrink + tl.sum(weights, 1)
+
+    if SPLIT:
+        at_row = (item * KV_HEADS + kv_head) * BLOCK_M + rows
+        tl.store(PART_TOP + at_row, top)
+        tl.store(PART_TOTAL + at_row, total)
+        tl.store(PART + at_row[:, None] * VALUE_DIM + wide[None, :], acc, mask=in_value[None, :])
+    else:
+        if HAS_SINKS:
+            sink = tl.load(SINKS + head, mask=live, other=0.0)
+            acc, top, total = _with_sink(acc, top, total, sink.to(tl.float32))
+        out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        at = OUT + token[:, None] * out_token + head[:, None] * out_head + wide[None, :]
+        tl.store(at, out.to(OUT.dtype.element_ty), mask=live[:, None] & in_value[None, :])
+
+
+@triton.jit
+def merge(
+    OUT, PART, PART_TOP, PART_TOTAL, SINKS, ITEMS, EDGES, SEQUENCES, out_token, out_head,
+    VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Program (sequence of one query, key head): joins the parts of its items, in the order of their keys."""
+    index, kv_head = tl.program_id(0), tl.program_id(1)
+    item, stop = tl.load(EDGES + index), tl.load(EDGES + index + 1)
+    member, wide = tl.arange(0, GROUP_WIDTH), tl.arange(0, VALUE_WIDTH)
+    live, in_value = member < GROUP, wide < VALUE_DIM
+    if item == stop:
+        return  # padding of a captured graph
+    token = tl.load(SEQUENCES + tl.load(ITEMS + item * 4) * 6 + 2)
+    acc = tl.zeros([GROUP_WIDTH, VALUE_WIDTH], dtype=tl.float32)
+    top = tl.full([GROUP_WIDTH], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([GROUP_WIDTH], dtype=tl.float32)
+    for part in range(item, stop):
+        at_row = (part * KV_HEADS + kv_head) * BLOCK_M + member
+        part_top = tl.load(PART_TOP + at_row)
+        new = tl.maximum(top, part_top)
+        finite = tl.where(new == float("-inf"), 0.0, new)
+        shrink, weight = tl.exp(top - finite), tl.exp(part_top - finite)
+        added = tl.load(PART + at_row[:, None] * VALUE_DIM + wide[None, :], mask=in_value[None, :], other=0.0)
+        acc = acc * shrink[:, None] + added * weight[:, None]
+        total = total * shrink + tl.load(PART_TOTAL + at_row) * weight
+        top = new
+    if HAS_SINKS:
+        sink = tl.load(SINKS + kv_head * GROUP + member, mask=live, other=0.0)
+        acc, top, total = _with_sink(acc, top, total, sink.to(tl.float32))
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    at = OUT + token * out_token + (kv_head * GROUP + member)[:, None] * out_head + wide[None, :]
+    tl.store(at, out.to(OUT.dtype.element_ty), mask=live[:, None] & in_value[None, :])

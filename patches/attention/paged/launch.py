@@ -1,0 +1,201 @@
+"""Launches of the Triton kernel: work items of a step, block sizes, and the variant that its rows need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from patches.attention.layer import Layer
+from patches.attention.paged.compilation import DoesNotFit, mask_row
+from patches.attention.paged.rows import UNBOUNDED
+from patches.attention.paged.step import Step
+from patches.attention.paged.tables import RowTables, power_of_two
+
+Item = tuple[int, int, int, int]
+"""Sequence, its first query, and the range of keys [low, high) of one program."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Sizes of the kernel's blocks: rows (queries times heads of a key head) of several new tokens, keys, and keys of
+    one part of a single new token.
+
+    A part ends at a multiple of its size, so the parts of a sequence depend on its own length only.
+    """
+
+    rows: int
+    keys: int
+    split: int = 512
+
+
+def blocks_for(dtype: torch.dtype, head_dim: int) -> Blocks:
+    """Sizes that spill little, by compilation for sm_80 and sm_90; no GPU has measured their speed."""
+    if dtype == torch.float32:
+        return Blocks(rows=32, keys=32)
+    return Blocks(rows=64, keys=64 if head_dim <= 128 else 32)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The work of one step, shared by all layers. Integers are int32.
+
+    ``sequences`` [n, 6]: slot, first position, first token, new tokens, pages before the gap, evicted pages.
+    ``factor`` float32 [tokens] is the temperature of each token. ``chunks`` [items, 4] are the work items of sequences
+    with several new tokens. ``singles`` [items, 4] are those with one, and ``edges`` [singles + 1] are the first items
+    of each.
+    """
+
+    sequences: torch.Tensor
+    block_table: torch.Tensor
+    factor: torch.Tensor
+    chunks: torch.Tensor
+    singles: torch.Tensor
+    edges: torch.Tensor
+    positions: torch.Tensor
+    page_size: int
+    blocks: Blocks
+    tables: RowTables
+    heads: int
+    kv_heads: int
+
+    @property
+    def group_width(self) -> int:
+        return power_of_two(self.heads // self.kv_heads, least=1)
+
+
+def planned(step: Step, tables: RowTables, heads: int, kv_heads: int, blocks: Blocks) -> Plan:
+    """The plan of ``step`` for layers with ``heads`` query heads and ``kv_heads`` key heads."""
+    group_width = power_of_two(heads // kv_heads, least=1)
+    per_item = max(1, blocks.rows // group_width)
+    chunks: list[Item] = []
+    singles: list[Item] = []
+    edges = [0]
+    for index, sequence in enumerate(step.sequences):
+        if sequence.queries > 1:
+            chunks += [(index, first, 0, UNBOUNDED) for first in range(0, sequence.queries, per_item)]
+        else:
+            singles += [(index, 0, low, low + blocks.split) for low in range(0, sequence.q_stop, blocks.split)]
+            edges.append(len(singles))
+    about = [
+        (s.slot, s.q_start, edge, s.queries, s.first_pages, s.evicted_pages)
+        for s, edge in zip(step.sequences, step.query_edges, strict=False)
+    ]
+    slots = torch.tensor([s.slot for s in step.sequences]).to(step.device)[step.sequence_of]
+    return Plan(
+        _integers(about, step.device),
+        step.block_table,
+        tables.temperature(slots, step.positions).float(),
+        _integers(chunks, step.device),
+        _integers(singles, step.device),
+        _integers(edges, step.device),
+        step.positions,
+        step.page_size,
+        blocks,
+        tables,
+        heads,
+        kv_heads,
+    )
+
+
+def _integers(numbers: object, device: torch.device) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32).to(device)
+
+
+def attend(
+    query: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, plan: Plan, layer: Layer
+) -> torch.Tensor:
+    """``patches.attention.paged.eager.attend`` on the Triton kernel, for float32, float16 or bfloat16.
+
+    Raises:
+        DoesNotFit: for a layer that chooses keys, and for states in float64.
+        ModuleNotFoundError: without Triton.
+    """
+    if layer.bias is not None:
+        raise DoesNotFit("layers that choose keys have a mask per pair, and no row expresses it")
+    if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise DoesNotFit(f"the kernel computes float32, float16 and bfloat16, and not {query.dtype}")
+    from patches.attention.paged import kernel
+
+    out = query.new_empty(*query.shape[:2], value_pages.shape[-1])
+    factor = plan.factor * layer.scaling
+    if layer.temperature is not None:
+        factor = factor * layer.temperature(plan.positions)
+    own = mask_row(layer.mask)
+    sinks = factor if layer.sinks is None else layer.sinks.contiguous()
+    for items, rows, parts, split in _launches(plan, value_pages.shape[-1]):
+        kernel.attention[(len(items), plan.kv_heads)](
+            *(query, key_pages, value_pages, out, *parts, factor, sinks, items, plan.sequences, plan.block_table),
+            *_tensors(plan.tables),
+            *(own.chunk, own.high, layer.softcap or 1.0, plan.block_table.shape[1]),
+            *(*query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], *out.stride()[:2]),
+            **_constants(plan, layer, query, value_pages),
+            SPLIT=split,
+            BLOCK_M=rows,
+            FAST=not kernel.INTERPRETED,
+            UPCAST=kernel.INTERPRETED,
+        )
+        if split:
+            kernel.merge[(len(plan.edges) - 1, plan.kv_heads)](
+                *(out, *parts, sinks, items, plan.edges, plan.sequences, *out.stride()[:2]),
+                VALUE_DIM=value_pages.shape[-1],
+                VALUE_WIDTH=power_of_two(value_pages.shape[-1]),
+                KV_HEADS=plan.kv_heads,
+                GROUP=plan.heads // plan.kv_heads,
+                GROUP_WIDTH=plan.group_width,
+                HAS_SINKS=layer.sinks is not None,
+                BLOCK_M=rows,
+            )
+    return out
+
+
+def _launches(plan: Plan, value_dim: int) -> Iterator[tuple[torch.Tensor, int, tuple[torch.Tensor, ...], bool]]:
+    """(items, rows of a block, buffers of parts, whether items are parts) of each launch that the step needs."""
+    device = plan.factor.device
+    if len(plan.chunks):
+        yield plan.chunks, max(16, plan.group_width, plan.blocks.rows), (plan.factor,) * 3, False
+    if len(plan.singles):
+        rows = max(16, plan.group_width)
+        shape = len(plan.singles), plan.kv_heads, rows
+        sizes = (*shape, value_dim), shape, shape
+        yield plan.singles, rows, tuple(torch.empty(size, device=device) for size in sizes), True
+
+
+def _tensors(tables: RowTables) -> tuple[torch.Tensor, ...]:
+    return (
+        tables.slots,
+        tables.bands,
+        tables.maps,
+        tables.pairs,
+        tables.frequencies,
+        tables.biases,
+        tables.distances,
+    )
+
+
+def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch.Tensor) -> dict[str, object]:
+    """Numbers that the kernel is compiled for."""
+    tables, head_dim, value_dim = plan.tables, query.shape[-1], value_pages.shape[-1]
+    everything = tables.has_bias or tables.by_pair  # one variant for both: each takes seconds to compile
+    return {
+        "NUM_PAIRS": tables.num_pairs,
+        "WIDTH": tables.frequencies.shape[-1],
+        "OFFSET": tables.offset,
+        "INTERLEAVED": tables.interleaved,
+        "HEAD_DIM": head_dim,
+        "REST_WIDTH": power_of_two(head_dim - 2 * tables.num_pairs),
+        "VALUE_DIM": value_dim,
+        "VALUE_WIDTH": power_of_two(value_dim),
+        "KV_HEADS": plan.kv_heads,
+        "GROUP": plan.heads // plan.kv_heads,
+        "GROUP_WIDTH": plan.group_width,
+        "MOST_BANDS": tables.bands.shape[1],
+        "SOFTCAP": layer.softcap is not None,
+        "HAS_SINKS": layer.sinks is not None,
+        "BIAS": everything,
+        "TURNS": everything or tables.turns,
+        "BY_PAIR": everything,
+        "PAGE": plan.page_size,
+        "BLOCK_N": plan.blocks.keys,
+    }

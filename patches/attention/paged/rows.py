@@ -1,0 +1,146 @@
+"""An encoding as a row of numbers: position maps, bands, score bias and temperature, each in one form.
+
+Keys and queries are written under the first band's key map, the base. A band with other maps turns them by the
+difference when it reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import torch
+
+UNBOUNDED = 1 << 30
+"""No limit: more than any position, and exact in float32."""
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """min((position % period) // group + shift, cap) / divisor.
+
+    ``groups`` and ``shifts`` have one number, or one per rotary pair.
+    """
+
+    period: int = UNBOUNDED
+    groups: tuple[int, ...] = (1,)
+    shifts: tuple[float, ...] = (0.0,)
+    cap: int = UNBOUNDED
+    divisor: float = 1.0
+
+    @property
+    def is_by_pair(self) -> bool:
+        return len(self.groups) > 1
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        """Positions int64 [n] -> float64 [n, 1 or pairs]."""
+        groups = torch.tensor(self.groups, device=position.device)
+        shifts = torch.tensor(self.shifts, dtype=torch.float64, device=position.device)
+        grouped = position[:, None] % self.period // groups
+        return (grouped + shifts).clamp_max(self.cap) / self.divisor
+
+
+@dataclass(frozen=True)
+class BandRow:
+    """Causal pairs with low <= q // chunk - k // chunk < high and k < first, and their two position maps."""
+
+    query_map: MapRow = MapRow()
+    key_map: MapRow = MapRow()
+    chunk: int = 1
+    low: int = 0
+    high: int = UNBOUNDED
+    first: int = UNBOUNDED
+
+    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        """Boolean mask of broadcastable indices."""
+        apart = q_idx // self.chunk - kv_idx // self.chunk
+        return (kv_idx <= q_idx) & (kv_idx < self.first) & (apart >= self.low) & (apart < self.high)
+
+
+class BiasKind(IntEnum):
+    """Forms of a bias by distance d, of two numbers a and b per head."""
+
+    LINEAR = 1
+    """-a d."""
+    BFLOAT16 = 2
+    """b (a k), with a, the key index k and their product rounded to bfloat16."""
+    LOG = 3
+    """-a ln(1 + b d)."""
+    POWER = 4
+    """-a d^b."""
+    TABLE = 5
+    """The head's table at d, or its last number beyond."""
+
+
+@dataclass(frozen=True, eq=False)
+class BiasRow:
+    """``a`` and ``b`` are float32 [heads]. ``table`` is float32 [heads, distances], for the kind TABLE only."""
+
+    kind: BiasKind
+    a: torch.Tensor
+    b: torch.Tensor
+    table: torch.Tensor | None = None
+
+    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        """q_idx [q, 1] and kv_idx [1, k] -> float32 [heads, q, k]."""
+        distance = (q_idx - kv_idx).clamp_min(0)
+        if self.table is not None:
+            return self.table.to(q_idx.device)[:, distance.clamp_max(self.table.shape[1] - 1)]
+        a, b = (part[:, None, None].to(q_idx.device) for part in (self.a, self.b))
+        if self.kind == BiasKind.BFLOAT16:
+            return (a.bfloat16() * kv_idx.bfloat16()).float().expand(-1, len(q_idx), -1) * b
+        if self.kind == BiasKind.LOG:
+            return -a * torch.log1p(b * distance.float())
+        return -a * (distance.float() if self.kind == BiasKind.LINEAR else distance.float() ** b)
+
+
+@dataclass(frozen=True)
+class TemperatureRow:
+    """max(least, constant + weight ln(1 + (position + shift) // group)), a factor on the scores of a query."""
+
+    constant: float = 1.0
+    weight: float = 0.0
+    group: int = 1
+    shift: int = 0
+    least: float = 0.0
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        """Positions int64 [n] -> float64 [n]."""
+        grouped = (position + self.shift) // self.group
+        return (self.constant + self.weight * grouped.double().log1p()).clamp_min(self.least)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One encoding.
+
+    ``frequencies`` are radians per position and rotary pair with the sign of the model's rotation, empty without
+    rotation. ``interleaved`` and ``offset`` place the pairs in a head.
+    """
+
+    bands: tuple[BandRow, ...]
+    frequencies: tuple[float, ...] = ()
+    bias: BiasRow | None = None
+    temperature: TemperatureRow = TemperatureRow()
+    interleaved: bool = False
+    offset: int = 0
+
+    @property
+    def base(self) -> MapRow:
+        """The map under which keys and queries are written."""
+        return self.bands[0].key_map
+
+    @property
+    def maps(self) -> tuple[MapRow, ...]:
+        """The base, and behind it the maps of queries and keys of every band."""
+        return (self.base, *(each for band in self.bands for each in (band.query_map, band.key_map)))
+
+    @cached_property
+    def turns_keys(self) -> bool:
+        """True if some band turns cached keys when it reads them."""
+        return any(band.key_map != self.base for band in self.bands)
+
+    def turn(self, to: MapRow, position: torch.Tensor) -> torch.Tensor | None:
+        """Positions float64 [n, 1 or pairs] by which states written at ``position`` int64 [n] turn; None for none."""
+        return None if to == self.base else to(position) - self.base(position)

@@ -1,0 +1,100 @@
+"""Compiles the kernel for a GPU that need not be there, as a program: ``TRITON_INTERPRET`` has to be unset at import.
+
+Prints a line of JSON for each variant of the attention: bytes of local memory per thread, which are spills.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from patches.attention.paged import kernel
+from patches.attention.paged.launch import blocks_for
+from patches.attention.paged.tables import power_of_two
+
+STATES, FLOATS = ("Q", "K", "V", "OUT"), ("PART", "FACTOR", "SINKS", "MAPS", "PAIRS", "FREQUENCIES", "BIASES")
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def constants(*, split: bool, everything: bool, head_dim: int, pairs: int, dtype: str) -> dict[str, Any]:
+    """Those of a model with 32 heads over 8 key heads, plain or with everything that a row can hold."""
+    blocks = blocks_for(DTYPES[dtype], head_dim)
+    return {
+        "NUM_PAIRS": pairs,
+        "WIDTH": power_of_two(pairs),
+        "OFFSET": 0,
+        "INTERLEAVED": False,
+        "HEAD_DIM": head_dim,
+        "REST_WIDTH": power_of_two(head_dim - 2 * pairs),
+        "VALUE_DIM": head_dim,
+        "VALUE_WIDTH": power_of_two(head_dim),
+        "KV_HEADS": 8,
+        "GROUP": 4,
+        "GROUP_WIDTH": 4,
+        "MOST_BANDS": 3,
+        **dict.fromkeys(("SOFTCAP", "HAS_SINKS", "BIAS", "TURNS", "BY_PAIR"), everything),
+        "SPLIT": split,
+        "FAST": True,
+        "UPCAST": False,
+        "PAGE": 32,
+        "BLOCK_M": 16 if split else blocks.rows,
+        "BLOCK_N": blocks.keys,
+    }
+
+
+def local_bytes(function: Any, given: dict[str, Any], dtype: str, capability: int) -> int:
+    """Local memory of a thread, for states of ``dtype`` on a GPU of a compute capability such as 90."""
+    chosen = {name: value for name, value in given.items() if name in function.arg_names}
+    kinds, attributes = {}, {}
+    for index, name in enumerate(function.arg_names):
+        if name in chosen:
+            kinds[name] = "constexpr"
+        elif name in STATES:
+            kinds[name] = f"*{dtype}"
+        elif name == "softcap":
+            kinds[name] = "fp32"
+        elif name.isupper():
+            kinds[name] = "*fp32" if name.startswith(FLOATS) or name == "DISTANCES" else "*i32"
+        else:
+            kinds[name] = "i32"
+        if (name.isupper() and name not in chosen) or name.startswith(("q_", "k_", "v_", "out_")):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    constexprs = {(function.arg_names.index(name),): value for name, value in chosen.items()}
+    source = ASTSource(fn=function, signature=kinds, constexprs=constexprs, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(compiled.asm["cubin"])
+        usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+    assert found is not None, usage
+    return max(int(found[1]), int(found[2]))
+
+
+def main(capability: int, dtype: str) -> None:
+    for head_dim in (64, 128, 256):
+        for split in (False, True):
+            for everything in (False, True):
+                pairs = head_dim // 4 if everything else head_dim // 2
+                given = constants(split=split, everything=everything, head_dim=head_dim, pairs=pairs, dtype=dtype)
+                size = local_bytes(kernel.attention, given, dtype, capability)
+                variant = {"head_dim": head_dim, "split": split, "everything": everything, "local_bytes": size}
+                print(json.dumps(variant), flush=True)
+    given = constants(split=True, everything=True, head_dim=128, pairs=64, dtype=dtype)
+    local_bytes(kernel.merge, given, dtype, capability)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

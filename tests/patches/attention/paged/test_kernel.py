@@ -1,0 +1,109 @@
+"""The Triton kernel against the specification, on a GPU or under Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from patches import parse, resolve
+from patches.attention.layer import Layer
+from patches.attention.paged import launch
+from patches.attention.paged.compilation import DoesNotFit
+from patches.attention.paged.launch import Blocks
+from patches.attention.paged.tables import stacked
+from patches.encoding.masks import ChunkRange, DistanceRange
+from patches.encoding.temperature import FloorLogTemperature
+from tests.patches.attention.paged.batches import LENGTH, PagedBatch, Shape, ragged
+from tests.patches.forward import relative
+
+pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernel on the CPU", allow_module_level=True)
+
+pytestmark = [pytest.mark.slow, pytest.mark.gpu]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SMALL = Blocks(rows=32, keys=16, split=32)
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 0.1}
+SINKS = torch.linspace(-1.0, 2.0, 4)
+
+SHAPES = {
+    "plain": Shape(),
+    "three_heads_share_a_key": Shape(heads=6),
+    "interleaved": Shape(rotary_dim=16, interleaved=True),
+    "latent": Shape(kv_heads=4, head_dim=24, value_dim=12, rotary_dim=8, offset=16, interleaved=True),
+    "reversed": Shape(reverses=True),
+    "float16": Shape(dtype=torch.float16),
+    "bfloat16": Shape(dtype=torch.bfloat16),
+}
+LAYERS = {
+    "window": Layer(0.3, DistanceRange(0, 13)),
+    "chunk": Layer(0.3, ChunkRange(16, 0, 1)),
+    "all": Layer(0.3, DistanceRange(0, 21), 3.0, SINKS, temperature=FloorLogTemperature(0.5, 8, 1)),
+}
+
+
+def outputs(batch: PagedBatch, blocks: Blocks = SMALL) -> list[torch.Tensor]:
+    """Output [new tokens, heads, value dim] of each sequence."""
+    query, key_pages, value_pages, step = batch.build(DEVICE)
+    tables = stacked(batch.rows(), batch.shape.heads, DEVICE)
+    plan = launch.planned(step, tables, batch.shape.heads, batch.shape.kv_heads, blocks)
+    result = launch.attend(query, key_pages, value_pages, plan, batch.layer)
+    assert result.dtype == query.dtype
+    return list(result.cpu().split([sequence.queries for sequence in step.sequences]))
+
+
+def check(batch: PagedBatch, blocks: Blocks = SMALL) -> None:
+    for part, expected, resolved in zip(outputs(batch, blocks), batch.expected, batch.recipes, strict=True):
+        assert relative(part.to(expected.dtype), expected) < TOLERANCE[part.dtype], resolved
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_encoding_under_every_shape(shape: str) -> None:
+    check(ragged(SHAPES[shape], Layer(0.3)))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_encoding_in_every_layer(layer: str) -> None:
+    batch = ragged(Shape(), LAYERS[layer], 5, seed=1)
+    check(batch)
+
+
+@pytest.mark.parametrize("new", [1, 30])
+def test_evicted_pages(new: int) -> None:
+    batch = PagedBatch(Shape(), Layer(0.3), 4, torch.Generator().manual_seed(0))
+    for fields in (
+        {"method": "streaming", "sink_tokens": 5, "window": 17},
+        {"method": "streaming", "sink_tokens": 0, "window": 17},
+        {"method": "lm_infinite", "n_global": 3, "n_local": 9},
+    ):
+        resolved = resolve(parse(fields), batch.shape.geometry, LENGTH)
+        batch.add(resolved, 131, new, resolved.recipe.sink_window)
+    assert all(sequence.evicted_pages for sequence in batch.sequences)
+    check(batch)
+
+
+def test_rows_that_turn_nothing_need_no_pairs() -> None:
+    batch = PagedBatch(Shape(), Layer(0.3), 8, torch.Generator().manual_seed(0))
+    for method in ("none", "alibi", "sandwich"):
+        batch.add(resolve(parse({"method": method}), batch.shape.geometry, LENGTH), 40, 3)
+    check(batch)
+
+
+def test_a_sequence_does_not_depend_on_its_company() -> None:
+    crowd = ragged(Shape(), Layer(0.3), decode=True)
+    together = outputs(crowd)
+    alone = PagedBatch(Shape(), Layer(0.3), 8, torch.Generator())
+    index = max(range(len(crowd.sequences)), key=lambda i: crowd.sequences[i].q_stop)
+    for name in ("recipes", "queries", "expected", "cached"):
+        getattr(alone, name).append(getattr(crowd, name)[index])
+    sequence = crowd.sequences[index]
+    pages = tuple(range(len(sequence.pages)))
+    alone.sequences.append(type(sequence)(0, sequence.q_start, sequence.queries, pages))
+    assert torch.equal(outputs(alone)[0], together[index])
+
+
+def test_float64_does_not_fit() -> None:
+    with pytest.raises(DoesNotFit, match="float64"):
+        outputs(ragged(Shape(dtype=torch.float64), Layer(0.3)))
