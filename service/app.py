@@ -56,10 +56,10 @@ def create_app(settings: Settings) -> FastAPI:
             async with AsyncExitStack() as stack:
                 workers = app.state.workers = Workers(shared=settings.has_keys, busy=models.are_generating)
                 stack.callback(workers.close)
-                calls = app.state.store_calls = StoreCalls()
+                calls = app.state.store_calls = StoreCalls(settings.database_pool_size)
                 stack.callback(calls.close)
                 url = settings.database_url or default_url()
-                store = app.state.jobs = await run_in_threadpool(JobStore, url)
+                store = app.state.jobs = await run_in_threadpool(JobStore, url, settings.database_pool_size)
                 stack.push_async_callback(_closed, calls, store)
                 runner = app.state.job_runner = JobRunner(store, models, settings, workers, calls, errors.as_api_error)
                 runner.start()

@@ -138,6 +138,15 @@ class Settings(BaseSettings):
         description="Database of jobs: sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME (extra `postgresql`); "
         "a file in the user's data folder when unset.",
     )
+    database_pool_size: int = Field(
+        8, ge=2, le=1000, description="Connections to the database that one server opens at most."
+    )
+    lease_s: float = Field(
+        30.0,
+        ge=1,
+        le=3600,
+        description="Seconds without a sign of life after which other servers take over the work of a lost one.",
+    )
     resume_jobs: bool = Field(
         True, description="Work on unfinished jobs that other processes left in the database, not only on new ones."
     )
