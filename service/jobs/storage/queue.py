@@ -1,8 +1,9 @@
 """Jobs for the runner: the next ones, their plans, and their units.
 
 One process at a time plans a job: it sets ``owner`` with a conditional UPDATE. Its lease runs out unless it is
-renewed, and ends at once with a process of this machine. A planned job has a row for every unfinished unit, and every process with the same plan claims
-some of them. The process that finishes the last one owns the job again, for its next stage or its result.
+renewed, and ends at once with a process of this machine. A planned job has a row for every unfinished unit, and every
+process with the same plan claims some of them. The process that finishes the last one owns the job again, for its
+next stage or its result.
 """
 
 from __future__ import annotations
