@@ -85,11 +85,8 @@ class SharedLimits:
         """Raises:
         LimitsUnusable: when the server does not answer.
         """
-        try:
-            async with reached():
-                await self.client.execute_command("PING")
-        except LimitsOutOfReach as error:
-            raise LimitsUnusable(f"the shared store of limits at {self.shown} does not answer: {error}") from error
+        if not await self.storage.check():
+            raise LimitsUnusable(f"the shared store of limits at {self.shown} does not answer")
 
     async def close(self) -> None:
         await self.client.aclose()
@@ -133,7 +130,7 @@ async def reached() -> AsyncIterator[None]:
 
 
 def storage_of(shared: SharedLimits | None) -> Storage:
-    """Where rates are counted."""
+    """The storage that counts rates."""
     return MemoryStorage() if shared is None else shared.storage
 
 
