@@ -87,7 +87,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.files = RenderedFiles()
     app.state.feed = events.feed_of(app)
     app.state.bodies = Admission(settings.max_bodies_bytes, settings.max_queue, shared=settings.has_keys, of="bodies")
-    app.state.metrics, app.state.traffic = Metrics(), Traffic()
+    app.state.metrics, app.state.traffic = Metrics(settings.replica_name), Traffic()
     shared = None if settings.shared_url is None else SharedLimits(settings.shared_url)
     app.state.token_rate = TokenRate(settings.key_tokens_per_minute, shared)
     keys = ApiKeys(settings.api_keys, settings.api_keys_file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -197,6 +198,11 @@ class Settings(BaseSettings):
         if replicas > 1 and limits and others.data.get("shared_url") is None:
             raise ValueError(f"{' and '.join(limits)} on {replicas} servers need ROPEWAY_SHARED_URL")
         return replicas
+
+    @property
+    def replica_name(self) -> str | None:
+        """Name of this server among several, for its metrics; None for a single one."""
+        return None if self.replicas == 1 else f"{socket.gethostname()}:{self.port}"
 
     def at_once(self) -> Settings:
         """The settings of evaluations that are answered at once."""
