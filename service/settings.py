@@ -140,7 +140,7 @@ class Settings(BaseSettings):
         "a file in the user's data folder when unset.",
     )
     database_pool_size: int = Field(
-        8, ge=2, le=1000, description="Connections to the database that one server opens at most."
+        8, ge=2, le=1000, description="Connections to the database that one server keeps open; peaks take 4 more."
     )
     lease_s: float = Field(
         30.0,

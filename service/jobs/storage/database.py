@@ -194,7 +194,7 @@ def _refuse_strangers(url: URL) -> None:
 
 
 def _engine(url: URL, connections: int) -> Engine:
-    pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 0, "pool_timeout": BUSY_S}
+    pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 4, "pool_timeout": BUSY_S}
     if url.get_backend_name() == "postgresql":
         return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_S}, **pool)
     engine = create_engine(url, connect_args={"timeout": BUSY_S}, **pool)
