@@ -34,6 +34,7 @@ from service.models.registry import ModelRegistry
 from service.policy.policy import read_policies
 from service.settings import Settings
 from service.sharing.admission import Admission
+from service.sharing.limits import Concurrency, SharedConcurrency, SharedLimits, opened
 from service.sharing.workers import Workers
 from service.ui import routes as ui
 
@@ -54,12 +55,13 @@ def create_app(settings: Settings) -> FastAPI:
         try:
             assign_policies(policies, models)
             async with AsyncExitStack() as stack:
+                await stack.enter_async_context(opened(shared))
                 workers = app.state.workers = Workers(shared=settings.has_keys, busy=models.are_generating)
                 stack.callback(workers.close)
-                calls = app.state.store_calls = StoreCalls()
+                calls = app.state.store_calls = StoreCalls(settings.database_pool_size)
                 stack.callback(calls.close)
                 url = settings.database_url or default_url()
-                store = app.state.jobs = await run_in_threadpool(JobStore, url)
+                store = app.state.jobs = await run_in_threadpool(JobStore, url, settings.database_pool_size)
                 stack.push_async_callback(_closed, calls, store)
                 runner = app.state.job_runner = JobRunner(store, models, settings, workers, calls, errors.as_api_error)
                 runner.start()
@@ -85,10 +87,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.files = RenderedFiles()
     app.state.feed = events.feed_of(app)
     app.state.bodies = Admission(settings.max_bodies_bytes, settings.max_queue, shared=settings.has_keys, of="bodies")
-    app.state.metrics, app.state.traffic = Metrics(), Traffic()
-    app.state.token_rate = TokenRate(settings.key_tokens_per_minute)
+    app.state.metrics, app.state.traffic = Metrics(settings.replica_name), Traffic()
+    shared = None if settings.shared_url is None else SharedLimits(settings.shared_url)
+    app.state.token_rate = TokenRate(settings.key_tokens_per_minute, shared)
     keys = ApiKeys(settings.api_keys, settings.api_keys_file)
-    _add_layers(app, settings, keys)
+    _add_layers(app, settings, keys, shared)
     errors.install(app)
     tracing.install(app, settings)
     # No router includes another: FastAPI would build the routes of both at start-up.
@@ -110,10 +113,12 @@ async def _closed(calls: StoreCalls, store: JobStore) -> None:
         await calls.within(CLOSE_S, store.close)
 
 
-def _add_layers(app: FastAPI, settings: Settings, keys: ApiKeys) -> None:
+def _add_layers(app: FastAPI, settings: Settings, keys: ApiKeys, shared: SharedLimits | None) -> None:
     """From the inside out: who has no key does not get to send a body, and every answer has an id and is logged."""
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5, exclude_content_types=COMPRESSED_ALREADY)
-    app.add_middleware(AccessControl, keys=keys, most_at_a_time=settings.key_concurrency, open_docs=settings.open_docs)
+    most = settings.key_concurrency
+    concurrency = Concurrency(most) if shared is None or most is None else SharedConcurrency(most, shared)
+    app.add_middleware(AccessControl, keys=keys, concurrency=concurrency, open_docs=settings.open_docs)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

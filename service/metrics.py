@@ -21,10 +21,11 @@ SLOW = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 30
 
 
 class Metrics:
-    """All metrics of one application. ``pe_method`` takes the names of methods and nothing else."""
+    """All metrics of one application. ``pe_method`` takes the names of methods and nothing else. With ``replica``,
+    every sample has that label."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, replica: str | None = None) -> None:
+        self.registry = CollectorRegistry() if replica is None else _ReplicaRegistry(replica)
         self.port: int | None = None
         ProcessCollector(registry=self.registry)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
@@ -58,6 +59,21 @@ class Metrics:
     def watch(self, loads: Loads) -> None:
         """Read ``loads`` at every scrape."""
         self.registry.register(_Load(loads))
+
+
+class _ReplicaRegistry(CollectorRegistry):
+    """A registry that adds the label ``replica`` to its samples."""
+
+    def __init__(self, replica: str) -> None:
+        super().__init__()
+        self._replica = replica
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in super().collect():
+            metric.samples = [
+                sample._replace(labels=sample.labels | {"replica": self._replica}) for sample in metric.samples
+            ]
+            yield metric
 
 
 class _Load(Collector):

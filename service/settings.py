@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 Count = Annotated[int, Field(ge=1)]
@@ -143,6 +144,15 @@ class Settings(BaseSettings):
         description="Database of jobs: sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME (extra `postgresql`); "
         "a file in the user's data folder when unset.",
     )
+    database_pool_size: int = Field(
+        8, ge=2, le=1000, description="Connections to the database that one server keeps open; peaks take 4 more."
+    )
+    lease_s: float = Field(
+        30.0,
+        ge=1,
+        le=3600,
+        description="Seconds without a sign of life after which other servers take over the work of a lost one.",
+    )
     resume_jobs: bool = Field(
         True, description="Work on unfinished jobs that other processes left in the database, not only on new ones."
     )
@@ -169,6 +179,12 @@ class Settings(BaseSettings):
     key_tokens_per_minute: int | None = Field(
         None, ge=1, description="Most tokens, prompt and new or scored, that one API key may ask for in a minute."
     )
+    shared_url: str | None = Field(
+        None,
+        description="Redis or Valkey where several servers count the limits per key: redis://HOST:PORT (extra "
+        "`shared`).",
+    )
+    replicas: Count = Field(1, description="Servers behind one address; several share limits per key by `shared_url`.")
     cors_origins: Items = Field((), description="Origins whose pages may call the server, separated by commas.")
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Serve /metrics on this port of the same address instead of the main one."
@@ -176,6 +192,22 @@ class Settings(BaseSettings):
     otel_endpoint: str | None = Field(
         None, description="OTLP/HTTP endpoint for traces, such as http://localhost:4318; needs the extra `otel`."
     )
+
+    @field_validator("replicas")
+    @classmethod
+    def _limits_are_shared(cls, replicas: int, others: ValidationInfo) -> int:
+        """Raises:
+        ValueError: with limits per key that every replica would count alone.
+        """
+        limits = [name for name in ("key_concurrency", "key_tokens_per_minute") if others.data.get(name)]
+        if replicas > 1 and limits and others.data.get("shared_url") is None:
+            raise ValueError(f"{' and '.join(limits)} on {replicas} servers need ROPEWAY_SHARED_URL")
+        return replicas
+
+    @property
+    def replica_name(self) -> str | None:
+        """Name of this server among several, for its metrics; None for a single one."""
+        return None if self.replicas == 1 else f"{socket.gethostname()}:{self.port}"
 
     def at_once(self) -> Settings:
         """The settings of evaluations that are answered at once."""

@@ -80,6 +80,7 @@ PADDED = "tests/service/engine/test_padded.py"
 CHOSEN_KEYS = "tests/patches/model/test_chosen_keys.py"
 TOKENS_OF = f"{HYBRIDS}::test_tokens_are_those_of_generate_alone_and_among_others"
 QUEUE = "tests/service/jobs/test_queue.py"
+UNITS = "tests/service/jobs/test_units.py"
 STORE = "tests/service/jobs/test_store.py"
 RUNNER = "tests/service/jobs/test_runner.py"
 ADDRESS = "tests/service/jobs/test_address.py"
@@ -178,16 +179,20 @@ SERVED = [
 ]  # fmt: skip
 
 JOBS = [
-    Mutation("a lease never ends", "service/jobs", "Job.lease_until < datetime.now(UTC)", "Job.lease_until.is_(None)",
-             (QUEUE,)),
+    Mutation("a lease never ends", "service/jobs", "lapsed = Job.lease_until < now(session)",
+             "lapsed = Job.lease_until.is_(None)", (QUEUE,)),
     Mutation("a lease is not checked", "service/jobs", "Job.number == number, Job.owner == self._owner,",
              "Job.number == number,", (QUEUE,)),
     Mutation("a finished unit is not stored", "service/jobs", "session.add(row)", "pass", (QUEUE,)),
     Mutation("claims are not counted from a unit on", "service/jobs", "job.claims = 0\n", "job.claims += 0\n",
              (QUEUE,)),
-    Mutation("released jobs stay running", "service/jobs", 'values(state="queued", owner=None,',
-             'values(state="running", owner=None,', (QUEUE,)),
-    Mutation("units recorded twice", "service/jobs", "if unit.position not in recorded:", "if True:", (QUEUE,)),
+    Mutation("released jobs stay running", "service/jobs", 'waits = {"state": "queued",',
+             'waits = {"state": "running",', (QUEUE,)),
+    Mutation("units of others recorded", "service/jobs", "if unit.position in new:", "if True:", (UNITS,)),
+    Mutation("a unit claimed twice", "service/jobs", "row.owner.is_(None), ~claimed)", "~claimed)", (UNITS,)),
+    Mutation("a key claimed by two jobs", "service/jobs", "row.owner.is_(None), ~claimed)", "row.owner.is_(None))",
+             (UNITS,)),
+    Mutation("another plan is not left alone", "service/jobs", "self._other_plans.add(number)", "pass", (UNITS,)),
     Mutation("outcomes shared between tenants", "service/jobs", '"tenant": tenant,\n', '"tenant": "",\n', (ADDRESS,)),
     Mutation("the encoding is not in the address", "service/jobs", '"encoding": encoding(unit),',
              '"encoding": "",', (ADDRESS,)),

@@ -37,6 +37,7 @@ from service.jobs.storage.database import StoreOutOfReach
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
 from service.models.registry import UnknownModel
 from service.sharing.admission import QueueFull, TooLarge
+from service.sharing.limits import LimitsOutOfReach
 from service.sharing.stopping import Stopped
 
 MAX_PROBLEMS = 10
@@ -95,6 +96,9 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     Stopped: lambda error: shutting_down(),
     StoreOutOfReach: lambda error: ApiError(
         503, f"the database of jobs is out of reach: {error}", code="jobs_out_of_reach", headers={"Retry-After": "5"}
+    ),
+    LimitsOutOfReach: lambda error: ApiError(
+        503, f"the shared store of limits is out of reach: {error}", code="limits_out_of_reach"
     ),
     EngineFailed: lambda error: ApiError(503, f"the engine failed and is restarting: {error}", code="engine_failed"),
     OutOfMemory: _out_of_memory,

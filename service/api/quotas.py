@@ -9,31 +9,34 @@ from collections.abc import Sequence
 import structlog
 from fastapi import Request
 from limits import RateLimitItemPerMinute
-from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from service import context
 from service.errors import ApiError, bad_request
 from service.settings import Settings
 from service.sharing.admission import Admission, Ticket
+from service.sharing.limits import SharedLimits, reached, storage_of
 
 log = structlog.get_logger()
 
 
 class TokenRate:
     """Tokens that one tenant may ask for in a minute. The window slides by weighting the last two minutes, which
-    takes constant memory however many tokens one request costs."""
+    takes constant memory however many tokens one request costs. With ``shared``, all replicas count together."""
 
-    def __init__(self, tokens_per_minute: int | None) -> None:
+    def __init__(self, tokens_per_minute: int | None, shared: SharedLimits | None = None) -> None:
         self._limit = None if tokens_per_minute is None else RateLimitItemPerMinute(tokens_per_minute)
-        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._limiter = SlidingWindowCounterRateLimiter(storage_of(shared))
 
     async def check(self) -> None:
         """Raises:
         ApiError: 429 when the tenant has used up its minute.
         """
-        if self._limit is not None and not await self._limiter.test(self._limit, context.current().tenant):
-            raise await self._refusal(self._limit)
+        if self._limit is None:
+            return
+        async with reached():
+            if not await self._limiter.test(self._limit, context.current().tenant):
+                raise await self._refusal(self._limit)
 
     async def charge(self, tokens: int) -> None:
         """Count the tokens of a request, now that they are known.
@@ -46,8 +49,9 @@ class TokenRate:
         if tokens > self._limit.amount:
             message = f"the request asks for {tokens} tokens and this API key may ask for {self._limit.amount} a minute"
             raise bad_request(message, code="token_rate_exceeded")
-        if not await self._limiter.hit(self._limit, context.current().tenant, cost=tokens):
-            raise await self._refusal(self._limit)
+        async with reached():
+            if not await self._limiter.hit(self._limit, context.current().tenant, cost=tokens):
+                raise await self._refusal(self._limit)
 
     async def _refusal(self, limit: RateLimitItemPerMinute) -> ApiError:
         window = await self._limiter.get_window_stats(limit, context.current().tenant)

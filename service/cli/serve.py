@@ -157,12 +157,13 @@ def _serve(settings: Settings) -> None:
     from service.jobs.storage.database import StoreUnusable
     from service.models.loading import ModelLoadError
     from service.policy.policy import InvalidPolicy
+    from service.sharing.limits import LimitsUnusable
     from service.tracing import TracingUnavailable
 
     try:
         allow_descriptors(settings.max_connections)
         app = create_app(settings)
-    except (InvalidKeyFile, TracingUnavailable, OSError) as error:
+    except (InvalidKeyFile, LimitsUnusable, TracingUnavailable, OSError) as error:
         _refuse(settings, error)
     logs.configure(settings.log_level, settings.log_format, libraries=True)
     watch = StartWatch(app)
@@ -183,5 +184,6 @@ def _serve(settings: Settings) -> None:
     except SystemExit:
         if watch.error is None:  # stopped by a signal, or the port is taken, and uvicorn has logged it
             raise
-        expected = isinstance(watch.error, ModelLoadError | InvalidPolicy | StoreUnusable | PortUnusable)
+        refusals = ModelLoadError | InvalidPolicy | LimitsUnusable | StoreUnusable | PortUnusable
+        expected = isinstance(watch.error, refusals)
         _refuse(settings, watch.error, expected=expected and settings.log_level != "debug")

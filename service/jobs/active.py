@@ -1,61 +1,68 @@
-"""Jobs at work in this process: their plans, and the units that are left of them."""
+"""Jobs at work in this process: their plans, and the units that it has claimed of them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from service.evaluation.unit import Outcome
 from service.jobs.planning import Planned
 from service.jobs.signals import Signal
 from service.jobs.storage.outcomes import pack
-from service.jobs.storage.queue import Claimed, Finished
+from service.jobs.storage.queue import Claimed
+from service.jobs.storage.units import ClaimedUnit, Finished
+
+CLAIM_S = 1.0
+"""Seconds of work that one claim takes at most, unless a single unit takes longer."""
+
+MOST_CLAIMED = 64
+"""Units of one claim."""
 
 
 class ActiveJob:
-    """``pending`` are positions by the model that they run on, ``left`` all that are not finished. ``dropped``: the
-    job was cancelled or taken by another process, and its running units are cancelled."""
+    """``claimed`` are units that this process has claimed and not begun, by the model that they run on. ``dropped``:
+    the job has ended or is another process's, and its running units are cancelled."""
 
     def __init__(self, claimed: Claimed, planned: Planned) -> None:
         self.number, self.id, self.tenant = claimed.number, claimed.id, claimed.tenant
         self._set(planned)
-        self.pending: dict[str, deque[int]] = {}
-        self.left: set[int] = set()
+        self.claimed: defaultdict[str, deque[ClaimedUnit]] = defaultdict(deque)
         self.in_flight: Counter[int] = Counter()
         """Tokens done of units at work, by position."""
         self.failures: Counter[int] = Counter()
         self.running: set[asyncio.Task[Any]] = set()
         self.dropped = False
+        self._unit_s: dict[str, float] = {}
 
     def _set(self, planned: Planned) -> None:
         self._planned = planned
-        self.plan, self.keys = planned.plan, planned.keys
+        self.plan, self.keys, self.digest = planned.plan, planned.keys, planned.digest
 
     def extend(self, outcomes: Sequence[Outcome]) -> bool:
-        """Add the plan's next stage, whose units are neither left nor pending yet; false after the last one."""
+        """Add the plan's next stage; false after the last one."""
         extended = self._planned.extended(outcomes)
         if extended is not None:
             self._set(extended)
         return extended is not None
 
-    def leave(self, positions: set[int]) -> None:
-        """Put units back, in the plan's order."""
-        self.left |= positions
-        by_model: dict[str, set[int]] = {model: set(waiting) for model, waiting in self.pending.items()}
-        for position in positions:
-            by_model.setdefault(self.plan.units[position].subject.model, set()).add(position)
-        self.pending = {model: deque(sorted(waiting)) for model, waiting in by_model.items()}
+    def rows(self, positions: Iterable[int]) -> list[tuple[int, str, str]]:
+        """(position, key, model) of units, in the plan's order."""
+        return [(p, self.keys[p], self.plan.units[p].subject.model) for p in sorted(positions)]
 
-    def take(self, positions: set[int]) -> None:
-        """Remove units from the queues."""
-        for model, waiting in self.pending.items():
-            self.pending[model] = deque(position for position in waiting if position not in positions)
+    def batch(self, model: str) -> int:
+        """Units that the next claim for ``model`` may take: one until the seconds of a unit are known."""
+        unit_s = self._unit_s.get(model, CLAIM_S)
+        return max(1, min(MOST_CLAIMED, int(CLAIM_S / max(unit_s, 1e-9))))
+
+    def took(self, model: str, seconds: float) -> None:
+        """Note the seconds of a measured unit, in a moving average."""
+        self._unit_s[model] = (self._unit_s.get(model, seconds) + seconds) / 2
 
     def drop(self) -> None:
         self.dropped = True
-        self.pending.clear()
+        self.claimed.clear()
         for task in self.running:
             task.cancel()
 
@@ -78,7 +85,7 @@ class ActiveJob:
 class ActiveJobs:
     """Jobs by their numbers. ``in_flight`` shows clients the tokens of units at work: job id -> tokens.
 
-    ``held`` are the jobs whose lease is renewed: the active ones, and one being planned. ``added`` fires when a job
+    ``held`` are the jobs whose leases are renewed: the active ones, and those being planned. ``added`` fires when a job
     may be new or cancelled, ``changed`` when one gets further. ``closed``: the runner ends.
     """
 
@@ -95,6 +102,13 @@ class ActiveJobs:
             self.in_flight[job.id] = tokens
         else:
             self.in_flight.pop(job.id, None)
+
+    def progress(self) -> dict[tuple[int, int], int]:
+        """Tokens done of units at work: (job, position) -> tokens."""
+        found: dict[tuple[int, int], int] = {}
+        for job in self.active.values():
+            found |= {(job.number, position): tokens for position, tokens in job.in_flight.items()}
+        return found
 
     def drop(self, job: ActiveJob) -> None:
         """Cancel what runs of a job that is no longer this process's."""

@@ -19,8 +19,9 @@ from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob, ActiveJobs
 from service.jobs.planning import planned, request_of
 from service.jobs.storage.calls import RETRY_S, PatientCalls
-from service.jobs.storage.queue import Claimed, Finished, JobQueue, LeaseLost
+from service.jobs.storage.queue import Claimed, JobQueue, LeaseLost, Recorded
 from service.jobs.storage.results import Packed, pack
+from service.jobs.storage.units import ClaimedUnit, Finished
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 from service.sharing.admission import QueueFull
@@ -42,8 +43,8 @@ log = structlog.get_logger()
 
 
 class Execution:
-    """Claims jobs of ``queue`` and runs their units on ``models``. ``as_api_error`` words the failure of a job as a
-    route would answer it."""
+    """Plans jobs of ``queue``, claims their units and runs them on ``models``. ``as_api_error`` words the failure of
+    a job as a route would answer it."""
 
     def __init__(  # noqa: PLR0913 - the parts of the application that it works with
         self,
@@ -58,37 +59,73 @@ class Execution:
         self._queue, self._jobs, self._models, self._settings = queue, jobs, models, settings
         self._workers, self._store_call, self._as_api_error = workers, store_call, as_api_error
 
-    async def activate(self, number: int) -> ActiveJob | None:
-        """Claim and plan a job, and take what the store has of it; None when nothing of it is left to do here."""
+    async def take(self, number: int, model: str) -> ActiveJob | None:
+        """Claim units of a job for ``model``, or plan it if it has no plan; None where there is nothing to do now."""
+        job = self._jobs.active.get(number)
+        self._jobs.held.add(number)
+        try:
+            taken = await self._store_call(self._queue.take, number, model, 1 if job is None else job.batch(model))
+            if taken is None:
+                return None if job is not None else await self._plan(number)
+            if job is None or job.digest != taken.plan:
+                job = await self._join(number, taken.plan)
+            if job is not None:
+                job.claimed[model].extend(taken.units)
+            return job
+        finally:
+            if number not in self._jobs.active:
+                self._jobs.held.discard(number)
+
+    async def _plan(self, number: int) -> ActiveJob | None:
+        """Own a job and plan it for all processes; None when nothing of it is left to do."""
         claimed = await self._store_call(self._queue.claim, number)
         if claimed is None:
             return None
-        self._jobs.held.add(number)
         try:
-            job = await self._beside(self._planned, claimed)
-            await self._replay(job)
+            job = await self._planned(claimed)
             finished = await self._store_call(self._queue.begin, number, job.keys, job.plan.tokens)
-            job.leave(set(range(len(job.keys))) - finished)
             self._jobs.active[number] = job
             log.info("job_started", job=job.id, units=len(job.keys), finished=len(finished))
-            await self._take(job, sorted(job.left))
+            await self._go_on(job, set(range(len(job.keys))) - finished)
         except LeaseLost:
             self._jobs.forget(number)
-            return None
         except SQLAlchemyError:
             self._jobs.forget(number)
             raise
         except Exception as error:
             await self._fail(number, claimed.id, error)
+        return self._jobs.active.get(number)
+
+    async def _join(self, number: int, plan: str) -> ActiveJob | None:
+        """Plan a job that others work on; None where this process makes another plan of it."""
+        if stale := self._jobs.active.get(number):
+            self._jobs.drop(stale)
+            self._jobs.held.add(number)
+        claimed = await self._store_call(self._queue.joined, number)
+        if claimed is None:
             return None
+        try:
+            job, why = await self._planned(claimed), "other code, weights or hardware"
+        except (SQLAlchemyError, EngineStopping):
+            raise
+        except Exception as error:
+            job, why = None, str(error)
+        if job is None or job.digest != plan:
+            log.info("job_left_to_others", job=claimed.id, why=why)
+            await self._store_call(self._queue.leave, number)
+            return None
+        self._jobs.active[number] = job
+        log.info("job_joined", job=job.id, units=len(job.keys))
         return job
 
-    def _planned(self, claimed: Claimed) -> ActiveJob:
-        request = request_of(claimed.request)
-        return ActiveJob(claimed, planned(request, claimed.tenant, claimed.id, self._models, self._settings))
+    async def _planned(self, claimed: Claimed) -> ActiveJob:
+        """The job with every stage that stored outcomes lead to, so that finished units keep their places."""
 
-    async def _replay(self, job: ActiveJob) -> None:
-        """Add the stages that stored outcomes lead to, so that their finished units keep their places."""
+        def plan() -> ActiveJob:
+            request = request_of(claimed.request)
+            return ActiveJob(claimed, planned(request, claimed.tenant, claimed.id, self._models, self._settings))
+
+        job = await self._beside(plan)
         outcomes: list[Outcome] = []
 
         def stored() -> list[Outcome | None]:
@@ -98,49 +135,42 @@ class Execution:
             found = await self._store_call(stored)
             outcomes += (outcome for outcome in found if outcome is not None)
             if len(outcomes) < len(job.keys) or not await self._beside(job.extend, outcomes):
-                return
+                break
+        return job
 
-    async def _next_stage(self, job: ActiveJob, outcomes: list[Outcome]) -> bool:
-        """Go on with the plan's next stage; false after the last one."""
-        if not job.plan.in_stages or not await self._beside(job.extend, outcomes):
-            return False
-        await self._store_call(self._queue.begin, job.number, job.keys, job.plan.tokens)
-        job.left = set(range(len(outcomes), len(job.keys)))
-        await self._take(job, sorted(job.left))
-        job.leave(job.left)
-        self._jobs.added.fire()
-        return True
-
-    async def _take(self, job: ActiveJob, positions: list[int]) -> bool:
-        """Take the outcomes of ``positions`` that the store has; whether it had any."""
-
-        def stored(some: list[int]) -> list[Finished]:
-            found = ((position, self._queue.outcome(job.keys[position])) for position in some)
-            return [job.finished(position, outcome) for position, outcome in found if outcome is not None]
-
-        any_taken = False
+    async def _go_on(self, job: ActiveJob, left: set[int]) -> None:
+        """Take the outcomes that the store has of the positions ``left``. The rest becomes rows for every process;
+        without a rest, the job goes on with its next stage or its result."""
+        positions = sorted(left)
         for start in range(0, len(positions), AT_ONCE):
-            if units := await self._store_call(stored, positions[start : start + AT_ONCE]):
-                any_taken = True
-                job.take({unit.position for unit in units})
-                await self._finished(job, units)
-        if not positions:
-            await self._finished(job, [])
-        return any_taken
+            if found := await self._store_call(self._stored, job, positions[start : start + AT_ONCE]):
+                if await self._store_call(self._queue.record, job.number, found) is Recorded.LOST:
+                    raise LeaseLost
+                left = left - {unit.position for unit in found}
+                self._jobs.changed.fire()
+        if left:
+            await self._store_call(self._queue.enter, job.number, job.digest, job.rows(left))
+            self._jobs.added.fire()
+        else:
+            await self._complete(job)
 
-    async def run(self, job: ActiveJob, position: int, served: ServedModel) -> None:
-        """One unit to its end: recorded, put back, or the end of its job."""
+    def _stored(self, job: ActiveJob, positions: list[int]) -> list[Finished]:
+        found = ((position, self._queue.outcome(job.keys[position])) for position in positions)
+        return [job.finished(position, outcome) for position, outcome in found if outcome is not None]
+
+    async def run(self, job: ActiveJob, claimed: ClaimedUnit, served: ServedModel) -> None:
+        """One unit to its end: recorded, claimed still, or the end of its job."""
+        position = claimed.position
         try:
-            if not await self._take(job, [position]):
-                await self._finished(job, [await self._measured(job, position, served)])
+            found = await self._store_call(self._stored, job, [position]) if claimed.stored else []
+            await self._finished(job, (found or [await self._measured(job, position, served)])[0])
         except asyncio.CancelledError:
             if not job.dropped or self._jobs.closed:  # a dropped job's unit ends, a closed runner's worker does too
                 raise
         except LeaseLost:
             self._jobs.drop(job)
         except (QueueFull, SlotsExhausted):
-            job.leave({position})
-            await asyncio.sleep(RETRY_S)
+            await self._later(job, claimed, served)
         except (EngineStopping, SQLAlchemyError):
             raise
         except (OutOfMemory, EngineFailed) as error:
@@ -149,13 +179,19 @@ class Execution:
             if job.failures[position] > MOST_RETRIES:
                 await self._fail(job.number, job.id, error)
             else:
-                job.leave({position})
-                await asyncio.sleep(RETRY_S)
+                await self._later(job, claimed, served)
         except Exception as error:
             await self._fail(job.number, job.id, error)
         finally:
-            job.in_flight.pop(position, None)
-            self._jobs.note_in_flight(job)
+            self._forget_progress(job, position)
+
+    async def _later(self, job: ActiveJob, claimed: ClaimedUnit, served: ServedModel) -> None:
+        job.claimed[served.name].appendleft(claimed)
+        await asyncio.sleep(RETRY_S)
+
+    def _forget_progress(self, job: ActiveJob, position: int) -> None:
+        job.in_flight.pop(position, None)
+        self._jobs.note_in_flight(job)
 
     async def _measured(self, job: ActiveJob, position: int, served: ServedModel) -> Finished:
         """The unit's outcome from the model's engine.
@@ -181,15 +217,17 @@ class Execution:
         finally:
             job.running.discard(task)
         seconds = time.perf_counter() - began
+        job.took(served.name, seconds)
         return await self._beside(job.finished, position, outcome, seconds)
 
-    async def _finished(self, job: ActiveJob, units: list[Finished]) -> None:
-        """Put finished units on disk; after the last one, the result."""
-        if units and not await self._store_call(self._queue.record, job.number, units):
+    async def _finished(self, job: ActiveJob, unit: Finished) -> None:
+        """Put a finished unit on disk; after the last one, the result."""
+        recorded = await self._store_call(self._queue.record, job.number, [unit])
+        if recorded is Recorded.LOST:
             raise LeaseLost
-        job.left -= {unit.position for unit in units}
+        self._forget_progress(job, unit.position)
         self._jobs.changed.fire()
-        if not job.left:
+        if recorded is Recorded.LAST:
             await self._complete(job)
 
     async def _complete(self, job: ActiveJob) -> None:
@@ -197,12 +235,12 @@ class Execution:
         outcomes = await self._store_call(self._queue.outcomes, job.number)
         positions = range(len(job.keys))
         if lost := set(positions) - outcomes.keys():
-            job.leave(lost)
-            self._jobs.added.fire()
+            await self._go_on(job, lost)
             return
-
         in_order = [outcomes[position] for position in positions]
-        if await self._next_stage(job, in_order):
+        if job.plan.in_stages and await self._beside(job.extend, in_order):
+            finished = await self._store_call(self._queue.begin, job.number, job.keys, job.plan.tokens)
+            await self._go_on(job, set(range(len(job.keys))) - finished)
             return
 
         def result() -> Packed:
@@ -213,6 +251,7 @@ class Execution:
         if not await self._store_call(self._queue.finish, job.number, await self._beside(result)):
             raise LeaseLost
         self._jobs.forget(job.number)
+        self._jobs.changed.fire()
         log.info("job_done", job=job.id)
 
     async def _fail(self, number: int, job_id: str, error: Exception) -> None:
@@ -220,10 +259,10 @@ class Execution:
         told = self._as_api_error(error)
         unexpected = error if told.status == 500 else None
         log.warning("job_failed", job=job_id, code=told.code, error=told.message, exc_info=unexpected)
-        if job := self._jobs.active.get(number):
-            self._jobs.drop(job)
         # PostgreSQL takes no NUL, and the message may quote what was sent.
         await self._store_call(self._queue.fail, number, told.code or "error", told.message.replace("\0", ""))
+        if job := self._jobs.active.get(number):
+            self._jobs.drop(job)
         self._jobs.forget(number)
 
     async def _beside(

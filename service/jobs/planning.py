@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,11 @@ class Planned(NamedTuple):
     plan: Plan
     keys: list[str]
     address: Callable[[Unit], str]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the keys. Servers of other code, hardware or weights have another one."""
+        return hashlib.sha256("".join(self.keys).encode()).hexdigest()
 
     def extended(self, outcomes: Sequence[Outcome]) -> Planned | None:
         """The plan with its next stage; None after the last one."""

@@ -1,6 +1,6 @@
 """Runs jobs: one unit at a time per served model, interleaved with generation, tenants in turn.
 
-Finished units are on disk whatever ends the process. The process that claims the job next does the rest.
+Finished units are on disk whatever ends the process. Other processes of the same database claim the rest.
 """
 
 from __future__ import annotations
@@ -23,12 +23,19 @@ from service.jobs.storage.calls import PatientCalls, StoreCalls
 from service.jobs.storage.database import StoreOutOfReach
 from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
+from service.jobs.storage.units import ClaimedUnit
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 from service.sharing.workers import Workers
 
 BEAT_S = 5.0
-"""Seconds between two renewals of leases; work that other processes leave behind is found as soon."""
+"""Seconds between two renewals of leases, a third of short ones; a failed runner begins again as soon."""
+
+POLL_S = 0.5
+"""Seconds between two looks for work that other processes added or left behind."""
+
+LOOK_S = 0.1
+"""Seconds between two looks for other jobs while claimed units are at work."""
 
 PRUNE_S = 60.0
 """Pruning interval, in seconds."""
@@ -56,9 +63,12 @@ class JobRunner:
     ) -> None:
         served = {model.name for model in models}
         self._models, self._settings, self._calls = models, settings, calls
-        self._queue = JobQueue(store.database, store.owner, served, only_own=not settings.resume_jobs)
+        only_own, lease_s = not settings.resume_jobs, settings.lease_s
+        self._queue = JobQueue(store.database, store.owner, served, only_own=only_own, lease_s=lease_s)
+        self._beat_s = min(BEAT_S, lease_s / 3)
         self._jobs, self._store_call = ActiveJobs(store.in_flight), PatientCalls(calls)
         self._execution = Execution(self._queue, self._jobs, models, settings, workers, self._store_call, as_api_error)
+        self._looked: dict[str, tuple[float, dict[str, int]]] = {}
         self._turns: dict[tuple[str, str], int] = {}
         self._count = itertools.count(1)
         self._choosing = asyncio.Lock()
@@ -72,8 +82,9 @@ class JobRunner:
         self._tasks.append(asyncio.create_task(self._beat()))
 
     async def close(self) -> None:
-        """Stop. Units at work are given up; their jobs wait for the next process that opens the database."""
+        """Stop. Claimed units are given up; their jobs wait for the next process that opens the database."""
         self._loop, self._jobs.closed = None, True
+        held = frozenset(self._jobs.held)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -81,7 +92,7 @@ class JobRunner:
         self._jobs.active.clear()
         self._jobs.in_flight.clear()
         try:
-            await self._calls.within(CLOSE_S, self._queue.release)
+            await self._calls.within(CLOSE_S, self._queue.release, held)
         except StoreOutOfReach as error:
             log.warning("jobs_not_released", error=str(error))  # their leases run out
 
@@ -106,10 +117,9 @@ class JobRunner:
             try:
                 chosen = await self._choose(served.name)
                 if chosen is None:
-                    await within(added, BEAT_S)
+                    await within(added, POLL_S)
                 else:
-                    job, position = chosen
-                    await self._execution.run(job, position, served)
+                    await self._execution.run(*chosen, served)
             except EngineStopping:
                 return
             except Exception as error:
@@ -119,13 +129,13 @@ class JobRunner:
                 await asyncio.sleep(BEAT_S)
 
     async def _beat(self) -> None:
-        """Renew leases, give up what was cancelled or taken, and now and then look for what is old."""
+        """Renew leases, write progress, leave jobs that have ended, and now and then look for what is old."""
         pruned = -PRUNE_S
         while True:
             added = self._jobs.added.next()
             held = frozenset(self._jobs.held)
             try:
-                still = await self._store_call(self._queue.beat, held) if held else set()
+                still = await self._store_call(self._queue.beat, held, self._jobs.progress()) if held else set()
                 if time.monotonic() - pruned >= PRUNE_S:
                     pruned = time.monotonic()
                     await self._prune()
@@ -135,27 +145,39 @@ class JobRunner:
             for number in (held - still) & self._jobs.active.keys():
                 log.info("job_given_up", job=self._jobs.active[number].id)
                 self._jobs.drop(self._jobs.active[number])
-            await within(added, BEAT_S)
+            await within(added, self._beat_s)
 
-    async def _choose(self, model: str) -> tuple[ActiveJob, int] | None:
+    async def _choose(self, model: str) -> tuple[ActiveJob, ClaimedUnit] | None:
         """The next unit for ``model``: of the tenant that has waited longest, of its oldest job."""
         async with self._choosing:
+            tried: set[int] = set()
             while True:
-                waiting = await self._store_call(self._queue.waiting, model, frozenset(self._jobs.held))
-                working: dict[str, ActiveJob] = {}
-                for job in sorted(self._jobs.active.values(), key=lambda job: job.number):
-                    if job.pending.get(model):
-                        working.setdefault(job.tenant, job)
-                oldest = {tenant: job.number for tenant, job in working.items()}
-                for tenant, number in waiting.items():
-                    oldest[tenant] = min(number, oldest.get(tenant, number))
+                claimed = [job for job in self._jobs.active.values() if job.claimed[model]]
+                oldest = await self._waiting(model, tried, at_work=bool(claimed))
+                for job in claimed:
+                    oldest[job.tenant] = min(job.number, oldest.get(job.tenant, job.number))
                 if not oldest:
                     return None
                 tenant = min(oldest, key=lambda tenant: (self._turns.get((model, tenant), 0), oldest[tenant]))
-                found = self._jobs.active.get(oldest[tenant]) or await self._execution.activate(oldest[tenant])
-                if found is not None and found.pending.get(model):
+                number = oldest[tenant]
+                found = self._jobs.active.get(number)
+                if found is None or not found.claimed[model]:
+                    found = await self._execution.take(number, model)
+                if found is None:
+                    tried.add(number)
+                elif found.claimed[model]:
                     self._turns[model, tenant] = next(self._count)
-                    return found, found.pending[model].popleft()
+                    return found, found.claimed[model].popleft()
+
+    async def _waiting(self, model: str, tried: set[int], *, at_work: bool) -> dict[str, int]:
+        """Tenant -> its oldest job for ``model`` in the database, except ``tried``. With claimed units ``at_work``, the
+        last answer serves for ``LOOK_S`` seconds: small units would spend most of their time on the question."""
+        looked, answer = self._looked.get(model, (0.0, {}))
+        if not at_work or tried or time.monotonic() - looked > LOOK_S:
+            held = frozenset(self._jobs.held)
+            answer = await self._store_call(self._queue.waiting, model, held, frozenset(tried))
+            self._looked[model] = time.monotonic(), answer
+        return dict(answer)
 
     async def _prune(self) -> None:
         limits = self._settings.outcomes_max_bytes, self._settings.jobs_kept_days

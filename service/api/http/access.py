@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,9 +17,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import context
-from service.api.errors import answer
+from service.api.errors import answer, as_api_error
 from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
 from service.errors import ApiError
+from service.sharing.limits import Concurrency, LimitsOutOfReach
 
 OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*|/(ui(/.*)?)?")
 """Paths that need no key."""
@@ -78,9 +78,8 @@ class ApiKeys:
 class AccessControl:
     """Answers 401 without a valid key, and 429 to more requests of one key at a time than it may have."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, most_at_a_time: int | None, open_docs: bool = False) -> None:
-        self.app, self._keys, self._most, self._open_docs = app, keys, most_at_a_time, open_docs
-        self._running: Counter[str] = Counter()
+    def __init__(self, app: ASGIApp, keys: ApiKeys, concurrency: Concurrency, open_docs: bool = False) -> None:
+        self.app, self._keys, self._concurrency, self._open_docs = app, keys, concurrency, open_docs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._is_open(scope["path"]):
@@ -94,17 +93,19 @@ class AccessControl:
             context.current().tenant = tenant
             structlog.contextvars.bind_contextvars(tenant=tenant)
         tenant = context.current().tenant
-        if self._most is not None and self._running[tenant] >= self._most:
-            message = f"this API key has {self._most} requests running, the most it may have"
+        try:
+            place = await self._concurrency.enter(tenant)
+        except LimitsOutOfReach as error:
+            await answer(as_api_error(error))(scope, receive, send)
+            return
+        if place is None:
+            message = f"this API key has {self._concurrency.most} requests running, the most it may have"
             await answer(ApiError(429, message, code="too_many_requests"))(scope, receive, send)
             return
-        self._running[tenant] += 1
         try:
             await self.app(scope, receive, send)
         finally:
-            self._running[tenant] -= 1
-            if not self._running[tenant]:
-                del self._running[tenant]
+            await self._concurrency.leave(tenant, place)
 
     def _is_open(self, path: str) -> bool:
         return bool(OPEN.fullmatch(path) or (self._open_docs and DOCUMENTATION.fullmatch(path)))

@@ -10,13 +10,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
-from service.jobs.storage.database import StoreOutOfReach
+from service.jobs.storage.database import CONNECTIONS, StoreOutOfReach
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
-
-THREADS = 8
-"""At most as many connections as the pool of the database has."""
 
 RETRY_S = 0.5
 """Seconds until a full queue, a restarting engine or a database out of reach is tried again."""
@@ -25,10 +22,10 @@ log = structlog.get_logger()
 
 
 class StoreCalls:
-    """Calls of the store from one event loop."""
+    """Calls of the store from one event loop, as many at a time as the database has ``connections``."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, "ropeway-store")
+    def __init__(self, connections: int = CONNECTIONS) -> None:
+        self._threads = ThreadPoolExecutor(connections, "ropeway-store")
 
     def begun(
         self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs

@@ -32,7 +32,8 @@ VERSION_TABLE = "ropeway_version"
 BUSY_S = 5.0
 """Seconds that a transaction waits for another process."""
 
-POOL: dict[str, Any] = {"pool_size": 8, "max_overflow": 4, "pool_timeout": BUSY_S}
+CONNECTIONS = 8
+"""Of one process, unless it is opened with another number."""
 
 CONNECT_S = 5
 LOCK = 0x726F7065776179
@@ -58,7 +59,7 @@ class StoreOutOfReach(RuntimeError):
 class Database:
     """One open database. SQLite is used by one writer at a time, who waits at the beginning and never in between."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
         """Raises:
         StoreUnusable: when it is not ours, damaged, newer than this program, read-only or out of reach.
         """
@@ -67,7 +68,7 @@ class Database:
         try:
             if parsed.get_backend_name() == "sqlite":
                 _refuse_strangers(parsed)
-            self._reads = _engine(parsed)
+            self._reads = _engine(parsed, connections)
             self._writes = self._reads.execution_options(immediate=True)
             try:
                 with _migrating, self._writes.begin() as connection:
@@ -192,10 +193,11 @@ def _refuse_strangers(url: URL) -> None:
         _checked(readonly)
 
 
-def _engine(url: URL) -> Engine:
+def _engine(url: URL, connections: int) -> Engine:
+    pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 4, "pool_timeout": BUSY_S}
     if url.get_backend_name() == "postgresql":
-        return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_S}, **POOL)
-    engine = create_engine(url, connect_args={"timeout": BUSY_S}, **POOL)
+        return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_S}, **pool)
+    engine = create_engine(url, connect_args={"timeout": BUSY_S}, **pool)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:

@@ -1,54 +1,52 @@
-"""Jobs for the runner: the next ones, their owners, and their finished units.
+"""Jobs for the runner: the next ones, their plans, and their units.
 
-A process owns a job after setting ``owner`` with a conditional UPDATE, until the lease runs out or the process is
-known to be gone. Every change to a running job checks the owner again, so a former owner cannot harm it.
+One process at a time plans a job: it sets ``owner`` with a conditional UPDATE. Its lease runs out unless it is
+renewed, and ends at once with a process of this machine. A planned job has a row for every unfinished unit, and every
+process with the same plan claims some of them. The process that finishes the last one owns the job again, for its
+next stage or its result.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
-import structlog
-from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, undefer
 
 from service.evaluation.unit import Outcome
 from service.jobs.records import UNFINISHED, JobState
-from service.jobs.storage import outcomes, results
+from service.jobs.storage import outcomes, results, units
+from service.jobs.storage.abandoned import free_abandoned, give_up_if_stuck, is_gone
 from service.jobs.storage.database import Database
 from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.results import Packed
-from service.jobs.storage.tables import FinishedUnit, Job
-
-LEASE_S = 30.0
-"""Seconds that a job keeps its owner without renewal. Clocks of several machines may differ by less."""
-
-MOST_CLAIMS = 5
-"""Claims of one job in a row that end with the death of the process or an error of the runner, without a finished
-unit. A job that crashes its server must not do so for ever. An orderly end of the server does not count."""
-
-NO_PROGRESS = {
-    "code": "no_progress",
-    "message": f"given up: {MOST_CLAIMS} times a server that ran it was killed or failed before a unit was "
-    "finished. The log or the memory limit of the server may explain it; finished units stay in the store for a "
-    "smaller request",
-}
-
-log = structlog.get_logger()
+from service.jobs.storage.tables import Job, UnfinishedUnit
+from service.jobs.storage.units import ClaimedUnit, Finished, now
 
 
 class LeaseLost(RuntimeError):
     """The job is no longer this process's: it was cancelled, or another took it."""
 
 
+class Recorded(Enum):
+    """Finished units were recorded, and others are ``LEFT``; or it was the ``LAST``, and the process owns the job. The
+    job is ``LOST``: it has ended."""
+
+    LEFT = 1
+    LAST = 2
+    LOST = 3
+
+
 @dataclass(frozen=True)
 class Claimed:
-    """A job that is this process's now."""
+    """A job that this process works on."""
 
     number: int
     id: str
@@ -56,74 +54,80 @@ class Claimed:
     request: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A unit whose outcome is known. ``data`` are the packed bytes of one that was just measured."""
+class Taken(NamedTuple):
+    """Units of the plan with the digest ``plan`` that this process has claimed."""
 
-    position: int
-    key: str
-    label: str
-    name: str
-    length: int
-    tokens: int
-    summary: dict[str, float]
-    seconds: float = 0.0
-    data: bytes | None = None
+    plan: str
+    units: list[ClaimedUnit]
 
 
 class JobQueue:
-    """The jobs that a process serving the models ``served`` may work on; ``only_own`` leaves out what others added."""
+    """The jobs that a process serving the models ``served`` may work on; ``only_own`` leaves out what others added.
+    Leases last ``lease_s`` seconds."""
 
-    def __init__(self, database: Database, owner: Owner, served: Collection[str], *, only_own: bool) -> None:
+    def __init__(
+        self, database: Database, owner: Owner, served: Collection[str], *, only_own: bool, lease_s: float
+    ) -> None:
         self._database, self._served, self._only_own = database, frozenset(served), only_own
-        self._owner = str(owner)
+        self._owner, self._lease_s = str(owner), lease_s
+        self._other_plans: set[int] = set()
 
-    def waiting(self, model: str, held: Collection[int]) -> dict[str, int]:
-        """Tenant -> number of its oldest job that needs ``model`` and could be claimed; ``held`` are excluded: this
-        process runs them."""
+    def waiting(self, model: str, held: Collection[int], without: Collection[int] = ()) -> dict[str, int]:
+        """Tenant -> number of its oldest job that can be planned, or has a free unit for ``model``. ``held`` are the
+        jobs that this process works on; those of ``without`` are left out."""
+        free_abandoned(self._database, self._owner, held)
         with self._database.reading() as session:
             needed = select(Job.models).where(Job.state.in_(UNFINISHED)).distinct()
             fitting = [text for text in session.scalars(needed) if self._fits(json.loads(text), model)]
             if not fitting:
                 return {}
-            free = and_(Job.models.in_(fitting), Job.number.not_in(held), self._free(session))
-            oldest = select(Job.tenant, func.min(Job.number)).where(free).group_by(Job.tenant)
+            row = UnfinishedUnit
+            free = exists().where(row.job == Job.number, row.model == model, row.owner.is_(None))
+            is_open = and_(Job.state == "running", Job.number.not_in(self._other_plans), free)
+            unplanned = and_(Job.number.not_in(held), self._unplanned(session))
+            wanted = and_(Job.models.in_(fitting), Job.number.not_in(without), or_(is_open, unplanned))
+            if self._only_own:
+                wanted = and_(wanted, Job.added_by == self._owner)
+            oldest = select(Job.tenant, func.min(Job.number)).where(wanted).group_by(Job.tenant)
             return dict(session.execute(oldest).all())
 
     def _fits(self, needed: list[str], model: str) -> bool:
         return model in needed and self._served.issuperset(needed)
 
-    def _free(self, session: Session) -> ColumnElement[bool]:
-        """True for a job without an owner. A job that this process owns and does not hold was given up after an
-        error."""
-        owners = session.scalars(select(Job.owner).where(Job.state == "running").distinct())
-        gone = [text for text in owners if text is not None and (text == self._owner or Owner.parse(text).is_gone())]
-        lapsed = or_(Job.owner.is_(None), Job.lease_until < datetime.now(UTC), Job.owner.in_(gone))
-        free = or_(Job.state == "queued", and_(Job.state == "running", lapsed))
-        return and_(free, Job.added_by == self._owner) if self._only_own else free
+    def _unplanned(self, session: Session) -> ColumnElement[bool]:
+        """True for a job without an owner and a plan that this process shares. A job that this process owns and does
+        not hold was given up after an error."""
+        owners = session.scalars(select(Job.owner).where(Job.state == "running", Job.owner.is_not(None)).distinct())
+        gone = [owner for owner in owners if owner is not None and (owner == self._owner or is_gone(owner))]
+        lapsed = Job.lease_until < now(session)
+        planned = exists().where(UnfinishedUnit.job == Job.number)
+        nobody = and_(~planned, or_(Job.owner.is_(None), lapsed, Job.owner.in_(gone)))
+        replaced = and_(planned, Job.number.in_(self._other_plans), lapsed)
+        return or_(Job.state == "queued", and_(Job.state == "running", or_(nobody, replaced)))
 
     def claim(self, number: int) -> Claimed | None:
-        """Make a job this process's; None when another was quicker or it has ended, also now: after ``MOST_CLAIMS``
+        """Own a job, to plan it; None when another was quicker or it has ended, also now: after ``MOST_CLAIMS``
         without a finished unit it fails."""
         with self._database.writing() as session:
-            now = datetime.now(UTC)
-            taking = update(Job).where(Job.number == number, self._free(session))
+            taking = update(Job).where(Job.number == number, self._unplanned(session))
+            if self._only_own:
+                taking = taking.where(Job.added_by == self._owner)
             taking = taking.values(
                 state="running",
                 owner=self._owner,
-                lease_until=now + timedelta(seconds=LEASE_S),
+                lease_until=now(session, self._lease_s),
+                plan=None,
                 claims=Job.claims + 1,
-                started_at=func.coalesce(Job.started_at, now),
+                started_at=func.coalesce(Job.started_at, now(session)),
             )
             if not changed(session.execute(taking)):
                 return None
+            units.delete_unfinished(session, number)
+            self._other_plans.discard(number)
             job = session.get_one(Job, number, options=[undefer(Job.request)])
-            if job.claims <= MOST_CLAIMS:
-                return Claimed(number, job.id, job.tenant, job.request)
-            log.warning("job_failed", job=job.id, **NO_PROGRESS)
-            job.state, job.finished_at, job.owner, job.lease_until = "failed", now, None, None
-            job.error = dict(NO_PROGRESS)
-            return None
+            if give_up_if_stuck(session, job):
+                return None
+            return Claimed(number, job.id, job.tenant, job.request)
 
     def begin(self, number: int, keys: Sequence[str], tokens: int) -> set[int]:
         """Note the plan's size; returns the positions that are finished already.
@@ -134,55 +138,80 @@ class JobQueue:
             LeaseLost: when the job is another's by now.
         """
         with self._database.writing() as session:
-            job = self._held(session, number)
+            job = self._owned(session, number)
             job.units_total, job.tokens_total = len(keys), tokens
-            rows = select(FinishedUnit.position, FinishedUnit.key).where(FinishedUnit.job == number)
-            found = dict(session.execute(rows).all())
+            found = units.finished_keys(session, number)
             valid = {p for p, key in found.items() if p < len(keys) and keys[p] == key}
-            self._forget(session, job, found.keys() - valid)
+            units.remove_finished(session, job, found.keys() - valid)
             return valid
+
+    def enter(self, number: int, plan: str, unfinished: Iterable[tuple[int, str, str]]) -> None:
+        """Let every process with the plan of this digest claim units: (position, key, model).
+
+        Raises:
+            LeaseLost: when the job is another's by now.
+        """
+        with self._database.writing() as session:
+            job = self._owned(session, number)
+            units.insert_unfinished(session, number, unfinished)
+            job.plan, job.owner, job.lease_until = plan, None, now(session, self._lease_s)
+
+    def take(self, number: int, model: str, most: int) -> Taken | None:
+        """Claim units of a planned job for ``model``, ``most`` at most; None when there are none."""
+        try:
+            with self._database.writing() as session:
+                planned = select(Job.plan).where(Job.number == number, Job.state == "running")
+                plan = session.scalar(planned.with_for_update(read=True))
+                if plan is None:
+                    return None
+                found = units.claim(session, number, model, self._owner, most, self._lease_s)
+                return Taken(plan, found) if found else None
+        except IntegrityError:  # another job has claimed one of the keys in the same moment
+            return None
+
+    def joined(self, number: int) -> Claimed | None:
+        """A job of which units were taken; None when it has ended."""
+        query = select(Job).where(Job.number == number, Job.state == "running").options(undefer(Job.request))
+        with self._database.reading() as session:
+            job = session.scalars(query).one_or_none()
+            return None if job is None else Claimed(number, job.id, job.tenant, job.request)
+
+    def leave(self, number: int) -> None:
+        """Give back units of a job whose plan is another one here: other code, hardware or limits. The job is left
+        alone until no process works on that plan."""
+        self._other_plans.add(number)
+        with self._database.writing() as session:
+            units.free(session, self._owner, number)
 
     def outcome(self, key: str) -> Outcome | None:
         """The stored outcome, if there is one and it is whole."""
         with self._database.reading() as session:
             return outcomes.get(session, key)
 
-    def record(self, number: int, units: Iterable[Finished]) -> bool:
-        """Put finished units and their outcomes on disk, all or none; false when the job is another's by now. Then
-        the outcomes alone are kept. Safe to repeat."""
-        units = list(units)
+    def record(self, number: int, finished: Iterable[Finished]) -> Recorded:
+        """Put finished units and their outcomes on disk, all or none. Units that another process has claimed meanwhile
+        are not recorded, only their outcomes. Safe to repeat."""
+        finished = list(finished)
         with self._database.writing() as session:
-            for unit in units:
+            for unit in finished:
                 if unit.data is not None:
                     outcomes.put(session, unit.key, unit.data)
-            outcomes.touch(session, [unit.key for unit in units if unit.data is None])
-            try:
-                job = self._held(session, number)
-            except LeaseLost:
-                return False
-            of_job = FinishedUnit.job == number
-            positions = [unit.position for unit in units]
-            there = select(FinishedUnit.position).where(of_job, FinishedUnit.position.in_(positions))
-            recorded = set(session.scalars(there))
-            for unit in units:
-                if unit.position not in recorded:
-                    self._add(session, job, unit)
-            return True
-
-    def _add(self, session: Session, job: Job, unit: Finished) -> None:
-        reused = unit.data is None
-        job.last_unit += 1
-        job.claims = 0
-        row = FinishedUnit(job=job.number, number=job.last_unit, reused=reused)
-        for name in ("position", "key", "label", "name", "length", "tokens", "seconds", "summary"):
-            setattr(row, name, getattr(unit, name))
-        session.add(row)
-        job.units_done += 1
-        job.tokens_done += unit.tokens
-        job.seconds += unit.seconds
-        if reused:
-            job.units_reused += 1
-            job.tokens_reused += unit.tokens
+            if reused := [unit.key for unit in finished if unit.data is None]:
+                outcomes.touch(session, reused)
+            job = session.get(Job, number, with_for_update=True)
+            if job is None or job.state != "running":
+                return Recorded.LOST
+            positions = {unit.position for unit in finished}
+            mine = new = units.finish(session, number, self._owner, positions)
+            if job.owner == self._owner:
+                new = positions - units.finished_keys(session, number).keys()
+            for unit in finished:
+                if unit.position in new:
+                    units.add_finished(session, job, unit)
+            if not (mine or job.owner == self._owner) or units.any_unfinished(session, number):
+                return Recorded.LEFT
+            job.owner, job.lease_until = self._owner, now(session, self._lease_s)
+            return Recorded.LAST
 
     def outcomes(self, number: int) -> dict[int, Outcome]:
         """Position -> outcome of every finished unit. One that is lost or damaged is unfinished again.
@@ -191,62 +220,69 @@ class JobQueue:
             LeaseLost: when the job is another's by now.
         """
         with self._database.reading() as session:
-            rows = select(FinishedUnit.position, FinishedUnit.key).where(FinishedUnit.job == number)
-            found = {position: outcomes.get(session, key) for position, key in session.execute(rows).all()}
+            keys = units.finished_keys(session, number)
+            found = {position: outcomes.get(session, key) for position, key in keys.items()}
         lost = {position for position, outcome in found.items() if outcome is None}
         if lost:
             with self._database.writing() as session:
-                self._forget(session, self._held(session, number), lost)
+                units.remove_finished(session, self._owned(session, number), lost)
         return {position: outcome for position, outcome in found.items() if outcome is not None}
-
-    def _forget(self, session: Session, job: Job, positions: Collection[int]) -> None:
-        """Make units unfinished again and count anew what is finished."""
-        if not positions:
-            return
-        of_job = FinishedUnit.job == job.number
-        listed = sorted(positions)
-        for start in range(0, len(listed), 500):  # a statement takes some thousands of values at most
-            some = FinishedUnit.position.in_(listed[start : start + 500])
-            session.execute(delete(FinishedUnit).where(of_job, some))
-        rows = session.execute(
-            select(FinishedUnit.reused, FinishedUnit.tokens, FinishedUnit.seconds).where(of_job)
-        ).all()
-        job.units_done, job.units_reused = len(rows), sum(reused for reused, _, _ in rows)
-        job.tokens_done = sum(tokens for _, tokens, _ in rows)
-        job.tokens_reused = sum(tokens for reused, tokens, _ in rows if reused)
-        job.seconds = sum(seconds for _, _, seconds in rows)
 
     def finish(self, number: int, packed: Packed) -> bool:
         """The job is done and this is its result; false when it is another's by now."""
         with self._database.writing() as session:
-            ended = self._end(session, number, "done")
+            ended = self._end(session, self._mine(number), "done")
             if ended:
                 job = session.get_one(Job, number)
                 results.put(session, job.id, job.tenant, packed, number)
             return ended
 
     def fail(self, number: int, code: str, message: str) -> bool:
-        """The job cannot be done; false when it is another's by now."""
+        """The job cannot be done; false when this process does not work on it by now."""
+        at_work = exists().where(UnfinishedUnit.job == Job.number, UnfinishedUnit.owner == self._owner)
+        working = and_(Job.number == number, Job.state == "running", or_(Job.owner == self._owner, at_work))
         with self._database.writing() as session:
-            return self._end(session, number, "failed", error={"code": code, "message": message})
+            ended = self._end(session, working, "failed", error={"code": code, "message": message})
+            if ended:
+                units.delete_unfinished(session, number)
+            return ended
 
-    def _end(self, session: Session, number: int, state: JobState, **values: Any) -> bool:
+    def _end(self, session: Session, condition: ColumnElement[bool], state: JobState, **values: Any) -> bool:
         ended = {"state": state, "finished_at": datetime.now(UTC), "owner": None, "lease_until": None}
-        return changed(session.execute(update(Job).where(self._mine(number)).values(ended | values))) > 0
+        return changed(session.execute(update(Job).where(condition).values(ended | values))) > 0
 
-    def beat(self, held: Collection[int]) -> set[int]:
-        """Renew the leases; returns the jobs that are still this process's."""
-        mine = and_(Job.number.in_(held), Job.owner == self._owner, Job.state == "running")
+    def beat(self, held: Collection[int], progress: Mapping[tuple[int, int], int] | None = None) -> set[int]:
+        """Renew the leases of the jobs ``held`` and of their units, and write the tokens that units have done: (job,
+        position) -> tokens. Returns the jobs that are still to be done."""
+        ours = or_(Job.owner.is_(None), Job.owner == self._owner)
+        running = select(Job.number).where(Job.number.in_(held), Job.state == "running").order_by(Job.number)
         with self._database.writing() as session:
-            session.execute(update(Job).where(mine).values(lease_until=datetime.now(UTC) + timedelta(seconds=LEASE_S)))
-            return set(session.scalars(select(Job.number).where(mine)))
+            # Jobs before units, as everywhere: PostgreSQL would find a deadlock otherwise.
+            still = set(session.scalars(running.with_for_update()))
+            lease = update(Job).where(Job.number.in_(still), ours)
+            session.execute(lease.values(lease_until=now(session, self._lease_s)))
+            units.renew(session, self._owner, still, self._lease_s)
+            units.note_progress(session, self._owner, progress or {})
+            return still
 
-    def release(self) -> None:
-        """Queue the unfinished jobs of this process again. Their claims by it do not count."""
-        mine = and_(Job.owner == self._owner, Job.state == "running")
+    def release(self, held: Collection[int] = ()) -> None:
+        """Give up everything of this process, in an orderly end: its claims do not count. Jobs that no other process
+        works on wait to be planned again."""
+        row = UnfinishedUnit
+        mine = select(row.job).where(row.owner == self._owner)
         claims = case((Job.claims > 0, Job.claims - 1), else_=0)
+        waits = {"state": "queued", "owner": None, "lease_until": None}
         with self._database.writing() as session:
-            session.execute(update(Job).where(mine).values(state="queued", owner=None, lease_until=None, claims=claims))
+            planning = update(Job).where(Job.owner == self._owner, Job.state == "running")
+            session.execute(planning.values(waits | {"claims": claims}))
+            shared = and_(Job.state == "running", or_(Job.number.in_(mine), Job.number.in_(held)))
+            numbers = list(session.scalars(select(Job.number).where(shared).order_by(Job.number).with_for_update()))
+            units.free(session, self._owner)
+            for number in numbers:
+                at_work = exists().where(row.job == number, row.owner.is_not(None))
+                if not session.scalar(select(at_work)):
+                    units.delete_unfinished(session, number)
+                    session.execute(update(Job).where(Job.number == number, Job.owner.is_(None)).values(waits))
 
     def prune(self, most_bytes: int, kept_days: float | None) -> tuple[int, int]:
         """Remove old outcomes above ``most_bytes``, and jobs that ended more than ``kept_days`` ago; returns how many
@@ -261,7 +297,7 @@ class JobQueue:
     def _mine(self, number: int) -> ColumnElement[bool]:
         return and_(Job.number == number, Job.owner == self._owner, Job.state == "running")
 
-    def _held(self, session: Session, number: int) -> Job:
+    def _owned(self, session: Session, number: int) -> Job:
         job = session.scalars(select(Job).where(self._mine(number)).with_for_update()).one_or_none()
         if job is None:
             raise LeaseLost

@@ -16,8 +16,8 @@ from service import context
 from service.evaluation.request import EvaluationRequest
 from service.jobs.planning import asked_by, body_of
 from service.jobs.records import ENDED_EARLY, UNFINISHED, JobInfo, JobState, UnitDone
-from service.jobs.storage import policies, results
-from service.jobs.storage.database import Database
+from service.jobs.storage import policies, results, units
+from service.jobs.storage.database import CONNECTIONS, Database
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
 from service.jobs.storage.results import Packed
@@ -42,11 +42,11 @@ class JobStore:
     ``in_flight`` has the progress of running units in this process: job id -> tokens.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
         """Raises:
         StoreUnusable: when the database cannot be used.
         """
-        self.database = Database(url)
+        self.database = Database(url, connections)
         self.owner = Owner.this()
         self.in_flight: dict[str, int] = {}
 
@@ -85,7 +85,7 @@ class JobStore:
             with self.database.writing() as session:
                 session.add(job)
                 session.flush()
-                return self._info(job, job.request)
+                return self._info(session, job, job.request)
         except IntegrityError:
             found = self.submitted(tenant, request, idempotency_key) if idempotency_key else None
             if found is None:
@@ -105,7 +105,7 @@ class JobStore:
                 return None
             if job.evaluation != request.evaluation or asked_by(type(request)(**job.request)) != asked_by(request):
                 raise IdempotencyMismatch(idempotency_key)
-            return self._info(job, job.request)
+            return self._info(session, job, job.request)
 
     def get(self, tenant: str, job_id: str, *, with_request: bool = True) -> JobInfo:
         """A job; ``with_request`` false saves reading what may be megabytes.
@@ -115,7 +115,7 @@ class JobStore:
         """
         with self.database.reading() as session:
             job = _job(session, tenant, job_id)
-            return self._info(job, job.request if with_request else {})
+            return self._info(session, job, job.request if with_request else {})
 
     def list(
         self, tenant: str, *, state: JobState | None = None, limit: int = 100, before: str | None = None
@@ -133,7 +133,7 @@ class JobStore:
         with self.database.reading() as session:
             if before is not None:
                 query = query.where(Job.number < _job(session, tenant, before).number)
-            return [self._info(job, asked or {}) for job, asked in session.execute(query)]
+            return [self._info(session, job, asked or {}) for job, asked in session.execute(query)]
 
     def unfinished(self, tenant: str) -> int:
         """Jobs of ``tenant`` that are queued or running."""
@@ -151,7 +151,8 @@ class JobStore:
             job = _job(session, tenant, job_id, for_update=True)
             if job.state in UNFINISHED:
                 job.state, job.finished_at, job.owner, job.lease_until = "cancelled", datetime.now(UTC), None, None
-            return self._info(job, job.request)
+                units.delete_unfinished(session, job.number)
+            return self._info(session, job, job.request)
 
     def resume(self, tenant: str, job_id: str) -> JobInfo:
         """Queue a cancelled or failed job again: what is finished of it stays finished. One that has not ended stays
@@ -168,7 +169,7 @@ class JobStore:
                 session.execute(delete(StoredResult).where(StoredResult.job == job.number))  # it was partial
                 job.state, job.finished_at, job.error, job.claims = "queued", None, None, 0
                 job.added_by = str(self.owner)
-            return self._info(job, job.request)
+            return self._info(session, job, job.request)
 
     def remove(self, tenant: str, job_id: str) -> None:
         """Forget a job that has ended, and its result.
@@ -249,9 +250,11 @@ class JobStore:
     def close(self) -> None:
         self.database.close()
 
-    def _info(self, job: Job, request: dict[str, Any]) -> JobInfo:
+    def _info(self, session: Session, job: Job, request: dict[str, Any]) -> JobInfo:
         unfinished = job.state in UNFINISHED
         in_flight = self.in_flight.get(job.id, 0) if unfinished else 0
+        if job.state == "running":
+            in_flight += units.progress(session, job.number, without=str(self.owner))
         done = min(job.tokens_done + in_flight, job.tokens_total)
         measured = job.tokens_done - job.tokens_reused
         left = job.seconds / measured * (job.tokens_total - done) if unfinished and measured else None

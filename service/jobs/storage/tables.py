@@ -18,12 +18,13 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.jobs.records import JobState
 
-VERSION = "0004"
+VERSION = "0005"
 """The newest migration. A database of this version is opened without Alembic, whose import takes a while."""
 
 BigId = BigInteger().with_variant(Integer, "sqlite")
@@ -70,9 +71,11 @@ class Base(DeclarativeBase):
 class Job(Base):
     """One evaluation to be done. ``number`` orders jobs by age.
 
-    ``models`` is the JSON list of the served models that it needs, sorted. A running job belongs to ``owner`` until
-    ``lease_until``; ``added_by`` is the process that took the request. ``claims`` counts how often it was begun since
-    a unit of it was last finished; ``last_unit`` is the highest number that a finished unit of it ever had.
+    ``models`` is the JSON list of the served models that it needs, sorted. ``owner`` is the process that plans or
+    completes it; a planned job has none. ``plan`` is the digest of its units' keys. Processes with another plan leave
+    the job alone until ``lease_until``. ``added_by`` is the process that took the request. ``claims`` counts how often
+    a process left it unfinished since a unit was last finished; ``last_unit`` is the highest number that a finished
+    unit of it ever had.
     ``idempotency_key`` is what its tenant called the submission, if anything. ``request_bytes`` is what the request
     takes up.
     """
@@ -104,12 +107,38 @@ class Job(Base):
     added_by: Mapped[str] = mapped_column(Text)
     owner: Mapped[str | None] = mapped_column(Text)
     lease_until: Mapped[datetime | None] = mapped_column(Moment)
+    plan: Mapped[str | None] = mapped_column(String(64))
     claims: Mapped[int] = mapped_column(default=0)
     last_unit: Mapped[int] = mapped_column(default=0)
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     error: Mapped[dict[str, str] | None] = mapped_column(Json)
     request: Mapped[dict[str, Any]] = mapped_column(Json, deferred=True)
     request_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+
+class UnfinishedUnit(Base):
+    """A unit of a planned job, without an outcome. ``owner`` runs it until ``lease_until``; ``tokens_done`` is its
+    progress at the owner's last beat. Jobs that share a unit do not run it at the same time: no two rows of one key
+    have an owner."""
+
+    __tablename__ = "unfinished_units"
+    __table_args__ = (
+        Index(
+            "unfinished_units_claimed",
+            "key",
+            unique=True,
+            sqlite_where=text("owner IS NOT NULL"),
+            postgresql_where=text("owner IS NOT NULL"),
+        ),
+    )
+
+    job: Mapped[int] = mapped_column(BigId, ForeignKey("jobs.number", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    key: Mapped[str] = mapped_column(String(64))
+    model: Mapped[str] = mapped_column(Text)
+    owner: Mapped[str | None] = mapped_column(Text)
+    lease_until: Mapped[datetime | None] = mapped_column(Moment)
+    tokens_done: Mapped[int] = mapped_column(BigInteger, default=0)
 
 
 class FinishedUnit(Base):

@@ -219,3 +219,16 @@ def test_a_planner_stops_when_its_client_leaves(served: tuple[str, FastAPI]) -> 
         thread.join()
     assert set(answers) == {504}
     assert httpx.post(f"{url}/passkey", json={"lengths": [256], "samples": 1, "depths": [0.5]}).status_code == 200
+
+
+@pytest.mark.slow
+def test_every_link_works_on_every_server_of_a_database(checkpoints: Path, tmp_path: Path) -> None:
+    shared = {"database_url": f"sqlite:///{tmp_path / 'jobs.db'}"}
+    body = {"input": TEXT, "lengths": [32]}
+    with serving(checkpoints, **shared) as (one, _), serving(checkpoints, **shared) as (other, _):
+        links = [
+            httpx.post(f"{url}/perplexity", json=body, timeout=60).json()["links"]["csv"] for url in (one, other) * 10
+        ]
+        answers = [httpx.get(f"{url}{link}", timeout=60) for link in links for url in (one, other)]
+    assert len(set(links)) == 20
+    assert [answer.status_code for answer in answers] == [200] * 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.records import JobInfo
 from service.jobs.storage.outcomes import pack
 from service.jobs.storage.owner import Owner
-from service.jobs.storage.queue import Finished, JobQueue
+from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
+from service.jobs.storage.units import Finished
 from tests.service.jobs.conftest import body
 
+LEASE_S = 30.0
+PLAN = "a plan"
 DATA = pack({"nll": np.arange(3.0)})
 
 
@@ -24,8 +28,10 @@ def add(
     return store.add(tenant, request, models=list(models), units=6, tokens=384, idempotency_key=key)
 
 
-def queue_of(store: JobStore, *served: str, owner: Owner | None = None, only_own: bool = False) -> JobQueue:
-    return JobQueue(store.database, owner or store.owner, served or ("tiny",), only_own=only_own)
+def queue_of(
+    store: JobStore, *served: str, owner: Owner | None = None, only_own: bool = False, lease_s: float = LEASE_S
+) -> JobQueue:
+    return JobQueue(store.database, owner or store.owner, served or ("tiny",), only_own=only_own, lease_s=lease_s)
 
 
 def unit(position: int, *, key: str | None = None, data: bytes | None = DATA) -> Finished:
@@ -40,3 +46,21 @@ def claimed(store: JobStore, queue: JobQueue, **fields: Any) -> tuple[JobInfo, i
     (number,) = queue.waiting("tiny", ()).values()
     assert queue.claim(number) is not None
     return job, number
+
+
+def planned(store: JobStore, queue: JobQueue, units: int = 6, **fields: Any) -> tuple[JobInfo, int]:
+    """A job whose units, ``unit(0)`` and so on, every queue may claim."""
+    job, number = claimed(store, queue, **fields)
+    enter(queue, number, range(units))
+    return job, number
+
+
+def enter(queue: JobQueue, number: int, positions: Iterable[int]) -> None:
+    """Plan the units at ``positions``."""
+    queue.enter(number, PLAN, [(position, unit(position).key, "tiny") for position in positions])
+
+
+def taken(queue: JobQueue, number: int, most: int = 6) -> list[int]:
+    """Positions of units that ``queue`` claims."""
+    found = queue.take(number, "tiny", most)
+    return [] if found is None else [unit.position for unit in found.units]

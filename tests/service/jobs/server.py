@@ -7,7 +7,7 @@ from pathlib import Path
 
 from service.api.errors import as_api_error
 from service.jobs.runner import JobRunner
-from service.jobs.storage import queue
+from service.jobs.storage import abandoned
 from service.jobs.storage.calls import StoreCalls
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
@@ -18,7 +18,7 @@ from service.sharing.workers import Workers
 def serve(url: str, settings: Settings, ready: Path) -> None:
     """Never returns. ``ready`` is made when work begins."""
 
-    queue.MOST_CLAIMS = 1000  # killed at random moments, a job may well be begun often before a unit is finished
+    abandoned.MOST_CLAIMS = 1000  # killed at random moments, a job may well be begun often before a unit is finished
 
     async def work() -> None:
         workers = Workers(shared=False)

@@ -68,6 +68,8 @@ def test_jobs_of_the_first_version_are_kept(url: str) -> None:
         connection.execute(text("UPDATE jobs SET state = 'done', result = :result"), {"result": '{"x": [0.1]}'})
         connection.execute(text("DROP TABLE results"))
         connection.execute(text("DROP TABLE policies"))
+        connection.execute(text("DROP TABLE unfinished_units"))
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN plan"))
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
     store.close()
     migrated = JobStore(url)

@@ -12,6 +12,7 @@ import pytest
 
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.unit import Plan
+from service.jobs.storage.queue import Recorded
 from service.jobs.storage.refusals import JobDone, UnknownJob
 from service.jobs.storage.results import Packed
 from service.jobs.storage.store import JobStore
@@ -173,7 +174,7 @@ class TestStore:
         with pytest.raises(UnknownJob):
             store.resume("bert", job.id)
         assert store.resume("anna", job.id).state == "queued"
-        assert not queue.record(number, [unit(0)]), "its previous owner has lost it"
+        assert queue.record(number, [unit(0)]) is Recorded.LOST, "its previous owner has lost it"
 
     def test_a_job_that_is_done_stays_done(self, store: JobStore) -> None:
         queue = queue_of(store)

@@ -14,13 +14,14 @@ from sqlalchemy import select, text, update
 from structlog.testing import CapturingLogger
 
 from service.jobs.storage import outcomes
+from service.jobs.storage.abandoned import MOST_CLAIMS
 from service.jobs.storage.outcomes import pack, unpack
 from service.jobs.storage.owner import Owner
-from service.jobs.storage.queue import LEASE_S, MOST_CLAIMS, LeaseLost
+from service.jobs.storage.queue import LeaseLost, Recorded
 from service.jobs.storage.results import Packed
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import Job, StoredOutcome
-from tests.service.jobs.adding import DATA, add, claimed, queue_of, unit
+from tests.service.jobs.adding import DATA, LEASE_S, add, claimed, enter, queue_of, taken, unit
 
 
 class TestWork:
@@ -28,9 +29,11 @@ class TestWork:
         queue = queue_of(store)
         job, number = claimed(store, queue)
         assert queue.begin(number, [f"{n:064}" for n in range(6)], 360) == set()
+        enter(queue, number, range(6))
+        assert taken(queue, number) == list(range(6))
         for _ in range(2):  # an answer that got lost is asked for again
-            assert queue.record(number, [unit(4)])
-        assert queue.record(number, [unit(1), unit(4), unit(2, data=None)])
+            assert queue.record(number, [unit(4)]) is Recorded.LEFT
+        assert queue.record(number, [unit(1), unit(4), unit(2, data=None)]) is Recorded.LEFT
         found = store.get("anna", job.id)
         assert (found.state, found.units_done, found.units_reused) == ("running", 3, 1)
         assert (found.tokens_done, found.tokens_total, found.seconds) == (180, 360, 1.0)
@@ -91,7 +94,7 @@ class TestWork:
         assert queue.beat([number]) == {number}
         store.cancel("anna", job.id)
         assert queue.beat([number]) == set()
-        assert not queue.record(number, [unit(0)])
+        assert queue.record(number, [unit(0)]) is Recorded.LOST
         assert store.done_units(job.id) == []
         assert queue.outcome(unit(0).key) is not None
         with pytest.raises(LeaseLost):
@@ -155,9 +158,10 @@ class TestLeases:
         self.age(store, LEASE_S + 1)
         assert here.waiting("tiny", ()) == {"anna": number}
         assert here.claim(number) is not None
-        assert elsewhere.beat([number]) == set()
-        assert not elsewhere.record(number, [unit(0)])
         assert not elsewhere.finish(number, Packed("perplexity", b""))
+        assert not elsewhere.fail(number, "late", "too late")
+        with pytest.raises(LeaseLost):
+            elsewhere.begin(number, [], 0)
 
     def test_a_process_that_has_ended_leaves_its_job_at_once(self, store: JobStore) -> None:
         said = subprocess.run([sys.executable, "-c", DEAD], capture_output=True, text=True, check=True, env=os.environ)
@@ -175,6 +179,8 @@ class TestLeases:
     def test_released_jobs_wait_for_anybody(self, store: JobStore) -> None:
         queue = queue_of(store)
         job, number = claimed(store, queue)
+        enter(queue, number, range(2))
+        assert taken(queue, number) == [0, 1]
         queue.record(number, [unit(0)])
         queue.release()
         assert store.get("anna", job.id).state == "queued"
@@ -201,7 +207,7 @@ class TestLeases:
         for position in range(3):
             for _ in range(MOST_CLAIMS - 1):
                 assert queue.claim(number) is not None
-            assert queue.record(number, [unit(position)])
+            assert queue.record(number, [unit(position)]) is Recorded.LAST, "no unit of it is planned"
         for _ in range(2 * MOST_CLAIMS):
             queue.release()
             assert queue.claim(number) is not None

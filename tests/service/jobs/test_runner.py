@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
@@ -26,12 +27,15 @@ from service.jobs.records import JobInfo
 from service.jobs.runner import JobRunner
 from service.jobs.signals import within
 from service.jobs.storage import calls, outcomes
-from service.jobs.storage.queue import Finished, JobQueue
+from service.jobs.storage.owner import Owner
+from service.jobs.storage.queue import JobQueue, Recorded
 from service.jobs.storage.store import JobStore
-from service.jobs.storage.tables import Job, StoredOutcome
+from service.jobs.storage.tables import Job, StoredOutcome, UnfinishedUnit
+from service.jobs.storage.units import Finished
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.sharing.admission import QueueFull
+from tests.service.jobs.adding import queue_of
 from tests.service.jobs.conftest import body, in_one_run, result_of, running
 
 LONG: dict[str, Any] = {"input": [[n % 380 + 2 for n in range(2000)]], "lengths": [2000]}
@@ -190,7 +194,7 @@ async def test_tenants_take_turns_and_each_has_its_oldest_job_first(
         whose[number] = f"{tenant}{n}"
     order, record = [], JobQueue.record
 
-    def noted(queue: JobQueue, number: int, units: list[Finished]) -> bool:
+    def noted(queue: JobQueue, number: int, units: list[Finished]) -> Recorded:
         order.extend([whose[number]] * len(units))
         return record(queue, number, units)
 
@@ -343,6 +347,24 @@ async def test_two_processes_do_every_unit_once(bench: Bench, url: str) -> None:
     other.close()
     assert {job.state for job in jobs} == {"done"}
     assert len(bench.started) == sum(job.units_total for job in jobs) == 24
+
+
+@only_sqlite
+async def test_units_of_a_lost_server_are_taken_over_within_a_second_after_the_lease(bench: Bench) -> None:
+    job_id = bench.add(**LONG)
+    lost = queue_of(bench.store, owner=Owner("elsewhere", 1, 0.0, "lost"), lease_s=2.0)
+    async with bench.running(lease_s=2.0) as runner:
+        await bench.until(lambda: runner.progress(job_id) > 0)
+        began, taken = time.monotonic(), lost.take(1, "tiny", 2)
+        assert taken is not None
+        freed = False
+        while not freed:
+            await asyncio.sleep(0.05)
+            with bench.store.database.reading() as session:
+                freed = not session.scalars(select(UnfinishedUnit).where(UnfinishedUnit.owner == lost._owner)).all()
+        assert 1.5 < time.monotonic() - began < 3, "within the lease and a second"
+        (job,) = await bench.ended(job_id)
+    assert (job.state, job.units_done, len(bench.started)) == ("done", 3, 3)
 
 
 @only_sqlite

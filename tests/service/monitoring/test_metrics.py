@@ -193,3 +193,13 @@ def test_a_taken_metrics_port_stops_the_start(served: tuple[str, FastAPI], check
     port = int(served[0].rsplit(":", 1)[1])
     with pytest.raises(StartFailed), serving(checkpoints, metrics_port=port):
         pass
+
+
+def test_every_sample_of_one_server_among_several_names_it(checkpoints: Path) -> None:
+    with serving(checkpoints, replicas=2) as (url, app):
+        httpx.post(f"{url}/generate", json={"prompt": LONG, "max_new_tokens": 5})
+        found = samples(url)
+        replicas = {dict(labels).get("replica") for _, labels in found}
+        assert replicas == {app.state.settings.replica_name}
+        labels = {"model_name": "tiny", "pe_method": "default"}
+        assert value(url, "prompt_tokens_total", **labels, replica=app.state.settings.replica_name) == 3

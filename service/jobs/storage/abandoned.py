@@ -1,0 +1,75 @@
+"""Work that dead processes left behind, and the end of jobs that kill every process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+import structlog
+from sqlalchemy import and_, case, func, select, update
+from sqlalchemy.orm import Session
+
+from service.jobs.storage import units
+from service.jobs.storage.database import Database
+from service.jobs.storage.outcomes import changed
+from service.jobs.storage.owner import Owner
+from service.jobs.storage.tables import Job, UnfinishedUnit
+from service.jobs.storage.units import now
+
+MOST_CLAIMS = 5
+"""Times in a row that a process dies, or its runner fails, in a job without a finished unit. A job that crashes its
+servers must not do so for ever. An orderly end of a server does not count."""
+
+NO_PROGRESS = {
+    "code": "no_progress",
+    "message": f"given up: {MOST_CLAIMS} times a server that ran it was killed or failed before a unit was "
+    "finished. The log or the memory limit of the server may explain it; finished units stay in the store for a "
+    "smaller request",
+}
+
+log = structlog.get_logger()
+
+
+def is_gone(owner: str) -> bool:
+    """True for the text of an owner that was a process of this machine and has ended."""
+    return Owner.parse(owner).is_gone()
+
+
+def free_abandoned(database: Database, this: str, held: Collection[int]) -> None:
+    """Free the units of owners that are gone or did not renew their leases. The owner ``this`` gave up the units that
+    it has in jobs which are not ``held``."""
+    row = UnfinishedUnit
+    with database.reading() as session:
+        late = func.max(case((row.lease_until < now(session), 1), else_=0))
+        claimed = select(row.owner, row.job, late).where(row.owner.is_not(None)).group_by(row.owner, row.job)
+        found = [(owner or "", job, bool(any_late)) for owner, job, any_late in session.execute(claimed)]
+    gone = {owner for owner in {owner for owner, _, _ in found} if owner != this and is_gone(owner)}
+
+    def given_up(owner: str, job: int) -> bool:
+        return owner in gone or (owner == this and job not in held)
+
+    abandoned = [(job, owner) for owner, job, late in found if given_up(owner, job) or (late and owner != this)]
+    if not abandoned:
+        return
+    with database.writing() as session:
+        for number, owner in sorted(abandoned):
+            job = session.get(Job, number, with_for_update=True)
+            left = and_(row.job == number, row.owner == owner)
+            if not given_up(owner, number):
+                left = and_(left, row.lease_until < now(session))  # unless it was renewed meanwhile
+            values = {"owner": None, "lease_until": None, "tokens_done": 0}
+            if changed(session.execute(update(row).where(left).values(values))) and job is not None:
+                log.info("units_freed", job=job.id, owner=owner)
+                job.claims += 1
+                give_up_if_stuck(session, job)
+
+
+def give_up_if_stuck(session: Session, job: Job) -> bool:
+    """End a job after more than ``MOST_CLAIMS`` claims without a finished unit; true if it ended."""
+    if job.claims <= MOST_CLAIMS:
+        return False
+    log.warning("job_failed", job=job.id, **NO_PROGRESS)
+    job.state, job.finished_at, job.owner, job.lease_until = "failed", datetime.now(UTC), None, None
+    job.error = dict(NO_PROGRESS)
+    units.delete_unfinished(session, job.number)
+    return True

@@ -1,0 +1,203 @@
+"""Limits per API key: in this process, or in a Redis or Valkey server that several replicas share."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import structlog
+from limits.aio.storage import MemoryStorage, RedisStorage, Storage
+from limits.errors import StorageError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
+"""Schemes of a URL, and what the client library calls them."""
+
+TIMEOUT_S = 2.0
+"""Seconds that a request waits for the shared store."""
+
+LEASE_S = 30.0
+"""Seconds after which the running requests of a lost replica no longer count."""
+
+ENTER = """
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
+redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[3] * 1000)
+return 1
+"""
+"""Add the request ARGV[1] to the running ones at KEYS[1], unless these are ARGV[2]; it expires in ARGV[3] seconds."""
+
+RENEW = """
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[1], 'XX', time[1] + time[2] / 1000000 + ARGV[2], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2] * 1000)
+"""
+"""Let the running request ARGV[1] at KEYS[1] expire in ARGV[2] seconds."""
+
+log = structlog.get_logger()
+
+
+class LimitsOutOfReach(RuntimeError):
+    """The shared store of limits does not answer; the same request may work later."""
+
+
+class LimitsUnusable(RuntimeError):
+    """The server cannot start with this shared store of limits; the message says why."""
+
+
+class SharedLimits:
+    """Limits in the Redis or Valkey server at ``url``."""
+
+    def __init__(self, url: str) -> None:
+        """Raises:
+        LimitsUnusable: when the URL is none of such a server, or the client library is not installed.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES:
+            raise LimitsUnusable(f"shared_url: redis://HOST:PORT or one of {', '.join(SCHEMES)}")
+        try:
+            from redis.asyncio import ConnectionPool, Redis
+        except ImportError:
+            raise LimitsUnusable("shared_url needs the extra `shared`: pip install 'ropeway[shared]'") from None
+        self.shown = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}"
+        url = parts._replace(scheme=SCHEMES[parts.scheme]).geturl()
+        pool = ConnectionPool.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+        self.client: Redis = Redis.from_pool(pool)
+        self.storage: Storage = RedisStorage(
+            f"async+{url}",
+            wrap_exceptions=True,
+            implementation="redispy",
+            key_prefix="ropeway",
+            connection_pool=pool,  # type: ignore[arg-type]  # documented, and missing in its types
+        )
+
+    async def check(self) -> None:
+        """Raises:
+        LimitsUnusable: when the server does not answer.
+        """
+        if not await self.storage.check():
+            raise LimitsUnusable(f"the shared store of limits at {self.shown} does not answer")
+
+    async def close(self) -> None:
+        await self.client.aclose()
+
+
+@asynccontextmanager
+async def opened(shared: SharedLimits | None) -> AsyncIterator[None]:
+    """Inside, the store is in use; it is closed at the end.
+
+    Raises:
+        LimitsUnusable: when the store does not answer.
+    """
+    if shared is None:
+        yield
+        return
+    try:
+        await shared.check()
+        yield
+    finally:
+        await shared.close()
+
+
+@asynccontextmanager
+async def reached() -> AsyncIterator[None]:
+    """Inside, the failures of a store are one exception.
+
+    Raises:
+        LimitsOutOfReach: when the store does not answer.
+    """
+    try:
+        async with asyncio.timeout(2 * TIMEOUT_S):
+            yield
+    except StorageError as error:
+        raise LimitsOutOfReach(str(error.storage_error)) from error
+    except (OSError, TimeoutError) as error:
+        raise LimitsOutOfReach(str(error) or "no answer") from error
+    except Exception as error:
+        if type(error).__module__ != "redis.exceptions":  # the library is optional
+            raise
+        raise LimitsOutOfReach(str(error)) from error
+
+
+def storage_of(shared: SharedLimits | None) -> Storage:
+    """The storage that counts rates."""
+    return MemoryStorage() if shared is None else shared.storage
+
+
+class Concurrency:
+    """Running requests of each tenant in this process; ``most`` of one tenant, or any number."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self._running: Counter[str] = Counter()
+
+    async def enter(self, tenant: str) -> str | None:
+        """A place among the running requests, None when all are taken.
+
+        Raises:
+            LimitsOutOfReach: when a shared store does not answer.
+        """
+        if self.most is not None and self._running[tenant] >= self.most:
+            return None
+        self._running[tenant] += 1
+        return tenant
+
+    async def leave(self, tenant: str, place: str) -> None:
+        """Give a place back."""
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
+
+
+class SharedConcurrency(Concurrency):
+    """Running requests of each tenant on all replicas. The places of a lost replica expire after ``lease_s``."""
+
+    def __init__(self, most: int, shared: SharedLimits, lease_s: float = LEASE_S) -> None:
+        super().__init__(most)
+        self._client, self._lease_s = shared.client, lease_s
+        self._enter, self._renew = self._client.register_script(ENTER), self._client.register_script(RENEW)
+        self._places: dict[str, str] = {}
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def enter(self, tenant: str) -> str | None:
+        place = uuid.uuid4().hex
+        async with reached():
+            if not await self._enter(keys=[_key(tenant)], args=[place, self.most or 0, self._lease_s]):
+                return None
+        self._places[place] = tenant
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew_all())
+        return place
+
+    async def leave(self, tenant: str, place: str) -> None:
+        del self._places[place]
+        if not self._places and self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        with suppress(LimitsOutOfReach):  # the place expires
+            async with reached():
+                await self._client.zrem(_key(tenant), place)
+
+    async def _renew_all(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            try:
+                for place, tenant in list(self._places.items()):
+                    async with reached():
+                        await self._renew(keys=[_key(tenant)], args=[place, self._lease_s])
+            except LimitsOutOfReach as error:
+                log.warning("limits_out_of_reach", error=str(error))
+
+
+def _key(tenant: str) -> str:
+    return f"ropeway/running/{tenant}"

@@ -1,0 +1,158 @@
+"""Limits per key that several servers count in one Redis or Valkey, as separate processes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from service.api.quotas import TokenRate
+from service.settings import Settings
+from service.sharing.limits import Concurrency, LimitsOutOfReach, LimitsUnusable, SharedConcurrency, SharedLimits
+from tests.conftest import ROOT
+from tests.service.serving import SHORT, serving, wait_for
+
+GRANTED = """
+import asyncio, sys
+from service.api.quotas import TokenRate
+from service.errors import ApiError
+from service.sharing.limits import SharedLimits
+
+async def granted():
+    shared = SharedLimits(sys.argv[1])
+    rate, tokens = TokenRate(20_000, shared), 0
+    await shared.client.incr("begun")
+    while int(await shared.client.get("begun")) < 4:
+        await asyncio.sleep(0.01)
+    try:
+        while True:
+            await rate.charge(50)
+            tokens += 50
+    except ApiError as error:
+        assert error.code == "token_rate_exceeded", error
+    await shared.close()
+    print(tokens)
+
+asyncio.run(granted())
+"""
+
+
+@pytest.fixture
+def shared_url(tmp_path: Path) -> Iterator[str]:
+    """URL of a new server with nothing in it."""
+    pytest.importorskip("redis", reason="the client library of the extra `shared` is not installed")
+    program = shutil.which("valkey-server") or shutil.which("redis-server")
+    if program is None:
+        pytest.skip("neither valkey-server nor redis-server is installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: _answers(port), 10)
+        yield f"redis://127.0.0.1:{port}"
+    finally:
+        running.kill()
+        running.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_four_processes_grant_exactly_one_rate(shared_url: str) -> None:
+    while time.time() % 60 > 45:  # the window slides by whole minutes: all of them fall into one
+        time.sleep(1)
+    command = [sys.executable, "-c", GRANTED, shared_url]
+    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    granted = [int(process.communicate(timeout=60)[0]) for process in running]
+    assert sum(granted) == 20_000
+    assert all(granted), "each of them had a part"
+
+
+async def test_all_replicas_count_running_requests(shared_url: str) -> None:
+    shared = SharedLimits(shared_url)
+    replicas = [SharedConcurrency(3, shared) for _ in range(4)]
+    places = await asyncio.gather(*(replica.enter("ann") for replica in replicas))
+    assert len([place for place in places if place]) == 3
+    assert await replicas[0].enter("bob")
+    refused = next(replica for replica, place in zip(replicas, places, strict=True) if place is None)
+    leaving, place = next((replica, place) for replica, place in zip(replicas, places, strict=True) if place)
+    await leaving.leave("ann", place)
+    assert await refused.enter("ann")
+    assert await refused.enter("ann") is None
+    await shared.close()
+
+
+async def test_places_of_a_lost_replica_expire_and_those_at_work_are_renewed(shared_url: str) -> None:
+    shared = SharedLimits(shared_url)
+    lost, alive = (SharedConcurrency(2, shared, lease_s=0.6) for _ in range(2))
+    assert await lost.enter("ann")
+    assert await alive.enter("ann")
+    assert lost._renewing is not None
+    lost._renewing.cancel()
+    assert await alive.enter("ann") is None
+    await asyncio.sleep(1.0)
+    assert await alive.enter("ann"), "one place is free, the other is still taken"
+    assert await alive.enter("ann") is None
+    await shared.close()
+
+
+def test_two_servers_refuse_what_is_too_much_together(checkpoints: Path, shared_url: str) -> None:
+    limits = {"shared_url": shared_url, "replicas": 2, "key_tokens_per_minute": 40, "api_keys": "ann-key"}
+    headers = {"x-api-key": "ann-key"}
+    with serving(checkpoints, **limits) as (one, _), serving(checkpoints, **limits) as (other, _):
+        answers = [httpx.post(f"{url}/generate", json=SHORT, headers=headers, timeout=60) for url in (one, other) * 2]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    assert answers[2].json()["error"]["code"] == "token_rate_exceeded"
+    assert int(answers[2].headers["retry-after"]) >= 1
+
+
+async def test_a_store_that_does_not_answer_is_an_error() -> None:
+    pytest.importorskip("redis", reason="the client library of the extra `shared` is not installed")
+    nowhere = SharedLimits("redis://127.0.0.1:1")
+    with pytest.raises(LimitsUnusable, match=r"redis://127.0.0.1:1 does not answer"):
+        await nowhere.check()
+    with pytest.raises(LimitsOutOfReach):
+        await SharedConcurrency(3, nowhere).enter("ann")
+    with pytest.raises(LimitsOutOfReach):
+        await TokenRate(5, nowhere).charge(1)
+
+
+async def test_one_process_counts_for_itself() -> None:
+    alone = Concurrency(1)
+    place = await alone.enter("ann")
+    assert place is not None
+    assert await alone.enter("ann") is None
+    assert await alone.enter("bob") is not None
+    await alone.leave("ann", place)
+    assert await alone.enter("ann") is not None
+
+
+def test_a_url_of_another_store_is_refused() -> None:
+    with pytest.raises(LimitsUnusable, match="redis, rediss, valkey, valkeys"):
+        SharedLimits("memcached://localhost")
+
+
+@pytest.mark.parametrize("limit", ["key_concurrency", "key_tokens_per_minute"])
+def test_replicas_with_limits_need_a_shared_store(limit: str) -> None:
+    fields = {"replicas": 2, limit: 5}
+    with pytest.raises(ValidationError, match="need ROPEWAY_SHARED_URL"):
+        Settings(_env_file=None, **fields)
+    Settings(_env_file=None, shared_url="redis://localhost", **fields)
+    Settings(_env_file=None, replicas=2)
