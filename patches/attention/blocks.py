@@ -45,23 +45,29 @@ def add_band(states: SegmentStates, columns: slice, band: Band, key: torch.Tenso
     query = states.rotated_queries(query, q_low, band)
     for cut in cuts:
         if cut.start < cut.stop:
-            bias = None if cut is full else _mask(states, band, q_low, queries, cut)
-            new = sdpa_with_lse(query, key[:, :, cut], states.value[:, :, cut], bias, states.scaling)
+            keys = key[:, :, cut], states.value[:, :, cut]
+            if cut is full:
+                new = sdpa_with_lse(query, *keys, None, states.scaling)
+            elif states.goes_by_distance(band):
+                bias = _diagonals(states, band, q_low + queries - 1, queries, cut)
+                backward = sdpa_with_lse(query.flip(2), *keys, bias, states.scaling)
+                new = backward[0].flip(2), backward[1].flip(2)
+            else:
+                new = sdpa_with_lse(query, *keys, states.bias([band], q_low, queries, cut), states.scaling)
             add(part(attended, columns), *new)
 
 
-def _mask(states: SegmentStates, band: Band, q_low: int, queries: int, columns: slice) -> torch.Tensor | None:
-    """``bias`` of one band, made once per forward for all blocks and layers if distance alone decides."""
+def _diagonals(states: SegmentStates, band: Band, q_high: int, queries: int, columns: slice) -> torch.Tensor:
+    """Additive bias [1, heads or 1, q, k] of the queries q_high, q_high - 1, ..., in that order.
 
-    def make() -> torch.Tensor | None:
-        return states.bias([band], q_low, queries, columns)
-
-    predicate = states.predicate(band)
-    if states.num_sinks or states.resolved.recipe.score_bias is not None or not predicate.by_distance:
-        return make()
-    distance = q_low - (states.k_start + columns.start)
-    key = ("mask", predicate, distance, queries, columns.stop - columns.start, states.query.dtype)
-    return states.batch.shared(key, make)
+    Its rows are a table of distances, each row one entry further along: a view, where [q, k] numbers per head would
+    be made and read. Only for the reverse order of queries are both strides positive, as torch wants them.
+    """
+    kind = ("bias by distance", band.predicate, states.query.dtype)
+    table = states.shared(kind, lambda: states.bias_by_distance(band, QUERY_BLOCK))
+    first = states.q_stop - 1 - q_high + columns.start  # the table begins with the segment's largest distance
+    size = (1, table.shape[0], queries, columns.stop - columns.start)
+    return table.as_strided(size, (0, table.shape[1], 1, 1), first)
 
 
 def _columns(states: SegmentStates, k_low: int, k_high: int) -> slice:

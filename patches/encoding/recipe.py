@@ -45,6 +45,11 @@ IDENTITY = Identity()
 class ScoreBias(Protocol):
     """(q_idx [q, 1], kv_idx [1, k]) -> float32 [num_heads, q, k], added to the scaled scores."""
 
+    @property
+    def by_distance(self) -> bool:
+        """True if distance alone decides: one table then serves all queries."""
+        ...
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor: ...
 
 
