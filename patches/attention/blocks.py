@@ -36,8 +36,8 @@ def add_band(states: SegmentStates, columns: slice, band: Band, key: torch.Tenso
     query, q_low = states.query[:, :, columns], states.q_start + columns.start
     queries = query.shape[2]
     predicate = states.predicate(band)
-    reached = _columns(states, *predicate.key_range(q_low, q_low + queries - 1))
-    full = _columns(states, *predicate.full_range(q_low, q_low + queries - 1))
+    reached = states.columns(*predicate.key_range(q_low, q_low + queries - 1))
+    full = states.columns(*predicate.full_range(q_low, q_low + queries - 1))
     if states.resolved.recipe.score_bias is not None or full.stop - full.start < WORTH_A_CALL:
         cuts = [reached]
     else:
@@ -68,14 +68,3 @@ def _diagonals(states: SegmentStates, band: Band, q_high: int, queries: int, col
     first = states.q_stop - 1 - q_high + columns.start  # the table begins with the segment's largest distance
     size = (1, table.shape[0], queries, columns.stop - columns.start)
     return table.as_strided(size, (0, table.shape[1], 1, 1), first)
-
-
-def _columns(states: SegmentStates, k_low: int, k_high: int) -> slice:
-    """Key columns of positions k_low .. k_high - 1, as far as the cache still has them."""
-
-    def column(position: int) -> int:
-        if position < states.num_sinks:
-            return position
-        return min(max(position - states.k_start, 0) + states.num_sinks, states.key.shape[2])
-
-    return slice(column(k_low), column(k_high))

@@ -122,6 +122,19 @@ class SegmentStates:
                 query = (query * temperature(q_idx)[:, None]).to(query.dtype)
         return scaling, query
 
+    def columns(self, k_low: int, k_high: int) -> slice:
+        """Key columns of positions k_low .. k_high - 1, as far as the cache still has them."""
+        return slice(self._column(k_low), self._column(k_high))
+
+    def _column(self, position: int) -> int:
+        if position < self.num_sinks:
+            return position
+        return min(max(position - self.k_start, 0) + self.num_sinks, self.key.shape[2])
+
+    def position(self, column: int) -> int:
+        """Position of a key column."""
+        return column if column < self.num_sinks else column - self.num_sinks + self.k_start
+
     def positions(self, columns: slice) -> torch.Tensor:
         """Positions int64 of key columns."""
         tail = torch.arange(self.k_start, self.q_stop, device=self.key.device)
