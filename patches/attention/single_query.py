@@ -117,7 +117,8 @@ def _over_runs(
     scores = torch.cat([_scores(states, *each) for each in zip(parts, tables, strict=True)], -1) * states.scaling
     weights = (scores if bias is None else scores + bias).softmax(dim=-1)
     kv_heads = value.shape[1]
-    return (weights.unflatten(1, (kv_heads, -1)).squeeze(3) @ value).flatten(1, 2)[:, :, None]
+    output: torch.Tensor = weights.unflatten(1, (kv_heads, -1)).squeeze(3) @ value
+    return output.flatten(1, 2)[:, :, None]
 
 
 def _scores(states: SegmentStates, part: Part, table: Table) -> torch.Tensor:
@@ -126,7 +127,8 @@ def _scores(states: SegmentStates, part: Part, table: Table) -> torch.Tensor:
     if part.run == 1:
         key = rotate(key, *table, interleaved=resolved.interleaved, offset=resolved.offset)
         query = query.unflatten(1, (key.shape[1], -1)).squeeze(3)
-        return (query @ key.transpose(2, 3)).flatten(1, 2)[:, :, None]
+        scores: torch.Tensor = query @ key.transpose(2, 3)
+        return scores.flatten(1, 2)[:, :, None]
     runs = part.keys // part.run
     query = query.expand(-1, -1, runs, -1)
     query = rotate(query, *table, interleaved=resolved.interleaved, offset=resolved.offset)
