@@ -65,3 +65,13 @@ def test_keys_out_of_reach_are_not_read() -> None:
     key[:, :, 4:280] = torch.nan
     result = attend(query, key, key, resolved, Batch([]), Layer(0.3), q_start=299)
     assert not result.isnan().any()
+
+
+def test_runs_begin_at_multiples_of_their_length() -> None:
+    """The layer's window cuts the first of them."""
+    generator = torch.Generator().manual_seed(0)
+    resolved, layer = resolve(parse(GROUPED[0]), GEOMETRY, 300), Layer(0.3, DistanceRange(0, 100))
+    query, key = torch.randn(1, 4, 1, 16, generator=generator), torch.randn(1, 2, 254, 16, generator=generator)
+    key = key.mul(2)
+    result = attend(query, key, key, resolved, Batch([]), layer, q_start=253)
+    assert relative(result, reference.attend(query, key, key, resolved, layer, q_start=253)) < 1e-5
