@@ -59,6 +59,7 @@ class Mutation:
 
 
 FUSED = "tests/patches/attention/test_fused.py"
+SINGLE = "tests/patches/attention/test_single_query.py"
 LAYERS = "test_layers_share_tables_without_mixing_them_up"
 OVERFLOW = "test_the_merge_survives_scores_that_overflow_an_exponential"
 PAPER = "tests/patches/attention/test_paper_parity.py"
@@ -71,6 +72,7 @@ MAPS = "tests/patches/methods/test_position_maps.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
 ENGINE = "tests/service/engine/test_engine.py"
+SAMPLING = "tests/service/engine/test_sampling.py"
 EVICTION = "tests/service/engine/test_paged_eviction.py"
 FAIRNESS = "tests/service/engine/test_fairness.py"
 OUT_OF_MEMORY = "tests/service/engine/test_out_of_memory.py"
@@ -101,7 +103,8 @@ ATTENTION = [
              "upcast(key.repeat(1, groups, 1, 1))", (FUSED,)),
     Mutation("causal mask hides the query itself", "patches", ".triu_(keys - new + 1)", ".triu_(keys - new)",
              (DECODE,)),
-    Mutation("sign of a distance", "patches", "rotary_table(-distance,", "rotary_table(distance,", (DECODE,)),
+    Mutation("sign of a distance", "patches", "rotary_table(-distance if backward else distance,",
+             "rotary_table(distance,", (DECODE,)),
     Mutation("attention factor once for both sides", "patches", ".attention_factor**2", ".attention_factor", (FUSED,)),
     Mutation("attention factor missing in a band", "patches",
              "rotary_table(per_pair(position_map(positions())), inv_freq, factor,",
@@ -116,6 +119,10 @@ ATTENTION = [
              "slice(max(0, first - low - 1), max(0, first - low - 1) + states.q_stop - first)", (FUSED,)),
     Mutation("staircase stops a width early", "patches", "while width < query.shape[2]:",
              "while 2 * width < query.shape[2]:", (FUSED,)),
+    Mutation("a bias one distance off", "patches", "first = states.q_stop - 1 - q_high + columns.start",
+             "first = states.q_stop - q_high + columns.start", (FUSED,)),
+    Mutation("runs of keys not aligned", "patches", "columns.start - position % -run", "columns.start - position % -2",
+             (SINGLE,)),
     Mutation("bias after the mask", "patches", "scores = scores + states.resolved.recipe.score_bias(q_idx, kv_idx)",
              "scores = scores - states.resolved.recipe.score_bias(q_idx, kv_idx)", (FUSED,)),
     Mutation("sinks keep their weight", "patches", "logits = torch.cat([scores, nothing], dim=-1)",
@@ -131,8 +138,8 @@ ENCODING = [
              "return first, max(first, q_high - self.low)", (RECIPE,)),
     Mutation("chunk edge", "patches", "inside & (apart < self.high)", "inside & (apart <= self.high)", (RECIPE,)),
     Mutation("one key more among the first", "patches", "(kv_idx < self.count)", "(kv_idx <= self.count)", (MAPS,)),
-    Mutation("rotation the other way", "patches", "first * cos - second * sin", "first * cos + second * sin",
-             (SCORES,)),
+    Mutation("rotation the other way", "patches", "(-sin[..., :half], sin[..., half:])",
+             "(sin[..., :half], -sin[..., half:])", (SCORES,)),
     Mutation("attention factor missing on sin", "patches", "angles.sin() * attention_factor", "angles.sin()",
              (SCORES,)),
     Mutation("attention factor lost on resolving", "patches", "attention_factor=float(attention_factor)",
@@ -158,8 +165,10 @@ SERVED = [
              "encode(self.position_ids[:tokens], slots.flip(0))", (VERIFICATION,)),
     Mutation("a repeated step goes on", "service/engine", "future.state.position_offset -= future.query_length",
              "future.state.position_offset -= 0", (OUT_OF_MEMORY,)),
-    Mutation("top-p one token short", "service/engine", "probs.cumsum(dim=-1) - probs >=", "probs.cumsum(dim=-1) >=",
-             (ENGINE,)),
+    Mutation("top-p one token short", "service/engine", "(before < wanted)", "(before + ordered < wanted)",
+             (SAMPLING,)),
+    Mutation("every token from the same noise", "service/engine", "_mixed(_mixed(seeds) + indices *",
+             "_mixed(_mixed(seeds) + 0 * indices *", (SAMPLING,)),
     Mutation("cancelled generations run on", "service/engine", "manager.cancel_request(request.request_id)", "pass",
              (f"{EVICTION}::test_cancelling_gives_everything_back",)),
     Mutation("a request keeps its slot", "service/engine", "self._slots.release(slot)", "pass",

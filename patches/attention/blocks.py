@@ -36,8 +36,8 @@ def add_band(states: SegmentStates, columns: slice, band: Band, key: torch.Tenso
     query, q_low = states.query[:, :, columns], states.q_start + columns.start
     queries = query.shape[2]
     predicate = states.predicate(band)
-    reached = _columns(states, *predicate.key_range(q_low, q_low + queries - 1))
-    full = _columns(states, *predicate.full_range(q_low, q_low + queries - 1))
+    reached = states.columns(*predicate.key_range(q_low, q_low + queries - 1))
+    full = states.columns(*predicate.full_range(q_low, q_low + queries - 1))
     if states.resolved.recipe.score_bias is not None or full.stop - full.start < WORTH_A_CALL:
         cuts = [reached]
     else:
@@ -45,31 +45,26 @@ def add_band(states: SegmentStates, columns: slice, band: Band, key: torch.Tenso
     query = states.rotated_queries(query, q_low, band)
     for cut in cuts:
         if cut.start < cut.stop:
-            bias = None if cut is full else _mask(states, band, q_low, queries, cut)
-            new = sdpa_with_lse(query, key[:, :, cut], states.value[:, :, cut], bias, states.scaling)
+            keys = key[:, :, cut], states.value[:, :, cut]
+            if cut is full:
+                new = sdpa_with_lse(query, *keys, None, states.scaling)
+            elif states.goes_by_distance(band):
+                bias = _diagonals(states, band, q_low + queries - 1, queries, cut)
+                backward = sdpa_with_lse(query.flip(2), *keys, bias, states.scaling)
+                new = backward[0].flip(2), backward[1].flip(2)
+            else:
+                new = sdpa_with_lse(query, *keys, states.bias([band], q_low, queries, cut), states.scaling)
             add(part(attended, columns), *new)
 
 
-def _mask(states: SegmentStates, band: Band, q_low: int, queries: int, columns: slice) -> torch.Tensor | None:
-    """``bias`` of one band, made once per forward for all blocks and layers if distance alone decides."""
+def _diagonals(states: SegmentStates, band: Band, q_high: int, queries: int, columns: slice) -> torch.Tensor:
+    """Additive bias [1, heads or 1, q, k] of the queries q_high, q_high - 1, ..., in that order.
 
-    def make() -> torch.Tensor | None:
-        return states.bias([band], q_low, queries, columns)
-
-    predicate = states.predicate(band)
-    if states.num_sinks or states.resolved.recipe.score_bias is not None or not predicate.by_distance:
-        return make()
-    distance = q_low - (states.k_start + columns.start)
-    key = ("mask", predicate, distance, queries, columns.stop - columns.start, states.query.dtype)
-    return states.batch.shared(key, make)
-
-
-def _columns(states: SegmentStates, k_low: int, k_high: int) -> slice:
-    """Key columns of positions k_low .. k_high - 1, as far as the cache still has them."""
-
-    def column(position: int) -> int:
-        if position < states.num_sinks:
-            return position
-        return min(max(position - states.k_start, 0) + states.num_sinks, states.key.shape[2])
-
-    return slice(column(k_low), column(k_high))
+    Its rows are a table of distances, each row one entry further along: a view, where [q, k] numbers per head would
+    be made and read. Only for the reverse order of queries are both strides positive, as torch wants them.
+    """
+    kind = ("bias by distance", band.predicate, states.query.dtype)
+    table = states.shared(kind, lambda: states.bias_by_distance(band, QUERY_BLOCK))
+    first = states.q_stop - 1 - q_high + columns.start  # the table begins with the segment's largest distance
+    size = (1, table.shape[0], queries, columns.stop - columns.start)
+    return table.as_strided(size, (0, table.shape[1], 1, 1), first)

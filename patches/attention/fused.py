@@ -15,10 +15,10 @@ from patches.attention.blocks import add_band, blocks
 from patches.attention.eager import eager
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import nothing
-from patches.attention.states import SegmentStates, Table
+from patches.attention.single_query import single_query
+from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
-from patches.encoding.rotary import per_pair, rotary_table, rotate
 
 
 def attend(
@@ -67,22 +67,6 @@ def ordinary(states: SegmentStates) -> torch.Tensor:
     )
 
 
-def single_query(states: SegmentStates) -> torch.Tensor:
-    """One raw query. Key j is rotated by minus its effective distance, so one pass serves all bands."""
-    key, bias = states.key, states.shared("bias", lambda: _single_bias(states))
-    if states.resolved.rotates_at == "cache_read":
-        table = states.shared("distance", lambda: _distance_table(states))
-        key = rotate(key, *table, interleaved=states.resolved.interleaved, offset=states.resolved.offset)
-    return F.scaled_dot_product_attention(
-        states.query,
-        key,
-        states.value,
-        attn_mask=bias,
-        scale=states.scaling,
-        enable_gqa=states.query.shape[1] != key.shape[1],
-    )
-
-
 def by_bands(states: SegmentStates) -> torch.Tensor:
     """Each band attends to the keys it can reach: over all queries at once if that takes few calls, else by blocks."""
     attended = nothing(states.query, states.value.shape[-1])
@@ -95,24 +79,6 @@ def by_bands(states: SegmentStates) -> torch.Tensor:
         for band, key in by_blocks:
             add_band(states, columns, band, key, attended)
     return attended[0].to(states.query.dtype)
-
-
-def _single_bias(states: SegmentStates) -> torch.Tensor | None:
-    return states.bias(list(states.resolved.recipe.bands), states.q_start, 1, slice(None))
-
-
-def _distance_table(states: SegmentStates) -> Table:
-    """cos and sin [k, rotary_dim] of minus every key's effective distance."""
-    q_idx, kv_idx = states.indices(states.q_start, 1, slice(None))
-    distance = torch.zeros(1, 1, device=kv_idx.device)
-    for band in states.resolved.recipe.bands:
-        inside = states.predicate(band)(q_idx, kv_idx)[0, :, None]
-        apart = per_pair(band.query_map(q_idx[:, 0])) - per_pair(band.key_map(kv_idx[0]))
-        distance = torch.where(inside, apart, distance)
-    inv_freq = torch.tensor(states.resolved.turns, device=states.key.device)
-    # The factor multiplies both the query's and the key's table, so here it enters squared.
-    factor, layout = states.resolved.attention_factor**2, states.resolved.interleaved
-    return rotary_table(-distance, inv_freq, factor, interleaved=layout)
 
 
 def _causal_mask(states: SegmentStates) -> torch.Tensor:

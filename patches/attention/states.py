@@ -50,17 +50,33 @@ class SegmentStates:
         bare = (self.layer_mask, self.num_sinks, self.k_start, self.resolved.recipe.score_bias) == (None, 0, 0, None)
         return bare and has_kernel(self.query, self.key, self.value)
 
-    def bias(self, bands: list[Band], q_low: int, queries: int, columns: slice) -> torch.Tensor | None:
+    def bias(self, bands: list[Band], q_low: int, queries: int, columns: slice) -> torch.Tensor:
         """Additive bias [1, heads or 1, q, k]: pairs that no band covers, and the recipe's score bias."""
         q_idx, kv_idx = self.indices(q_low, queries, columns)
+        return self._bias(bands, q_idx, kv_idx)
+
+    def _bias(self, bands: list[Band], q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         covered = torch.stack([self.predicate(band)(q_idx, kv_idx) for band in bands]).any(0)
-        score_bias = self.resolved.recipe.score_bias
-        if score_bias is None and bool(covered.all()):
-            return None
-        excluded = torch.finfo(self.query.dtype).min
+        score_bias, excluded = self.resolved.recipe.score_bias, torch.finfo(self.query.dtype).min
         bias = torch.zeros(covered.shape, device=covered.device) if score_bias is None else score_bias(q_idx, kv_idx)
         bias = bias.to(self.query.dtype).masked_fill(~covered, excluded)
         return bias[None, None] if bias.ndim == 2 else bias[None]
+
+    def goes_by_distance(self, band: Band) -> bool:
+        """True if distance alone decides over the pairs of ``band`` and their bias, and the keys have no gap."""
+        score_bias = self.resolved.recipe.score_bias
+        return (
+            self.num_sinks == 0 and self.predicate(band).by_distance and (score_bias is None or score_bias.by_distance)
+        )
+
+    def bias_by_distance(self, band: Band, queries: int) -> torch.Tensor:
+        """``bias`` of ``band`` by distance [heads or 1, distances].
+
+        Distances fall from the segment's largest to 1 - ``queries``: later keys beside the first of so many queries.
+        """
+        last = torch.tensor([self.q_stop - 1], device=self.query.device)
+        kv_idx = torch.arange(self.k_start, self.q_stop + queries - 1, device=self.query.device)
+        return self._bias([band], last[:, None], kv_idx[None]).flatten(0, -2)
 
     def predicate(self, band: Band) -> Predicate:
         return band.predicate if self.layer_mask is None else And(band.predicate, self.layer_mask)
@@ -113,6 +129,19 @@ class SegmentStates:
             if temperature is not None:
                 logits = (logits * temperature(q_idx)[:, None]).to(logits.dtype)
         return logits
+
+    def columns(self, k_low: int, k_high: int) -> slice:
+        """Key columns of positions k_low .. k_high - 1, as far as the cache still has them."""
+        return slice(self._column(k_low), self._column(k_high))
+
+    def _column(self, position: int) -> int:
+        if position < self.num_sinks:
+            return position
+        return min(max(position - self.k_start, 0) + self.num_sinks, self.key.shape[2])
+
+    def position(self, column: int) -> int:
+        """Position of a key column."""
+        return column if column < self.num_sinks else column - self.num_sinks + self.k_start
 
     def positions(self, columns: slice) -> torch.Tensor:
         """Positions int64 of key columns."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,12 +28,19 @@ ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodi
 class PositionMap(Protocol):
     """Positions int64 [n] -> the positions used as rotation angles: [n], or [n, pairs] if they differ by pair."""
 
+    @property
+    def run(self) -> int:
+        """Tokens from a multiple of it on that share one position; 1 without such runs."""
+        ...
+
     def __call__(self, position: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
 class Identity:
     """Every token keeps its own position."""
+
+    run: ClassVar[int] = 1
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
         return position
@@ -44,6 +51,11 @@ IDENTITY = Identity()
 
 class ScoreBias(Protocol):
     """(q_idx [q, 1], kv_idx [1, k]) -> float32 [num_heads, q, k], added to the scaled scores."""
+
+    @property
+    def by_distance(self) -> bool:
+        """True if distance alone decides: one table then serves all queries."""
+        ...
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor: ...
 

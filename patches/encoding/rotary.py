@@ -48,8 +48,10 @@ def rotary_table(
     import torch
 
     angles = position.float() * inv_freq
-    angles = angles.repeat_interleave(2, dim=-1) if interleaved else torch.cat((angles, angles), dim=-1)
-    return angles.cos() * attention_factor, angles.sin() * attention_factor
+    cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
+    if interleaved:
+        return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+    return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
 
 
 def rotate(
@@ -67,11 +69,12 @@ def rotate(
     rotated = upcast(rotated)
     if interleaved:
         turned = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), dim=-1).flatten(-2)
-        parts = [rotated * cos + turned * sin]
     else:
-        (first, second), half = rotated.chunk(2, dim=-1), rotary_dim // 2
-        cos, sin = cos[..., :half], sin[..., :half]  # the second half repeats the first
-        parts = [first * cos - second * sin, second * cos + first * sin]  # to the bit as x cos + turned(x) sin
-    parts = [before, *(part.to(states.dtype) for part in parts), after]
-    parts = [part for part in parts if part.shape[-1]]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        half = rotary_dim // 2
+        turned = torch.cat((rotated[..., half:], rotated[..., :half]), dim=-1)
+        sin = torch.cat(
+            (-sin[..., :half], sin[..., half:]), dim=-1
+        )  # of all heads' states, signs would be one pass more
+    # In place: a fresh tensor of all keys costs more than the product in it.
+    rotated = (rotated * cos).add_(turned.mul_(sin)).to(states.dtype)
+    return rotated if rotary_dim == states.shape[-1] else torch.cat((before, rotated, after), dim=-1)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import torch
 
 _numbers = itertools.count()
 
@@ -44,7 +43,7 @@ class EngineRequest:
     but the last. ``cached_tokens`` of the prompt were found in the prefix cache; ``failure`` is why this request failed
     alone; ``tenant`` sent it. ``sink_window`` counts the first and the last keys that its queries reach, None for all:
     pages of the others are given back. ``eos_token_ids`` are the model's end-of-text tokens, ``generated`` counts the
-    tokens before the one that is drawn.
+    tokens before the one that is drawn; with ``noise_seed``, 64 bits, it decides the noise of that token.
     """
 
     prompt_ids: list[int]
@@ -55,7 +54,7 @@ class EngineRequest:
     eos_token_ids: tuple[int, ...] = ()
     request_id: str = field(default_factory=lambda: f"gen-{next(_numbers)}")
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    generator: torch.Generator | None = None
+    noise_seed: int = field(init=False)
     on_prefill: Callable[[int], object] | None = None
     cached_tokens: int = 0
     failure: Exception | None = None
@@ -74,9 +73,5 @@ class EngineRequest:
         return self.eos_token_ids if self.generated < self.sampling.min_tokens else ()
 
     def __post_init__(self) -> None:
-        if self.sampling.temperature > 0:
-            self.generator = torch.Generator()
-            if self.sampling.seed is None:
-                self.generator.seed()
-            else:
-                self.generator.manual_seed(self.sampling.seed)
+        seed = self.sampling.seed
+        self.noise_seed = secrets.randbits(64) if seed is None else seed % (1 << 64)

@@ -1,13 +1,20 @@
-"""Drawing tokens: each request from its own noise, so that neighbours never change a result."""
+"""Tokens of a step, drawn in one batch. Seed and index of a token decide its noise: company changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from service.engine.request import EngineRequest, TokenLogprobs
+
+BLOCK = 256
+"""Tokens whose probabilities are summed first: a draw chooses a block, then a token of it."""
+
+MOST_LIKELY = 1024
+"""Tokens among which top-p ends for nearly all texts: a sort of the whole vocabulary takes ten times as long."""
 
 
 def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> torch.Tensor:
@@ -16,60 +23,132 @@ def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> to
     Appends log-probabilities to the requests that asked for them. None rows (requests cancelled
     meanwhile) take their most likely token, which is dropped.
     """
-    tokens = logits.argmax(dim=-1)
-    for row, request in enumerate(requests):
-        if request is None:
-            continue
-        allowed = logits[row]
-        if request.suppressed:
-            allowed = allowed.index_fill(0, torch.tensor(request.suppressed, device=logits.device), float("-inf"))
-            tokens[row] = allowed.argmax()
-        if request.generator is not None:
-            tokens[row] = _draw(allowed, request)
-        if request.sampling.logprobs is not None:
-            request.logprobs.append(_logprobs(logits[row], int(tokens[row]), request.sampling.logprobs))
+    rows = [(row, request) for row, request in enumerate(requests) if request is not None]
+    suppressed = [(row, token) for row, request in rows for token in request.suppressed]
+    allowed = logits
+    if suppressed:
+        at = torch.tensor(suppressed, device=logits.device).T
+        allowed = logits.index_put((at[0], at[1]), logits.new_tensor(float("-inf")))
+    tokens = allowed.argmax(dim=-1)
+    drawing = [(row, request) for row, request in rows if request.sampling.temperature > 0]
+    if drawing:
+        chosen = torch.tensor([row for row, _ in drawing], device=logits.device)
+        if len(drawing) < len(logits):
+            allowed = allowed[chosen]
+        tokens[chosen] = _draw(allowed, tokens[chosen], [request for _, request in drawing])
+    _append_logprobs(logits, tokens, [(row, request) for row, request in rows if request.sampling.logprobs is not None])
     return tokens
 
 
 @contextmanager
 def undone_on_error(requests: Sequence[EngineRequest | None]) -> Iterator[None]:
-    """Inside, an exception takes back the noise and the log-probabilities that ``sample`` drew for ``requests``."""
-    live = [request for request in requests if request is not None]
-    noise = [None if request.generator is None else request.generator.get_state() for request in live]
-    drawn = [len(request.logprobs) for request in live]
+    """Inside, an exception takes back the log-probabilities that ``sample`` appended to ``requests``."""
+    drawn = [(request, len(request.logprobs)) for request in requests if request is not None]
     try:
         yield
     except Exception:
-        for request, state, length in zip(live, noise, drawn, strict=True):
+        for request, length in drawn:
             del request.logprobs[length:]
-            if request.generator is not None and state is not None:
-                request.generator.set_state(state)
         raise
 
 
-def _draw(logits: torch.Tensor, request: EngineRequest) -> torch.Tensor:
-    """Temperature, then top-k, then top-p over what is left, then one draw by the Gumbel-max trick.
+def _draw(logits: torch.Tensor, greedy: torch.Tensor, requests: Sequence[EngineRequest]) -> torch.Tensor:
+    """Temperature, then top-k, then top-p over what is left, then one draw by the inverse distribution function.
 
-    The noise comes from the request's own CPU generator: one vector per token, whatever the device.
+    ``greedy`` int64 [n] are the most likely tokens.
     """
-    params, generator = request.sampling, request.generator
-    noise = torch.empty(logits.shape[-1], dtype=torch.float64).exponential_(generator=generator)
-    scaled = logits.double() / params.temperature
-    ordered, order = scaled.sort(descending=True)
-    if 0 < params.top_k < ordered.shape[0]:
-        ordered[params.top_k :] = float("-inf")
-    if params.top_p < 1.0:
-        probs = ordered.softmax(dim=-1)
-        ordered[probs.cumsum(dim=-1) - probs >= params.top_p] = float("-inf")
-    gumbel = -noise.clamp_min(torch.finfo(torch.float64).tiny).log().to(ordered.device)
-    return order[(ordered + gumbel[order]).argmax()]
+    device, (rows, vocabulary) = logits.device, logits.shape
+    params = [request.sampling for request in requests]
+    temperature = torch.tensor([each.temperature for each in params], device=device)
+    weights = logits.new_zeros(rows, -(-vocabulary // BLOCK) * BLOCK)
+    weights[:, :vocabulary] = logits
+    likely = weights[:, :vocabulary]
+    likely.sub_(logits.gather(-1, greedy[:, None])).div_(temperature[:, None]).exp_()
+    by_k = [row for row, each in enumerate(params) if 0 < each.top_k < vocabulary]
+    if by_k:
+        _keep_top_k(likely, torch.tensor(by_k, device=device), [params[row].top_k for row in by_k])
+    by_p = [row for row, each in enumerate(params) if each.top_p < 1.0]
+    if by_p:
+        top_p = torch.tensor([params[row].top_p for row in by_p], dtype=torch.float64, device=device)
+        _keep_top_p(likely, torch.tensor(by_p, device=device), top_p)
+    return _inverse(weights, torch.from_numpy(noise(requests)).to(device))
 
 
-def _logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+def noise(requests: Sequence[EngineRequest]) -> np.ndarray:
+    """Uniform float64 [n] in [0, 1), a multiple of 2^-52: SplitMix64 (Steele et al., OOPSLA 2014) of the request's
+    seed and the index of its token."""
+    seeds = np.array([request.noise_seed for request in requests], np.uint64)
+    indices = np.array([request.generated + 1 for request in requests], np.uint64)
+    bits = _mixed(_mixed(seeds) + indices * np.uint64(0x9E3779B97F4A7C15))
+    return (bits >> np.uint64(12)) * 2.0**-52
+
+
+def _mixed(bits: np.ndarray) -> np.ndarray:
+    """uint64 [n] whose bits all depend on all bits."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(bits ^ (bits >> np.uint64(31)))
+
+
+def _keep_top_k(weights: torch.Tensor, rows: torch.Tensor, counts: list[int]) -> None:
+    """Zero all but the ``counts`` largest of each row, in place. Equals of the last one stay."""
+    chosen = weights[rows]
+    last = torch.tensor(counts, device=weights.device)[:, None] - 1
+    least = chosen.topk(max(counts), dim=-1).values.gather(-1, last)
+    weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
+
+
+def _keep_top_p(weights: torch.Tensor, rows: torch.Tensor, top_p: torch.Tensor) -> None:
+    """Zero all but the largest of each row that reach ``top_p`` [n] of its sum, in place.
+
+    Equals of the last one stay.
+    """
+    chosen = weights[rows]
+    wanted = chosen.sum(-1, dtype=torch.float64)[:, None] * top_p[:, None]
+    if chosen.device.type == "cpu":  # which may look at numbers without waiting for them
+        most = chosen.topk(min(MOST_LIKELY, chosen.shape[-1]), dim=-1).values
+        least = _least_kept(most, wanted)
+        beyond = most.sum(-1, dtype=torch.float64) < wanted[:, 0]
+        least[beyond] = _least_kept(chosen[beyond].sort(dim=-1, descending=True).values, wanted[beyond])
+    else:
+        least = _least_kept(chosen.sort(dim=-1, descending=True).values, wanted)
+    weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
+
+
+def _least_kept(ordered: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The last [n, 1] of falling weights [n, m] that begins below a sum of ``wanted`` [n, 1], or the first."""
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
+    kept = (before < wanted).sum(-1, keepdim=True).clamp_min(1)
+    return ordered.gather(-1, kept - 1)
+
+
+def _inverse(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Index int64 [n] at the share ``uniform`` float64 [n] of each row's sum; ``weights`` [n, a multiple of BLOCK].
+
+    A row's sums are over its own blocks, and so are the same in any batch.
+    """
+    blocks = weights.unflatten(-1, (-1, BLOCK))
+    sums = blocks.sum(-1).double().cumsum(-1)
+    point = (uniform * sums[:, -1])[:, None]
+    block = (sums <= point).sum(-1, keepdim=True).clamp_max(blocks.shape[1] - 1)
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0].double().cumsum(-1)
+    before = sums.gather(-1, block) - inside[:, -1:]
+    # Rounding of the sums must not lead to tokens of the block before the first or behind the last with any weight.
+    point = torch.minimum((point - before).clamp_min(0.0), inside[:, -1:].nextafter(torch.zeros_like(point)))
+    token: torch.Tensor = block * BLOCK + (inside <= point).sum(-1, keepdim=True)
+    return token[:, 0].clamp_max(weights.shape[-1] - 1)
+
+
+def _append_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: Sequence[tuple[int, EngineRequest]]) -> None:
     """Log-probabilities of the model itself, before temperature, truncation and tokens held back."""
-    logprobs = logits.log_softmax(dim=-1)
-    top: tuple[tuple[int, float], ...] = ()
-    if count:
-        values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprobs(float(logprobs[token]), top)
+    if not wanted:
+        return
+    rows = torch.tensor([row for row, _ in wanted], device=logits.device)
+    logprobs = logits[rows].log_softmax(dim=-1)
+    own = logprobs.gather(-1, tokens[rows][:, None])[:, 0].tolist()
+    most = min(max(request.sampling.logprobs or 0 for _, request in wanted), logprobs.shape[-1])
+    values, ids = (top.tolist() for top in logprobs.topk(most))
+    for (_, request), logprob, row_ids, row_values in zip(wanted, own, ids, values, strict=True):
+        count = request.sampling.logprobs or 0
+        top = tuple(zip(row_ids[:count], row_values[:count], strict=True))
+        request.logprobs.append(TokenLogprobs(logprob, top))

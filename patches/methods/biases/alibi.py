@@ -44,6 +44,10 @@ class LinearBias:
     scale: float = 1.0
     in_bfloat16: bool = False
 
+    @property
+    def by_distance(self) -> bool:
+        return not self.in_bfloat16
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         import torch
 
@@ -66,6 +70,10 @@ class DynamicLinearBias:
     def at(self, length: int) -> LinearBias:
         factor = max(1.0, length / self.trained_length)
         return replace(self.bias, slopes=tuple(slope / factor for slope in self.bias.slopes))
+
+    @property
+    def by_distance(self) -> bool:
+        return self.bias.by_distance
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         raise TypeError("known only once a length is reserved")

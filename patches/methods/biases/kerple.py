@@ -31,6 +31,10 @@ class LogBias:
     r1: tuple[float, ...]
     r2: tuple[float, ...]
 
+    @property
+    def by_distance(self) -> bool:
+        return True
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         import torch
 
@@ -44,6 +48,10 @@ class PowerBias:
 
     r1: tuple[float, ...]
     r2: tuple[float, ...]
+
+    @property
+    def by_distance(self) -> bool:
+        return True
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         import torch

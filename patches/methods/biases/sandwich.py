@@ -85,6 +85,10 @@ class SandwichBias:
     dim: int
     heads: int
 
+    @property
+    def by_distance(self) -> bool:
+        return True
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         import torch
 

@@ -43,6 +43,10 @@ class BucketBias:
     table: tuple[tuple[float, ...], ...]
     max_distance: int
 
+    @property
+    def by_distance(self) -> bool:
+        return True
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         buckets = t5_buckets((q_idx - kv_idx).clamp_min(0), len(self.table), self.max_distance)
         return self._by_head.to(q_idx.device)[:, buckets]

@@ -95,11 +95,23 @@ def test_a_prefill_never_holds_all_scores(name: str) -> None:
     assert LENGTH <= seen.elements <= QUERY_BLOCK * LENGTH, seen.operation
 
 
-@pytest.mark.parametrize("name", ["alibi", "kerple_log", "sandwich", "t5_bias", "shaw"])
-def test_a_bias_per_head_is_bounded_per_head(name: str) -> None:
+BY_KEY = {"method": "alibi", "bias_dtype": "bfloat16"}
+"""A bias that distance alone does not decide: every block has its own numbers."""
+
+
+@pytest.mark.parametrize("name", ["alibi", "kerple_log", "kerple_power", "sandwich", "t5_bias"])
+def test_a_bias_by_distance_is_a_row_of_numbers_per_head(name: str) -> None:
     heads, model = 4, model_for(name, heads=4)
     with patched(model) as patch:
         fields = typical(patch.geometry)[name]
+    seen = largest(model, fields)
+    assert seen.elements == LENGTH * model.config.vocab_size  # the logits
+    assert seen.elements < heads * QUERY_BLOCK * LENGTH
+
+
+@pytest.mark.parametrize("fields", [BY_KEY, {"method": "shaw"}], ids=["alibi", "shaw"])
+def test_other_biases_are_bounded_per_head(fields: Fields) -> None:
+    heads, model = 4, model_for(fields["method"], heads=4)
     seen = largest(model, fields)
     assert QUERY_BLOCK * LENGTH < seen.elements <= heads * QUERY_BLOCK * LENGTH, seen.operation
 
@@ -136,4 +148,4 @@ def test_the_recorder_sees_a_score_matrix() -> None:
 def test_without_blocks_the_bound_would_break(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patches.attention.blocks.QUERY_BLOCK", LENGTH)
     model = model_for("alibi", heads=1)
-    assert largest(model, {"method": "alibi"}).elements == LENGTH * LENGTH > QUERY_BLOCK * LENGTH
+    assert largest(model, BY_KEY).elements == LENGTH * LENGTH > QUERY_BLOCK * LENGTH

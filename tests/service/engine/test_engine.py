@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -21,8 +19,7 @@ from service.engine.failures import EngineFailed
 from service.engine.generation import Generation
 from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
-from service.engine.request import EngineRequest, SamplingParams
-from service.engine.sampling import sample
+from service.engine.request import SamplingParams
 from service.sharing.admission import QueueFull, TooLarge
 
 LIMITS = EngineLimits(cache_tokens=2048, score_tokens=1024, max_batch_tokens=64, max_queue=4)
@@ -207,33 +204,3 @@ def test_interleaved_work_takes_turns_and_fails_when_closed() -> None:
     work.close(RuntimeError("gone"))
     assert isinstance(late.exception(), RuntimeError)
     assert isinstance(work.submit(count("d"), seen.append).exception(), RuntimeError)
-
-
-def request(**sampling: Any) -> EngineRequest:
-    return EngineRequest([1], 0, None, 1, SamplingParams(**sampling))
-
-
-def test_samples_follow_the_distribution() -> None:
-    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    drawn = np.bincount([int(sample(logits, [request(temperature=0.7, seed=s)])) for s in range(4000)], minlength=4)
-    expected = (logits[0] / 0.7).softmax(-1).numpy() * 4000
-    chi_square = ((drawn - expected) ** 2 / expected).sum()
-    assert chi_square < 16.3  # 0.1 % of the chi-square distribution with 3 degrees of freedom
-
-
-def test_truncation_keeps_what_it_says() -> None:
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
-    top_k = {int(sample(logits, [request(temperature=1.0, top_k=2, seed=s)])) for s in range(300)}
-    top_p = {int(sample(logits, [request(temperature=1.0, top_p=0.7, seed=s)])) for s in range(300)}
-    tiny_p = {int(sample(logits, [request(temperature=5.0, top_p=1e-9, seed=s)])) for s in range(50)}
-    assert (top_k, top_p, tiny_p) == ({0, 1}, {0, 1}, {0})
-
-
-def test_rows_of_cancelled_requests_are_harmless() -> None:
-    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
-    wanted = request(logprobs=2)
-    tokens = sample(logits, [None, wanted, None])
-    assert tokens.tolist() == logits.argmax(-1).tolist()
-    entry = wanted.logprobs[0]
-    assert math.isclose(entry.logprob, float(logits[1].log_softmax(-1).max()), rel_tol=1e-6)
-    assert len(entry.top) == 2

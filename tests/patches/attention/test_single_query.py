@@ -1,0 +1,77 @@
+"""One new query: the keys that it reaches, in runs at one position where its encoding groups them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from patches import RopeGeometry, parse, resolve
+from patches.attention import reference
+from patches.attention.fused import attend
+from patches.attention.layer import Layer
+from patches.attention.single_query import _parts
+from patches.attention.states import SegmentStates
+from patches.batch.segments import Batch
+from patches.encoding.masks import And, ChunkRange, DistanceRange, FirstKeys, Predicate
+from tests.methods import Fields
+from tests.patches.forward import relative
+
+GEOMETRY = RopeGeometry(16, 16, 1e4, 64, 64, 4)
+GROUPED: list[Fields] = [
+    {"method": "self_extend", "group_size": 8, "neighbor_window": 21},
+    {"method": "rerope", "window": 21},
+    {"method": "dpe", "group_factors": [8, 24], "neighbor_window": 21},
+    {"method": "lm_infinite", "n_global": 5, "n_local": 21, "limit_distance": 30},
+]
+
+PREDICATES: list[Predicate] = [
+    DistanceRange(3, 9),
+    DistanceRange(4),
+    FirstKeys(5, 3),
+    ChunkRange(7, 1, 3),
+    ChunkRange(7),
+    And(DistanceRange(2, 30), ChunkRange(7, 0, 2)),
+]
+
+
+@pytest.mark.parametrize("predicate", PREDICATES, ids=str)
+def test_one_query_reaches_a_range_of_keys(predicate: Predicate) -> None:
+    """So a single query needs no mask."""
+    for position in range(50):
+        keys = torch.arange(position + 1)
+        covered = keys[predicate(torch.tensor([[position]]), keys[None])[0]].tolist()
+        assert covered == list(range(*predicate.key_range(position, position)))
+
+
+@pytest.mark.parametrize("fields", GROUPED, ids=str)
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_keys_at_one_position_are_read_unrotated(fields: Fields, kv_heads: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    resolved, layer = resolve(parse(fields), GEOMETRY, 300), Layer(0.3)
+    for past in (1, 21, 28, 29, 45, 255):
+        query = torch.randn(2, 4, 1, 16, generator=generator)
+        key, value = torch.randn(2, 2, kv_heads, past + 1, 16, generator=generator).mul(2)
+        parts = _parts(SegmentStates(query, key, value, resolved, Batch([]), layer, past, 0))
+        assert any(part.run > 1 for part in parts) == (past >= 22)
+        result = attend(query, key, value, resolved, Batch([]), layer, q_start=past)
+        expected = reference.attend(query, key, value, resolved, layer, q_start=past)
+        assert relative(result, expected) < 1e-5
+
+
+def test_keys_out_of_reach_are_not_read() -> None:
+    fields = {"method": "streaming", "sink_tokens": 4, "window": 20}
+    resolved = resolve(parse(fields), GEOMETRY, 300)
+    query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 4, 300, 16)
+    key[:, :, 4:280] = torch.nan
+    result = attend(query, key, key, resolved, Batch([]), Layer(0.3), q_start=299)
+    assert not result.isnan().any()
+
+
+def test_runs_begin_at_multiples_of_their_length() -> None:
+    """The layer's window cuts the first of them."""
+    generator = torch.Generator().manual_seed(0)
+    resolved, layer = resolve(parse(GROUPED[0]), GEOMETRY, 300), Layer(0.3, DistanceRange(0, 100))
+    query, key = torch.randn(1, 4, 1, 16, generator=generator), torch.randn(1, 2, 254, 16, generator=generator)
+    key = key.mul(2)
+    result = attend(query, key, key, resolved, Batch([]), layer, q_start=253)
+    assert relative(result, reference.attend(query, key, key, resolved, layer, q_start=253)) < 1e-5
