@@ -23,7 +23,8 @@ TRAIN_FAMILY = all $(foreach family,$(FAMILY),--model $(family)) --preset $(PRES
 # One thread per worker, and one worker more than cores: tests of servers wait for other processes.
 # Work stealing keeps tests of one file, which share a server, together.
 WORKERS = $$(($$(getconf _NPROCESSORS_ONLN) + 1))
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+# Compiled files are kept: without them, every process of the tests compiles the sources again.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
 
 .DEFAULT_GOAL := help

@@ -160,7 +160,7 @@ class TestMake:
         install = f"{venv}/bin/python -m pip install --pre -c constraints.txt -e {installs}"
         assert install in lines
         assert any(line.startswith(f"{sys.executable} -m venv {venv}") for line in lines[: lines.index(install)])
-        assert lines[-1].removeprefix("OMP_NUM_THREADS=1 ") == f"{venv}/bin/{last}"
+        assert lines[-1].removeprefix("PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 ") == f"{venv}/bin/{last}"
 
     def test_second_call_installs_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "bin").mkdir()

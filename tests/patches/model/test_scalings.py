@@ -13,7 +13,7 @@ from tests.patches.forward import relative, slot_of
 from tests.scalings import CASES, Case, Fields, carried, model_of, unscaled
 
 TOLERANCE = 2e-5
-LAST, CHUNK, REPEATED = 8, 128, 16
+LAST, CHUNK, REPEATED = 8, 128, 64
 """Tokens compared, tokens whose keys are computed at once, and columns of the cache that each such chunk fills."""
 
 QUICK = {("DeepSeek-V3", 1)}
