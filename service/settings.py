@@ -92,6 +92,24 @@ class Settings(BaseSettings):
     max_connections: Count = Field(1000, description="Most connections; beyond it, the longest idle one is closed.")
     shutdown_grace_s: float = Field(10.0, ge=0, description="Seconds that running requests may take to finish.")
 
+    replicas: Count = Field(
+        1, description="Processes with models of their own, on Ray Serve (extra `scale`); one needs no Ray."
+    )
+    min_replicas: Count | None = Field(None, description="Least replicas with autoscaling; one when unset.")
+    max_replicas: Count | None = Field(
+        None, description="Most replicas: Ray Serve adds and removes them by load. No autoscaling when unset."
+    )
+    target_ongoing_requests: float = Field(
+        32.0, gt=0, allow_inf_nan=False, description="Requests of one replica at a time that autoscaling aims at."
+    )
+    affinity_slack: float = Field(
+        1.25,
+        ge=1,
+        allow_inf_nan=False,
+        description="Most work of a replica, as a multiple of the mean, before requests leave the replica that has "
+        "their prefix.",
+    )
+
     max_length: int | None = Field(
         None, ge=2, description="Most tokens of one request, prompt and new together; the cache's size when unset."
     )
