@@ -17,7 +17,7 @@ import structlog
 from ray import serve
 
 from service.engine import FORCED
-from service.scale import options
+from service.scale import options, private_names
 from service.scale.deployment import bound
 from service.settings import Settings
 
@@ -76,6 +76,7 @@ def _cluster(settings: Settings) -> Iterator[int]:
         include_dashboard=False,
         logging_level=settings.log_level.upper() if settings.log_level == "debug" else "WARNING",
         log_to_driver=True,
+        _node_ip_address=private_names.loopback(),
     )
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.WARNING)  # Serve sets its own to INFO

@@ -47,6 +47,14 @@ def prepare_private_cluster() -> None:
     os.environ.update(RAY_DEDUP_LOGS="0", RAY_COLOR_PREFIX="0")
 
 
+def loopback() -> str:
+    """The loopback address for a cluster of one machine. Ray would replace it by an address that others reach."""
+    from ray._private import services
+
+    services.resolve_ip_for_localhost = lambda host: host
+    return "127.0.0.1"
+
+
 def is_stopping() -> bool:
     """True in a replica that Serve has begun to stop. Serve has no hook for it, and cuts what runs at the end."""
     return bool(_replica()._shutting_down)
