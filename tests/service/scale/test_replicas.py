@@ -100,6 +100,15 @@ def test_both_replicas_answer_alike(two: Started) -> None:
     assert answers == [answers[0]] * 8
 
 
+def test_other_machines_reach_no_port_without_the_token(two: Started) -> None:
+    """Beside loopback addresses there are only the gRPC ports of Serve's replicas."""
+    serve = {process.pid for process in replica_processes(two.process)}
+    for process in [two.process, *two.process.children(recursive=True)]:
+        listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        outside = [c.laddr for c in listening if c.laddr.ip.removeprefix("::ffff:") != "127.0.0.1"]
+        assert len(outside) <= (process.pid in serve), (process.cmdline(), outside)
+
+
 def test_a_stream_arrives_in_parts_with_one_request_id(two: Started) -> None:
     body = SHORT | {"max_new_tokens": 300, "stream": True}
     with httpx.stream("POST", f"{two.url}/generate", json=body, headers={"x-request-id": "mine"}, timeout=60) as answer:
