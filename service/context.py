@@ -6,6 +6,7 @@ A context variable and not an argument, so that isolation and logs hold on route
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from dataclasses import dataclass, field
 
 ANONYMOUS = "anonymous"
 """The one tenant of a server without API keys."""
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+"""Request ids accepted from clients: no spaces, quotes or control characters reach the log."""
 
 
 @dataclass
@@ -65,6 +69,11 @@ def acting_for(tenant: str) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def accepted_id(given: str) -> str:
+    """The client's request id, or a new one where it is empty or has other characters."""
+    return given if REQUEST_ID.fullmatch(given) else new_id()
 
 
 def new_id() -> str:

@@ -8,6 +8,11 @@ from typing import Any
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that closed the connection: it appears in logs only."""
 
+MAX_PROBLEMS = 10
+MAX_CHARS = 200
+MAX_CHARS_OF_THE_FIRST = 800
+"""The first problem may list all that a field takes, such as the names of the methods."""
+
 
 class ClientGone(Exception):
     """The client closed the connection before the answer was complete."""
@@ -32,6 +37,15 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.extra, self.headers = extra or {}, headers or {}
+
+
+def body_of(error: ApiError) -> dict[str, Any]:
+    """JSON body of every failure, also used inside event streams."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, kind)
+    message = error.message[: MAX_CHARS_OF_THE_FIRST + MAX_PROBLEMS * MAX_CHARS]
+    param = None if error.param is None else error.param[:MAX_CHARS]
+    return {"error": {"message": message, "type": kind, "param": param, "code": error.code, **error.extra}}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:

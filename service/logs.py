@@ -38,6 +38,8 @@ def configure(level: str, form: Literal["console", "json"] = "console", *, libra
         # Looked up at every line: a replaced stream may be closed.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
+    # Its warnings show token ids of prompts; an error ends its loop.
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     if libraries:
         _collect(severity, common, last)
 
@@ -57,8 +59,6 @@ def _collect(severity: int, common: list[Processor], last: list[Processor]) -> N
         if isinstance(logger, logging.Logger) and any(map(_writes_to_a_terminal, logger.handlers)):
             logger.handlers = [own for own in logger.handlers if not _writes_to_a_terminal(own)]
             logger.propagate = True
-    # Its warnings show token ids of prompts; what ends its loop is an error.
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     sys.excepthook = _uncaught
     threading.excepthook = lambda told: _uncaught(told.exc_type, told.exc_value, told.exc_traceback)
 

@@ -93,6 +93,24 @@ class Settings(BaseSettings):
     max_connections: Count = Field(1000, description="Most connections; beyond it, the longest idle one is closed.")
     shutdown_grace_s: float = Field(10.0, ge=0, description="Seconds that running requests may take to finish.")
 
+    replicas: Count = Field(
+        1, description="Processes with models of their own, on Ray Serve (extra `scale`); one needs no Ray."
+    )
+    min_replicas: Count | None = Field(None, description="Least replicas with autoscaling; one when unset.")
+    max_replicas: Count | None = Field(
+        None, description="Most replicas: Ray Serve adds and removes them by load. No autoscaling when unset."
+    )
+    target_ongoing_requests: float = Field(
+        32.0, gt=0, allow_inf_nan=False, description="Requests of one replica at a time that autoscaling aims at."
+    )
+    affinity_slack: float = Field(
+        1.25,
+        ge=1,
+        allow_inf_nan=False,
+        description="Most work of a replica, as a multiple of the mean, before requests leave the replica that has "
+        "their prefix.",
+    )
+
     max_length: int | None = Field(
         None, ge=2, description="Most tokens of one request, prompt and new together; the cache's size when unset."
     )
@@ -184,7 +202,7 @@ class Settings(BaseSettings):
         description="Redis or Valkey where several servers count the limits per key: redis://HOST:PORT (extra "
         "`shared`).",
     )
-    replicas: Count = Field(1, description="Servers behind one address; several share limits per key by `shared_url`.")
+    servers: Count = Field(1, description="Servers behind one address; several share limits per key by `shared_url`.")
     cors_origins: Items = Field((), description="Origins whose pages may call the server, separated by commas.")
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Serve /metrics on this port of the same address instead of the main one."
@@ -193,21 +211,21 @@ class Settings(BaseSettings):
         None, description="OTLP/HTTP endpoint for traces, such as http://localhost:4318; needs the extra `otel`."
     )
 
-    @field_validator("replicas")
+    @field_validator("servers")
     @classmethod
-    def _limits_are_shared(cls, replicas: int, others: ValidationInfo) -> int:
+    def _limits_are_shared(cls, servers: int, others: ValidationInfo) -> int:
         """Raises:
-        ValueError: with limits per key that every replica would count alone.
+        ValueError: with limits per key that every server would count alone.
         """
         limits = [name for name in ("key_concurrency", "key_tokens_per_minute") if others.data.get(name)]
-        if replicas > 1 and limits and others.data.get("shared_url") is None:
-            raise ValueError(f"{' and '.join(limits)} on {replicas} servers need ROPEWAY_SHARED_URL")
-        return replicas
+        if servers > 1 and limits and others.data.get("shared_url") is None:
+            raise ValueError(f"{' and '.join(limits)} on {servers} servers need ROPEWAY_SHARED_URL")
+        return servers
 
     @property
     def replica_name(self) -> str | None:
         """Name of this server among several, for its metrics; None for a single one."""
-        return None if self.replicas == 1 else f"{socket.gethostname()}:{self.port}"
+        return None if self.servers == 1 else f"{socket.gethostname()}:{self.port}"
 
     def at_once(self) -> Settings:
         """The settings of evaluations that are answered at once."""

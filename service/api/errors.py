@@ -23,9 +23,13 @@ from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.out_of_memory import OutOfMemory
 from service.errors import (
     CLIENT_CLOSED_REQUEST,
+    MAX_CHARS,
+    MAX_CHARS_OF_THE_FIRST,
+    MAX_PROBLEMS,
     ApiError,
     ClientGone,
     bad_request,
+    body_of,
     context_length_exceeded,
     shutting_down,
 )
@@ -39,11 +43,6 @@ from service.models.registry import UnknownModel
 from service.sharing.admission import QueueFull, TooLarge
 from service.sharing.limits import LimitsOutOfReach
 from service.sharing.stopping import Stopped
-
-MAX_PROBLEMS = 10
-MAX_CHARS = 200
-MAX_CHARS_OF_THE_FIRST = 800
-"""The first problem may list all that a field takes, such as the names of the methods."""
 
 NO_FIELDS = frozenset({"body", "query", "path", "header", *TAGS, *ENCODING_TAGS, *EVALUATIONS})
 """Parts of a problem's location that FastAPI and unions add."""
@@ -116,15 +115,6 @@ def validation_error(problems: Sequence[Problem]) -> ApiError:
     if len(problems) > MAX_PROBLEMS:
         lines.append("and more")
     return bad_request("; ".join(lines), param=first.field[:MAX_CHARS] or None, code="invalid_request")
-
-
-def body_of(error: ApiError) -> dict[str, Any]:
-    """The JSON body, also used inside event streams."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, kind)
-    message = error.message[: MAX_CHARS_OF_THE_FIRST + MAX_PROBLEMS * MAX_CHARS]
-    param = None if error.param is None else error.param[:MAX_CHARS]
-    return {"error": {"message": message, "type": kind, "param": param, "code": error.code, **error.extra}}
 
 
 def response_of(error: ApiError) -> JSONResponse:

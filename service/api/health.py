@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from service.api.errors import answer
@@ -23,7 +23,7 @@ async def live() -> Live:
 @router.get("/health/ready", response_model=Ready)
 async def ready(request: Request) -> JSONResponse | dict[str, Any]:
     """Every engine's generation thread runs and moves; 503 otherwise, and a dead or stalled one is replaced."""
-    refusal = _refusal(request)
+    refusal = not_ready(request.app)
     if refusal is not None:
         return answer(refusal)
     engines = {served.name: served.engine for served in request.app.state.models}
@@ -35,14 +35,15 @@ async def ready(request: Request) -> JSONResponse | dict[str, Any]:
 @router.get("/v1/health", response_model=Live)
 async def health(request: Request) -> JSONResponse | Live:
     """The same without figures, where llama.cpp's server has it."""
-    refusal = _refusal(request)
+    refusal = not_ready(request.app)
     return Live(status="ok") if refusal is None else answer(refusal)
 
 
-def _refusal(request: Request) -> ApiError | None:
-    if request.app.state.traffic.draining:
+def not_ready(app: FastAPI) -> ApiError | None:
+    """Why ``app`` would not serve a request now; it replaces dead and stalled generation threads."""
+    if app.state.traffic.draining:
         return shutting_down()
-    dead = [served for served in request.app.state.models if not served.engine.thread.is_alive]
+    dead = [served for served in app.state.models if not served.engine.thread.is_alive]
     for served in dead:
         served.engine.thread.revive()
     return ApiError(503, f"not serving: {', '.join(s.name for s in dead)}", code="not_ready") if dead else None

@@ -13,14 +13,10 @@ import typer
 from rich.text import Text
 
 from service.cli.terminal import fail, new_table, stdout
-from service.engine import THREAD_NAME
+from service.engine import SWITCH_S, THREAD_NAME
 
 if TYPE_CHECKING:
     from service.settings import Settings
-
-SWITCH_S = 0.0005
-"""Seconds between switches of the interpreter. A generation step needs it hundreds of times, and each time waits this
-long for another Python thread."""
 
 
 def _print_settings(asked: bool) -> None:
@@ -61,6 +57,10 @@ def serve(  # noqa: PLR0913 - one argument per option
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="LoRA adapter to serve under a name beside its base; repeatable."),
     ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes with models of their own, on Ray Serve (extra scale).", show_default="1"),
+    ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; repeatable. --settings lists them."),
@@ -72,6 +72,7 @@ def serve(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Serve models over HTTP. Flags win over ROPEWAY_* variables, which win over .env."""
     from service.cli.server import StartFailed, settings_with
+    from service.scale.options import is_scaled
 
     flags: dict[str, Any] = {
         "model": model,
@@ -82,11 +83,15 @@ def serve(  # noqa: PLR0913 - one argument per option
         "device": device,
         "dtype": dtype,
         "policy": policy,
+        "replicas": replicas,
     }
     try:
         settings = settings_with(**{**_assignments(setting or []), **{k: v for k, v in flags.items() if v is not None}})
     except StartFailed as error:
         fail(str(error))
+    if is_scaled(settings):
+        _serve_replicas(settings)
+        return
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn raises the signal again after its shutdown: a requested stop is a success.
         signal.signal(number, lambda *_: _end())
@@ -112,6 +117,27 @@ def _assignments(items: list[str]) -> dict[str, str]:
             raise typer.BadParameter(f"{item!r} is not NAME=VALUE with one of: {', '.join(Settings.model_fields)}")
         values[name] = value
     return values
+
+
+def _serve_replicas(settings: Settings) -> None:
+    from service import logs
+    from service.api.http.ports import PortUnusable, require_free
+    from service.scale.options import InvalidScale, check
+    from service.scale.private_names import RayUnusable, prepare_private_cluster, require_ray
+
+    try:
+        check(settings)
+        require_ray()
+        require_free("ROPEWAY_PORT", settings.host, settings.port)
+        prepare_private_cluster()
+        from service.scale.local import ReplicasFailed, run
+    except (InvalidScale, RayUnusable, PortUnusable) as error:
+        _refuse(settings, error)
+    logs.configure(settings.log_level, settings.log_format, libraries=True)
+    try:
+        run(settings)
+    except (InvalidScale, ReplicasFailed) as error:
+        _refuse(settings, error)
 
 
 def _run(settings: Settings) -> None:

@@ -23,6 +23,7 @@ LAYERS = (
     {"api", "docs"},
     {"ui"},
     {"app", "client"},
+    {"scale"},
     {"cli"},
 )
 """Files and folders of ``service`` from the bottom up: each imports from lower layers only."""

@@ -17,11 +17,10 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from service.engine import FORCED
+
 ANSWER_S = 2.0
 """Seconds that the answers of failed requests may take to be sent."""
-
-FORCED = 128
-"""Exit codes of a process that a signal ended are this and the signal's number, as shells count."""
 
 log = structlog.get_logger()
 

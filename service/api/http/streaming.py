@@ -12,8 +12,8 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from service import context
-from service.api.errors import body_of, report
-from service.errors import ClientGone, deadline_exceeded
+from service.api.errors import report
+from service.errors import ClientGone, body_of, deadline_exceeded
 
 T = TypeVar("T")
 Emit = Callable[..., None]

@@ -196,7 +196,7 @@ def test_a_taken_metrics_port_stops_the_start(served: tuple[str, FastAPI], check
 
 
 def test_every_sample_of_one_server_among_several_names_it(checkpoints: Path) -> None:
-    with serving(checkpoints, replicas=2) as (url, app):
+    with serving(checkpoints, servers=2) as (url, app):
         httpx.post(f"{url}/generate", json={"prompt": LONG, "max_new_tokens": 5})
         found = samples(url)
         replicas = {dict(labels).get("replica") for _, labels in found}

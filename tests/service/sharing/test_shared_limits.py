@@ -114,7 +114,7 @@ async def test_places_of_a_lost_replica_expire_and_those_at_work_are_renewed(sha
 
 
 def test_two_servers_refuse_what_is_too_much_together(checkpoints: Path, shared_url: str) -> None:
-    limits = {"shared_url": shared_url, "replicas": 2, "key_tokens_per_minute": 40, "api_keys": "ann-key"}
+    limits = {"shared_url": shared_url, "servers": 2, "key_tokens_per_minute": 40, "api_keys": "ann-key"}
     headers = {"x-api-key": "ann-key"}
     with serving(checkpoints, **limits) as (one, _), serving(checkpoints, **limits) as (other, _):
         answers = [httpx.post(f"{url}/generate", json=SHORT, headers=headers, timeout=60) for url in (one, other) * 2]
@@ -150,9 +150,9 @@ def test_a_url_of_another_store_is_refused() -> None:
 
 
 @pytest.mark.parametrize("limit", ["key_concurrency", "key_tokens_per_minute"])
-def test_replicas_with_limits_need_a_shared_store(limit: str) -> None:
-    fields = {"replicas": 2, limit: 5}
+def test_servers_with_limits_need_a_shared_store(limit: str) -> None:
+    fields = {"servers": 2, limit: 5}
     with pytest.raises(ValidationError, match="need ROPEWAY_SHARED_URL"):
         Settings(_env_file=None, **fields)
     Settings(_env_file=None, shared_url="redis://localhost", **fields)
-    Settings(_env_file=None, replicas=2)
+    Settings(_env_file=None, servers=2)

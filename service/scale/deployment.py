@@ -1,0 +1,108 @@
+"""The application as a Ray Serve ingress: one replica is one process with its event loop, models and engines."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from ray import serve
+
+from service.engine import SWITCH_S
+from service.scale import options, private_names
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+POLL_S = 0.1
+"""Seconds between looks at whether Serve stops this replica."""
+
+log = structlog.get_logger()
+
+
+class NotServing(RuntimeError):
+    """A replica that would answer 503 to its probe; Serve replaces it when this repeats."""
+
+
+class Ropeway:
+    """One replica. Serve calls ``__serve_build_asgi_app__`` once in its process, and ``check_health`` from time to
+    time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._app: FastAPI | None = None
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The same application as without Ray, built here: models do not travel between processes."""
+        from service import logs
+        from service.sharing.heap import share_arenas
+
+        private_names.require_names()
+        share_arenas()
+        sys.setswitchinterval(SWITCH_S)
+        from service.app import create_app
+
+        logs.configure(self._settings.log_level, self._settings.log_format)
+        app = create_app(self._settings)
+        app.router.lifespan_context = _draining(app.router.lifespan_context, self._settings.shutdown_grace_s)
+        self._app = app
+        return app
+
+    async def check_health(self) -> None:
+        """Raises:
+        NotServing: where /health/ready would answer 503.
+        """
+        from service.api.health import not_ready
+
+        if self._app is None or not hasattr(self._app.state, "models") or self._app.state.traffic.draining:
+            return
+        refusal = not_ready(self._app)
+        if refusal is not None:
+            raise NotServing(refusal.message)
+
+
+def _draining(lifespan: Any, grace_s: float) -> Any:
+    """``lifespan`` with a watch over the end of the replica."""
+
+    @asynccontextmanager
+    async def watched(app: FastAPI) -> AsyncIterator[None]:
+        from service.sharing.heap import frozen
+
+        async with lifespan(app):
+            with frozen():
+                watch = asyncio.create_task(_drain_at_the_end(app, grace_s))
+                try:
+                    yield
+                finally:
+                    watch.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await watch
+
+    return watched
+
+
+async def _drain_at_the_end(app: FastAPI, grace_s: float) -> None:
+    """Wait until Serve stops this replica, then fail what is left at the end of the grace.
+
+    Serve sends no new requests to a replica that stops, but some are on their way. They are served, and refused with
+    503 once the grace is over. Serve itself would cut streams without a word.
+    """
+    while not private_names.is_stopping():
+        await asyncio.sleep(POLL_S)
+    traffic = app.state.traffic
+    log.info("draining", in_flight=traffic.in_flight, grace_s=grace_s)
+    await traffic.ends(grace_s)
+    if traffic.in_flight:
+        log.warning("drain_over", failed=traffic.in_flight)
+    traffic.drained.set()
+    await asyncio.to_thread(app.state.models.stop)
+    await traffic.ends(options.FAILING_S)
+
+
+def bound(settings: Settings, deployment: dict[str, Any]) -> Any:
+    """The application for ``serve.run``, with ``deployment`` from ``options.deployment``."""
+    return serve.deployment(**deployment)(serve.ingress()(Ropeway)).bind(settings)

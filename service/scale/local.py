@@ -1,0 +1,138 @@
+"""Replicas on one machine: a private Ray cluster for the life of one command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import ray
+import structlog
+from ray import serve
+
+from service.engine import FORCED
+from service.scale import options, private_names
+from service.scale.deployment import bound
+from service.settings import Settings
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Near Ray's minimum: requests and answers do not pass through the object store."""
+
+STOP_S = 10.0
+"""Seconds beyond the grace that Serve may take to stop all replicas."""
+
+log = structlog.get_logger()
+
+
+class ReplicasFailed(RuntimeError):
+    """No replica could start; the replica's log lines have the reason."""
+
+
+def run(settings: Settings) -> None:
+    """Serve ``settings`` with its replicas until SIGINT or SIGTERM; a second signal ends at once.
+
+    Raises:
+        ReplicasFailed: when the replicas do not start; InvalidScale for too few GPUs.
+    """
+    with _cluster(settings) as gpus:
+        host = settings.host
+        port = settings.port or _free_port(host)
+        where = {"host": host, "port": port, "keep_alive_timeout_s": 75}
+        quiet = {"enable_access_log": False, "log_level": "WARNING"}  # the service logs each request itself
+        signals = _Signals()
+        try:
+            serve.start(proxy_location="HeadOnly", http_options=where, logging_config=quiet)
+            application = bound(_for_each(settings), _deployment(settings, gpus))
+            try:
+                serve.run(application, name=options.NAME, route_prefix="/", logging_config=quiet)
+            except RuntimeError as error:
+                raise ReplicasFailed(
+                    f"the replicas did not start, for the reason in their lines above: {error}"
+                ) from None
+            log.info("replicas_ready", replicas=settings.replicas, url=f"http://{host}:{port}")
+            while True:
+                signal.pause()
+        except _Asked:
+            log.info("draining", grace_s=settings.shutdown_grace_s)
+            _drain(settings.shutdown_grace_s + 2 * options.FAILING_S + STOP_S)
+        finally:
+            signals.ending = True
+            serve.shutdown()
+
+
+@contextmanager
+def _cluster(settings: Settings) -> Iterator[int]:
+    """A Ray cluster of this process; yields its number of GPUs."""
+    ray.init(
+        address="local",
+        num_cpus=options.bounds(settings)[1],
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        logging_level=settings.log_level.upper() if settings.log_level == "debug" else "WARNING",
+        log_to_driver=True,
+        _node_ip_address=private_names.loopback(),
+    )
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # Serve sets its own to INFO
+    try:
+        yield int(ray.cluster_resources().get("GPU", 0))
+    finally:
+        ray.shutdown()
+
+
+def _for_each(settings: Settings) -> Settings:
+    """The settings of one replica: its share of the processors, unless ``threads`` is set."""
+    share = max(1, (os.cpu_count() or 1) // options.bounds(settings)[1])
+    return settings.model_copy(update={"threads": settings.threads or share})
+
+
+def _deployment(settings: Settings, gpus: int) -> dict[str, object]:
+    most = options.bounds(settings)[1]
+    wanted = settings.device.startswith("cuda") or (settings.device == "auto" and gpus > 0)
+    if wanted and gpus < most:
+        raise options.InvalidScale(f"ROPEWAY_REPLICAS: {most} replicas need as many GPUs and there are {gpus}")
+    # A model that does not load will not load on another attempt either.
+    return options.deployment(settings, num_gpus=int(wanted)) | {"max_constructor_retry_count": 1}
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as trial:
+        port: int = trial.getsockname()[1]
+        return port
+
+
+def _drain(seconds: float) -> None:
+    """Remove the application and wait until its replicas have ended, at most this long."""
+    serve.delete(options.NAME, _blocking=False)
+    until = time.monotonic() + seconds
+    while options.NAME in serve.status().applications and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+class _Asked(BaseException):
+    """A signal asked for the end."""
+
+
+class _Signals:
+    """The first signal raises ``_Asked`` in the main thread, the second ends the process and with it Ray's."""
+
+    def __init__(self) -> None:
+        self.ending = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._received)
+
+    def _received(self, number: int, _: FrameType | None) -> None:
+        if self.ending:
+            _end(number)
+        self.ending = True
+        raise _Asked
+
+
+def _end(number: int) -> NoReturn:
+    os._exit(FORCED + number)

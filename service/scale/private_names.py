@@ -1,0 +1,105 @@
+"""Every private or alpha name of Ray that the service uses, for one tested minor version."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+TESTED = "2.60"
+"""Minor version of Ray whose names these are."""
+
+PROXY_MIDDLEWARE = "service.scale.proxy:middleware"
+
+AFFINITY_HEADER = "x-ropeway-affinity"
+"""Request header between our middleware in the proxy and the router."""
+
+IN_EVERY_PROCESS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PROXY_MIDDLEWARE,
+    "RAY_SERVE_SESSION_ID_HEADER_KEY": AFFINITY_HEADER,
+}
+"""Environment of every process of a cluster that serves the application."""
+
+
+class RayUnusable(RuntimeError):
+    """Ray is absent, or a version with other private names."""
+
+
+def require_ray() -> None:
+    """Raises:
+    RayUnusable: naming the extra, or both versions.
+    """
+    try:
+        installed = version("ray")
+    except PackageNotFoundError:
+        raise RayUnusable("replicas need Ray Serve: install the extra `scale`") from None
+    if not installed.startswith(f"{TESTED}."):
+        raise RayUnusable(f"Ray {installed} has other private names than Ray {TESTED}, for which this is written")
+
+
+def prepare_private_cluster() -> None:
+    """Set the environment of a cluster that only this process and its children may enter. Call it before Ray is
+    imported, which reads it once."""
+    os.environ.update(IN_EVERY_PROCESS, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    # Every log line of a replica appears, also one that another replica has written.
+    os.environ.update(RAY_DEDUP_LOGS="0", RAY_COLOR_PREFIX="0")
+
+
+def loopback() -> str:
+    """The loopback address for a cluster of one machine. Ray would replace it by an address that others reach."""
+    from ray._private import services
+
+    services.resolve_ip_for_localhost = lambda host: host
+    return "127.0.0.1"
+
+
+def is_stopping() -> bool:
+    """True in a replica that Serve has begun to stop. Serve has no hook for it, and cuts what runs at the end."""
+    return bool(_replica()._shutting_down)
+
+
+def router_class() -> Any:
+    """The experimental router whose loop retries a request until a replica accepts it."""
+    from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+
+    return ConsistentHashRouter
+
+
+def update_replicas(router: Any, replicas: list[Any]) -> None:
+    """Hand the running replicas to the base of all routers, past the ring of the experimental one."""
+    from ray.serve.request_router import RequestRouter
+
+    RequestRouter.update_replicas(router, replicas)
+
+
+def session_of(pending_request: Any) -> str:
+    """The header of a pending request that ``AFFINITY_HEADER`` names, or ""; a refused request waits before the next
+    attempt."""
+    if pending_request is None:
+        return ""
+    pending_request.routing_context.should_backoff = True
+    return str(pending_request.metadata.session_id)
+
+
+def queue_length(router: Any, replica: Any) -> int:
+    """Requests of a replica that the router knows of."""
+    return router._replica_queue_len_cache.get(replica.replica_id) or 0
+
+
+def require_names() -> None:
+    """Raises:
+    RayUnusable: in a replica without the names above.
+    """
+    try:
+        is_stopping()
+    except (AttributeError, KeyError) as error:
+        raise RayUnusable(f"this Ray lacks a private name of Ray {TESTED}: {error}") from error
+
+
+def _replica() -> Any:
+    import ray
+
+    worker = ray._private.worker.global_worker
+    return worker.actors[worker.core_worker.get_actor_id()]._replica_impl
