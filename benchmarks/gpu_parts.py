@@ -230,7 +230,7 @@ def scoring_rate(scale: Scale) -> Iterator[Row]:
 def attentions(scale: Scale) -> Iterator[Row]:
     """Decode steps of the 1B shape, all requests at once: attention over block tables against one by one."""
     model, batch = scale.model("1B"), scale.batches[-1]
-    every = choices("auto" if scale.device == "cuda" else "eager", torch.device(scale.device))
+    every = choices("triton" if scale.device == "cuda" else "eager", torch.device(scale.device))
     kinds = [choice for choice in every if choice.kind == "paged"]
     prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
     for mix, encodings in MIXES.items():
@@ -288,7 +288,7 @@ def peak(scale: Scale) -> int:
 def engine_of(
     patch: Patched, scale: Scale, batch: int, choice: EngineChoice | None = None
 ) -> Iterator[tuple[asyncio.Runner, Engine]]:
-    """Our engine, ``choice`` or what a server would try first, and the event loop that it lives in.
+    """Our engine, ``choice`` or with the kernel where there is one, and the event loop that it lives in.
 
     It has room for ``batch`` requests, and shares no prefixes.
     """
@@ -296,7 +296,7 @@ def engine_of(
         cache_tokens=cache_room(scale, batch), score_tokens=1024, max_batch_tokens=4096, prefix_sharing=False
     )
 
-    chosen = choice or choices("auto", torch.device(scale.device))[0]
+    chosen = choice or choices("triton" if scale.device == "cuda" else "segments", torch.device(scale.device))[0]
 
     async def start() -> Engine:
         return Engine(patch, limits, (), choice=chosen)

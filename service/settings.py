@@ -151,10 +151,10 @@ class Settings(BaseSettings):
     max_requests_per_batch: Count = Field(128, description="Most requests that decode together.")
     score_chunk: Count = Field(512, description="Most tokens per chunk of scoring, between two generation steps.")
     prefix_sharing: bool = Field(True, description="Reuse cached prefixes of requests with the same encoding.")
-    attention: Literal["auto", "triton", "eager", "segments"] = Field(
-        "auto",
-        description="Attention of the paged engine: one Triton kernel, or plain torch, for all sequences over block "
-        "tables; or `segments`, one sequence after another. 'auto' is Triton on CUDA, `segments` elsewhere.",
+    attention: Literal["segments", "triton", "eager"] = Field(
+        "segments",
+        description="Attention of the paged engine: `segments`, one sequence after another; or all at once over "
+        "block tables, by one Triton kernel (CUDA) or in plain torch (`eager`).",
     )
 
     database_url: str | None = Field(

@@ -64,18 +64,15 @@ CHOICES = (PAGED, EngineChoice("padded"), EngineChoice("padded", together=False)
 """Engines from the fastest to the slowest."""
 
 
-def choices(attention: Literal["auto"] | Attention, device: torch.device) -> tuple[EngineChoice, ...]:
-    """The engines to try. ``auto`` begins with the Triton kernel on CUDA, and is ``segments`` elsewhere.
+def choices(attention: Attention, device: torch.device) -> tuple[EngineChoice, ...]:
+    """The engines to try, those with ``attention`` first.
 
     Raises:
         AttentionUnavailable: for ``triton`` without Triton, or on a device without it.
     """
-    has_triton = runs_triton(device)
-    if attention == "triton" and not has_triton:
+    if attention == "triton" and not runs_triton(device):
         raise AttentionUnavailable(
             f"attention 'triton' needs a CUDA device and the package triton, and the device is {device.type}: "
-            "use 'auto', 'eager' or 'segments'"
+            "use 'eager' or 'segments'"
         )
-    if attention == "auto":
-        attention = "triton" if has_triton and device.type == "cuda" else "segments"
     return CHOICES if attention == "segments" else (EngineChoice(attention=attention), *CHOICES)

@@ -7,7 +7,7 @@ values may have another width, or it has a state beside keys and values. A few t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -31,7 +31,7 @@ DRIFT = 0.02
 """Largest difference between the plain forward and single tokens from a cache: 1e-3 in a tiny Zamba 2."""
 
 
-def verify(patch: Patched, attention: Literal["auto"] | Attention = "auto", page_size: int = PAGE) -> EngineChoice:
+def verify(patch: Patched, attention: Attention = "segments", page_size: int = PAGE) -> EngineChoice:
     """The first engine that computes what the model computes: a few tokens under its own encoding and one per route.
 
     Engines with ``attention`` come first. A kernel is also compiled and checked for pages of ``page_size``. Without an

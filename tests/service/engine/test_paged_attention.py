@@ -171,19 +171,20 @@ def test_a_step_that_runs_out_of_memory_is_repeated(monkeypatch: pytest.MonkeyPa
 
 def test_the_choice_of_attention() -> None:
     cpu = torch.device("cpu")
-    assert choices("auto", cpu) == choices("segments", cpu) == CHOICES
+    assert choices("segments", cpu) == CHOICES
     assert choices("eager", cpu) == (EAGER, *CHOICES)
     if not paged_batch.runs_triton(cpu):
-        with pytest.raises(AttentionUnavailable, match=r"needs a CUDA device and the package triton.* 'auto'"):
+        with pytest.raises(AttentionUnavailable, match=r"needs a CUDA device and the package triton.* 'eager'"):
             choices("triton", cpu)
 
 
-def test_cuda_with_triton_begins_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_takes_the_kernel_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr("patches.attention.paged.batch.find_spec", lambda name: None)
-    assert choices("auto", cuda) == CHOICES
+    with pytest.raises(AttentionUnavailable):
+        choices("triton", cuda)
     monkeypatch.setattr("patches.attention.paged.batch.find_spec", lambda name: name)
-    assert [choice.attention for choice in choices("auto", cuda)] == ["triton", *["segments"] * len(CHOICES)]
+    assert [choice.attention for choice in choices("triton", cuda)] == ["triton", *["segments"] * len(CHOICES)]
 
 
 @pytest.mark.parametrize("family", ["shaw", "transformer_xl"])

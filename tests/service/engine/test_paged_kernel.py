@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from patches import parse, patched
-from service.engine.choice import EngineChoice, choices
+from service.engine.choice import EngineChoice
 from service.engine.verification import verify
 from tests.models import demo_model, tiny_model
 from tests.service.engine.test_paged_attention import SEGMENTS, every_encoding, generated, prompts_for
@@ -66,8 +66,3 @@ def test_the_check_before_serving_takes_the_kernel(dtype: torch.dtype) -> None:
 def test_an_encoding_without_a_row_keeps_the_other_attention() -> None:
     with patched(demo_model("shaw").to(DEVICE)) as patch:
         assert verify(patch, "triton").attention == "segments"
-
-
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter is for tests only")
-def test_a_gpu_takes_the_kernel_unasked() -> None:
-    assert choices("auto", DEVICE)[0] == TRITON
