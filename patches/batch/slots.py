@@ -7,11 +7,10 @@ int32.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
-from patches.attention.paged.compilation import DoesNotFit, compiled
-from patches.attention.paged.rows import MapRow
 from patches.encoding.recipe import ResolvedRecipe
 
 POSITION_BITS = 24
@@ -41,14 +40,20 @@ class SlotTable:
     Slot 0 is always the model's own encoding, so plain ``position_ids`` keep their meaning. ``inv_freq`` is
     [128, rotary_dim / 2]. An encoding that leaves keys raw at cache-write has zero frequencies and factor 1 there,
     which makes cos = 1 and sin = 0. Paged attention writes keys under the base map of the encoding's row instead:
-    ``under_base`` has its tables.
+    ``under_base`` has its tables. ``base_of`` gives the period, group, shift, cap and divisor of that map.
     """
 
     capacity = MAX_SLOTS - 1
     """Encodings that can be in use beside the model's own."""
 
-    def __init__(self, native: ResolvedRecipe, rotary_dim: int, device: torch.device) -> None:
-        self._lock = threading.Lock()
+    def __init__(
+        self,
+        native: ResolvedRecipe,
+        rotary_dim: int,
+        device: torch.device,
+        base_of: Callable[[ResolvedRecipe], tuple[float, ...]],
+    ) -> None:
+        self._lock, self._base_of = threading.Lock(), base_of
         self._slot_of: dict[ResolvedRecipe, int] = {native: 0}
         self._users = [0] * MAX_SLOTS
         self.recipes: list[ResolvedRecipe | None] = [None] * MAX_SLOTS
@@ -124,15 +129,7 @@ class SlotTable:
             self.attention_factor[slot] = 1.0
         if resolved.rotates:
             self._base_inv_freq[slot] = torch.tensor(resolved.inv_freq)
-            self._base_factor[slot], self._bases[slot] = resolved.attention_factor, torch.tensor(_base(resolved))
+            self._base_factor[slot] = resolved.attention_factor
+            self._bases[slot] = torch.tensor(self._base_of(resolved))
         else:
             self._base_inv_freq[slot], self._base_factor[slot] = 0.0, 1.0
-
-
-def _base(resolved: ResolvedRecipe) -> tuple[float, ...]:
-    """period, group, shift, cap and divisor of the map under which paged attention writes keys."""
-    try:
-        base = compiled(resolved, 1).base
-    except DoesNotFit:  # no paged attention computes it
-        base = MapRow()
-    return base.period, base.groups[0], base.shifts[0], base.cap, base.divisor

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from patches.attention.paged.compilation import base_of
 from patches.batch.slots import MAX_POSITION, SlotTable, decode, encode
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
@@ -88,7 +89,7 @@ class Encodings:
 
     def _slot_table(self) -> SlotTable:
         native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
-        return SlotTable(native, self.geometry.rotary_dim, self._device)
+        return SlotTable(native, self.geometry.rotary_dim, self._device, base_of)
 
     def forget_encodings(self) -> None:
         """Empty the table of slots; none may be in use."""

@@ -40,7 +40,7 @@ async def health(request: Request) -> JSONResponse | Live:
 
 
 def not_ready(app: FastAPI) -> ApiError | None:
-    """Why ``app`` would not serve a request now; it replaces dead and stalled generation threads."""
+    """The reason that ``app`` serves no request now, if any. Replaces dead and stalled generation threads."""
     if app.state.traffic.draining:
         return shutting_down()
     dead = [served for served in app.state.models if not served.engine.thread.is_alive]

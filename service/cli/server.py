@@ -66,7 +66,7 @@ def load_libraries() -> None:
     time."""
     if "service.app" in sys.modules:
         return
-    # transformers imports torchao where it is installed, which warns of kernels for other GPUs and of its own enums.
+    # transformers imports torchao where it is installed, which warns of kernels for other GPUs and of enums.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     gc.disable()

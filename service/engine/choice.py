@@ -36,7 +36,7 @@ class EngineChoice:
 
     @property
     def backend(self) -> PagedBackend | None:
-        """What computes paged attention; None without block tables."""
+        """The backend of paged attention; None without block tables."""
         return None if self.attention == "segments" else self.attention
 
     @property

@@ -83,7 +83,7 @@ def _logits(patch: Patched, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-def _check(patch: Patched, choice: EngineChoice, prompt: list[int], page_size: int) -> None:
+def _check(patch: Patched, choice: EngineChoice, prompt: list[int], page_size: int = PAGE) -> None:
     """Raises:
     UnsupportedModel: when the engine fails or differs.
     """

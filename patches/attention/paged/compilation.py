@@ -129,3 +129,12 @@ def temperature_row(temperature: AttentionTemperature | None) -> TemperatureRow:
         case FloorLogTemperature(beta, length, offset):
             return TemperatureRow(1.0, beta, length, offset)
     raise DoesNotFit(f"no row expresses the temperature {temperature}")
+
+
+def base_of(resolved: ResolvedRecipe) -> tuple[float, ...]:
+    """period, group, shift, cap and divisor of the map under which paged attention writes keys."""
+    try:
+        base = compiled(resolved, 1).base
+    except DoesNotFit:  # no paged attention computes it
+        base = MapRow()
+    return base.period, base.groups[0], base.shifts[0], base.cap, base.divisor

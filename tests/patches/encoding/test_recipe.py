@@ -138,7 +138,7 @@ def namespace() -> dict[str, Any]:
     """Every public name of the package's modules, as ``eval`` of a printed recipe needs them."""
     names: dict[str, Any] = {}
     for module in pkgutil.walk_packages(patches.__path__, "patches."):
-        if module.name != "patches.model.hf":
+        if module.name not in ("patches.model.hf", "patches.attention.paged.kernel"):  # transformers, Triton
             names.update(vars(importlib.import_module(module.name)))
     return names
 

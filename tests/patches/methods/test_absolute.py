@@ -17,6 +17,7 @@ from torch import nn
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
 from patches import METHODS, InvalidEncoding, Recipe, RopeGeometry, SlotTable, describe, encode, parse, resolve
+from patches.attention.paged.compilation import base_of
 from patches.encoding.positions import Stretched
 from patches.encoding.recipe import NOTHING_ADDED
 from patches.methods.absolute import At
@@ -268,7 +269,7 @@ def test_a_sinusoid_past_its_table_is_the_longer_table_of_the_model() -> None:
 
 def test_tokens_of_several_encodings_in_one_forward() -> None:
     learned = table(offset=2)
-    slots = SlotTable(resolve(parse({"method": "default"}), LEARNED, TRAINED), 0, torch.device("cpu"))
+    slots = SlotTable(resolve(parse({"method": "default"}), LEARNED, TRAINED), 0, torch.device("cpu"), base_of)
     requests: list[Fields] = [
         {"method": "learned_hierarchical"},
         {"method": "none"},
@@ -291,7 +292,7 @@ def test_tokens_of_several_encodings_in_one_forward() -> None:
 
 def test_half_precision_and_gradients() -> None:
     learned = table()
-    slots = SlotTable(resolve(parse({"method": "default"}), LEARNED, TRAINED), 0, torch.device("cpu"))
+    slots = SlotTable(resolve(parse({"method": "default"}), LEARNED, TRAINED), 0, torch.device("cpu"), base_of)
     slot = slots.acquire(resolve(parse({"method": "learned_interpolation", "factor": 2.0}), LEARNED, 4))
     encoded = encode(torch.arange(4)[None], slot)
     embeddings(learned, encoded, slots).sum().backward()

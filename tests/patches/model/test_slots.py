@@ -20,7 +20,7 @@ from patches import (
     parse,
     resolve,
 )
-from patches.attention.paged.compilation import compiled
+from patches.attention.paged.compilation import base_of, compiled
 from patches.batch.slots import MAX_SLOTS
 from tests.methods import REQUESTS, Fields, request_id
 
@@ -37,7 +37,7 @@ def linear(factor: float) -> ResolvedRecipe:
 
 @pytest.fixture
 def table() -> SlotTable:
-    return SlotTable(resolved({"method": "default"}), 64, torch.device("cpu"))
+    return SlotTable(resolved({"method": "default"}), 64, torch.device("cpu"), base_of)
 
 
 # Encoding
