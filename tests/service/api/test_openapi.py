@@ -31,10 +31,10 @@ from service.settings import Settings
 from tests.service.conftest import TEXT, tiny_checkpoint, tiny_tokenizer
 from tests.service.serving import SMALL
 
-REQUESTS = 8
+REQUESTS = 5
 """Per route."""
 
-AGAINST = 3
+AGAINST = 2
 """Per route that takes a body: requests that violate its schema."""
 
 NESTED = ("/jobs", "/jobs/plan", "/sweep")
