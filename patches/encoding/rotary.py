@@ -72,9 +72,8 @@ def rotate(
     else:
         half = rotary_dim // 2
         turned = torch.cat((rotated[..., half:], rotated[..., :half]), dim=-1)
-        sin = torch.cat(
-            (-sin[..., :half], sin[..., half:]), dim=-1
-        )  # of all heads' states, signs would be one pass more
+        # The sign goes into the table: over the states of all heads it would be one pass more.
+        sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
     # In place: a fresh tensor of all keys costs more than the product in it.
     rotated = (rotated * cos).add_(turned.mul_(sin)).to(states.dtype)
     return rotated if rotary_dim == states.shape[-1] else torch.cat((before, rotated, after), dim=-1)

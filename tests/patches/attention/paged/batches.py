@@ -18,6 +18,13 @@ from tests.methods import Fields, one_per_shape, rows
 TRAINED, LENGTH = 32, 256
 CPU = torch.device("cpu")
 
+WINDOWED: list[Fields] = [
+    {"method": "streaming", "sink_tokens": 5, "window": 17},
+    {"method": "streaming", "sink_tokens": 0, "window": 17},
+    {"method": "lm_infinite", "n_global": 3, "n_local": 9},
+]
+"""Encodings whose pages between the first keys and the window are evicted."""
+
 
 @dataclass(frozen=True)
 class Shape:

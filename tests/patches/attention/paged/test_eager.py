@@ -12,7 +12,7 @@ from patches.attention.paged.compilation import DoesNotFit
 from patches.attention.paged.step import PagedSequence, step_of
 from patches.encoding.masks import ChunkRange, DistanceRange
 from patches.encoding.temperature import FloorLogTemperature
-from tests.patches.attention.paged.batches import LENGTH, PagedBatch, Shape, ragged
+from tests.patches.attention.paged.batches import LENGTH, WINDOWED, PagedBatch, Shape, ragged
 from tests.patches.forward import relative
 
 TOLERANCE = {torch.float32: 5e-6, torch.float64: 5e-6, torch.bfloat16: 0.1}
@@ -64,11 +64,7 @@ def test_every_encoding_in_every_layer(layer: str, page_size: int) -> None:
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_evicted_pages(new: int, page_size: int) -> None:
     batch = PagedBatch(Shape(), Layer(0.3), page_size, torch.Generator().manual_seed(page_size))
-    for fields in (
-        {"method": "streaming", "sink_tokens": 5, "window": 17},
-        {"method": "streaming", "sink_tokens": 0, "window": 17},
-        {"method": "lm_infinite", "n_global": 3, "n_local": 9},
-    ):
+    for fields in WINDOWED:
         resolved = resolve(parse(fields), batch.shape.geometry, LENGTH)
         batch.add(resolved, 131, new, resolved.recipe.sink_window)
         batch.add(resolved, 30, new, resolved.recipe.sink_window)

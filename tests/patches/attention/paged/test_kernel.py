@@ -15,7 +15,7 @@ from patches.attention.paged.launch import Blocks
 from patches.attention.paged.tables import stacked
 from patches.encoding.masks import ChunkRange, DistanceRange
 from patches.encoding.temperature import FloorLogTemperature
-from tests.patches.attention.paged.batches import LENGTH, PagedBatch, Shape, ragged
+from tests.patches.attention.paged.batches import LENGTH, WINDOWED, PagedBatch, Shape, ragged
 from tests.patches.forward import relative
 
 pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
@@ -73,11 +73,7 @@ def test_every_encoding_in_every_layer(layer: str) -> None:
 @pytest.mark.parametrize("new", [1, 30])
 def test_evicted_pages(new: int) -> None:
     batch = PagedBatch(Shape(), Layer(0.3), 4, torch.Generator().manual_seed(0))
-    for fields in (
-        {"method": "streaming", "sink_tokens": 5, "window": 17},
-        {"method": "streaming", "sink_tokens": 0, "window": 17},
-        {"method": "lm_infinite", "n_global": 3, "n_local": 9},
-    ):
+    for fields in WINDOWED:
         resolved = resolve(parse(fields), batch.shape.geometry, LENGTH)
         batch.add(resolved, 131, new, resolved.recipe.sink_window)
     assert all(sequence.evicted_pages for sequence in batch.sequences)
