@@ -25,7 +25,8 @@ TRAIN_FAMILY = all $(foreach family,$(FAMILY),--model $(family)) --preset $(PRES
 WORKERS = $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 # Compiled files are kept: without them, every process of the tests compiles the sources again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
-INSTALL = $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e
+# Python compiles a module at its first import. Compiling all of them, most never imported, is half of the installation.
+INSTALL = $(BIN)/python -m pip install --no-compile $(PIP_FLAGS) -c constraints.txt -e
 
 .DEFAULT_GOAL := help
 .PHONY: help install setup demo serve test test-fast check fmt train-demo page bench lint-docker clean
