@@ -24,7 +24,7 @@ class Row:
 
     Position maps: ``covers_all`` methods attend to every causal pair, others leave some out.
     ``reach`` computes, from the parameters in effect, the longest input in which no effective distance
-    exceeds the trained ones. ``hard_rotates_at`` where the hard request moves the rotation of keys.
+    exceeds the trained ones. ``turns_keys`` methods have bands that turn cached keys when they read them.
     ``family`` is what a model must have been trained with to take it.
     """
 
@@ -41,7 +41,7 @@ class Row:
     rope_type: str | None = None
     covers_all: bool = True
     reach: Callable[[Fields], float] | None = None
-    hard_rotates_at: str | None = None
+    turns_keys: bool = False
     hard_depends_on_length: bool = False
     family: str = "rotary"
 
@@ -254,6 +254,7 @@ def rows(pairs: int = 32, trained_length: int = 256, heads: int = 4) -> list[Row
             },
             {"group_size": 1, "neighbor_window": 16},
             bands=2,
+            turns_keys=True,
             reach=lambda p: grouped_reach(p, p["group_size"]),
         ),
         Row(
@@ -262,6 +263,7 @@ def rows(pairs: int = 32, trained_length: int = 256, heads: int = 4) -> list[Row
             {"window": 7, **underneath},
             {"window": trained_length},
             bands=2,
+            turns_keys=True,
             reach=lambda p: math.inf if p["window"] < trained(p) else trained(p),
         ),
         Row(
@@ -270,6 +272,7 @@ def rows(pairs: int = 32, trained_length: int = 256, heads: int = 4) -> list[Row
             {"window": 7, "scaling_factor": 2.75, **underneath},
             {"scaling_factor": 1.0},
             bands=2,
+            turns_keys=True,
             reach=lambda p: int((trained(p) - 1 - p["window"]) * p["scaling_factor"]) + p["window"] + 1,
         ),
         Row(
@@ -294,6 +297,7 @@ def rows(pairs: int = 32, trained_length: int = 256, heads: int = 4) -> list[Row
             {"group_factors": [1 + i % 4 for i in range(pairs)], "neighbor_window": 7, **underneath},
             {"group_factors": [1]},
             bands=2,
+            turns_keys=True,
             reach=lambda p: min(grouped_reach(p, factor) for factor in p["group_factors"]),
         ),
         Row(
@@ -302,6 +306,7 @@ def rows(pairs: int = 32, trained_length: int = 256, heads: int = 4) -> list[Row
             {"n_global": 2, "n_local": 6, "limit_distance": 5, **underneath},
             {"n_local": trained_length},
             bands=2,
+            turns_keys=True,
             covers_all=False,
             # The released distance of the first tokens, L0, is one more than was ever trained.
             reach=lambda p: math.inf if max(p["n_local"] - 1, p["limit_distance"]) < trained(p) else p["n_local"],
@@ -314,7 +319,6 @@ def rows(pairs: int = 32, trained_length: int = 256, heads: int = 4) -> list[Row
             bands=2,
             covers_all=False,
             reach=streaming_reach,
-            hard_rotates_at="cache_write",
         ),
     ]
 

@@ -11,21 +11,21 @@ from patches.encoding.masks import ChunkRange, DistanceRange
 from patches.encoding.recipe import Band
 
 
-def at_once(states: SegmentStates, band: Band, key: torch.Tensor, attended: Attended) -> bool:
-    """Add the attention of all queries to ``key`` [rows, kv_heads, k, head_dim] to ``attended``.
+def at_once(states: SegmentStates, band: Band, attended: Attended) -> bool:
+    """Add the attention of all queries to all keys of ``band`` to ``attended``.
 
     Returns False and adds nothing if the band has to go by blocks.
     """
     predicate = band.predicate
-    if not states.is_bare:
+    if not (states.is_bare and states.is_as_written(band.key_map)):
         return False
     if isinstance(predicate, DistanceRange) and predicate.high is None and states.q_stop > predicate.low:
-        _triangle(states, band, predicate.low, (key, states.value), attended)
+        _triangle(states, band, predicate.low, (states.key, states.value), attended)
         return True
     if isinstance(predicate, ChunkRange) and predicate.high in (None, predicate.low + 1):
         first = -(-max(states.q_start, predicate.low * predicate.size) // predicate.size) * predicate.size
         if states.q_stop - first > predicate.size:
-            _chunks(states, band, predicate, (key, states.value), attended, first)
+            _chunks(states, band, predicate, (states.key, states.value), attended, first)
             return True
     return False
 
@@ -34,7 +34,7 @@ def _triangle(states: SegmentStates, band: Band, low: int, keys: Attended, atten
     """To all keys at a distance of ``low`` or more: query p to keys 0 .. p - low."""
     first = max(states.q_start, low)  # queries before it reach no key
     late = part(attended, slice(first - states.q_start, None))
-    query = states.rotated_queries(states.query[:, :, first - states.q_start :], first, band)
+    query = states.queries(states.query[:, :, first - states.q_start :], first, band)
     square, before = part(keys, slice(first - low, states.q_stop - low)), part(keys, slice(first - low))
     add(late, *sdpa_with_lse(query, *square, None, states.scaling, causal=True))
     if first > low:
@@ -54,8 +54,8 @@ def _chunks(
     early, base = first - states.q_start, first - chunks.low * chunks.size
     for columns in blocks(states):  # an earlier segment began this chunk, or the chunk reaches no key
         if columns.stop <= early:
-            add_band(states, columns, band, keys[0], attended)
-    query = states.rotated_queries(states.query[:, :, early:], first, band)
+            add_band(states, columns, band, keys[0], 0, attended)
+    query = states.queries(states.query[:, :, early:], first, band)
     late, late_keys = part(attended, slice(early, None)), part(keys, slice(base, None))
     _by_period(query, late_keys, late, chunks.size, 0, states.scaling, causal=chunks.low == 0)
     if chunks.high is None:

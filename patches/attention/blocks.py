@@ -28,10 +28,13 @@ def blocks(states: SegmentStates) -> Iterator[slice]:
         first = stop
 
 
-def add_band(states: SegmentStates, columns: slice, band: Band, key: torch.Tensor, attended: Attended) -> None:
-    """Add the attention of the queries of ``columns`` to ``key`` in one band, in up to three parts.
+def add_band(
+    states: SegmentStates, columns: slice, band: Band, key: torch.Tensor, first: int, attended: Attended
+) -> None:
+    """Add the attention of the queries of ``columns`` in one band, in up to three parts.
 
-    Keys that all these queries cover need no mask, and masks are slow.
+    ``key`` has the keys that the band reaches, as it sees them, from key column ``first`` on. Keys that all these
+    queries cover need no mask, and masks are slow.
     """
     query, q_low = states.query[:, :, columns], states.q_start + columns.start
     queries = query.shape[2]
@@ -42,10 +45,10 @@ def add_band(states: SegmentStates, columns: slice, band: Band, key: torch.Tenso
         cuts = [reached]
     else:
         cuts = [slice(reached.start, full.start), full, slice(full.stop, reached.stop)]
-    query = states.rotated_queries(query, q_low, band)
+    query = states.queries(query, q_low, band)
     for cut in cuts:
         if cut.start < cut.stop:
-            keys = key[:, :, cut], states.value[:, :, cut]
+            keys = key[:, :, cut.start - first : cut.stop - first], states.value[:, :, cut]
             if cut is full:
                 new = sdpa_with_lse(query, *keys, None, states.scaling)
             elif states.goes_by_distance(band):

@@ -17,7 +17,8 @@ def eager(states: SegmentStates) -> torch.Tensor:
     """Output [rows, heads, q, value dim], by the order of operations that transformers uses."""
     groups = states.query.shape[1] // states.key.shape[1]
     value = states.value.repeat_interleave(groups, 1)
-    keys = [key.repeat_interleave(groups, 1) for key in states.keys_by_band()]
+    every = slice(0, states.key.shape[2])
+    keys = [states.keys(band, every).repeat_interleave(groups, 1) for band in states.resolved.recipe.bands]
     outputs = []
     for columns in blocks(states):
         query, layer = states.query[:, :, columns], states.layer.part(slice(None), columns, slice(None))
@@ -40,7 +41,7 @@ def _scores(
     q_idx, kv_idx = states.indices(q_low, query.shape[2], slice(None))
     scores, covered = None, None
     for band, key in zip(states.resolved.recipe.bands, keys, strict=True):
-        band_scores = states.rotated_queries(query, q_low, band) @ key.transpose(2, 3) * states.scaling
+        band_scores = states.queries(query, q_low, band) @ key.transpose(2, 3) * states.scaling
         inside = states.predicate(band)(q_idx, kv_idx)
         scores = band_scores if scores is None else torch.where(inside, band_scores, scores)
         covered = inside if covered is None else covered | inside

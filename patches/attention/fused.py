@@ -1,8 +1,8 @@
 """Attention of one segment on fused kernels, band by band, merged exactly by log-sum-exp.
 
-One identity band is ordinary attention. A single new query attends once: over unchanged keys, or over raw keys that are
-rotated by their effective distance. All else goes band by band: over all queries ``at_once``, or in ``blocks``. Layers
-with a soft limit, sinks or a bias, and encodings that score distances by the query, go to ``eager``.
+One band over all keys is ordinary attention. All else goes band by band: a ``single_query``, all queries
+``at_once``, or in ``blocks``. Layers with a soft limit, sinks or a bias, and encodings that score distances by the
+query, go to ``eager``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def attend(
     """Attention output [rows, heads, q, value dim] in the dtype of ``query``.
 
     ``query`` [rows, heads, q, head_dim] has the positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads,
-    k, head_dim] and ``value`` end at the last of them. Keys are rotated already if the recipe rotates at
-    cache-write, raw otherwise. If keys were evicted, the first ``num_sinks`` columns are those at
-    positions 0 .. num_sinks - 1. ``batch`` has the tables that all layers of the forward share.
+    k, head_dim] and ``value`` end at the last of them. Queries and keys are written under the base map of the recipe,
+    with its attention factor. If keys were evicted, the first ``num_sinks`` columns are those at positions
+    0 .. num_sinks - 1. ``batch`` has the tables that all layers of the forward share.
     """
     states = SegmentStates(query, key, value, resolved, batch, layer, q_start, num_sinks)
     if resolved.recipe.relative is not None or any(
@@ -49,6 +49,12 @@ def attend(
     if query.shape[2] == 1:
         return single_query(states)
     return by_bands(states)
+
+
+def ordinary_query(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+    """``ordinary`` for a single query without a temperature, to the bit."""
+    grouped = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=grouped)
 
 
 def ordinary(states: SegmentStates) -> torch.Tensor:
@@ -70,14 +76,14 @@ def ordinary(states: SegmentStates) -> torch.Tensor:
 def by_bands(states: SegmentStates) -> torch.Tensor:
     """Each band attends to the keys it can reach: over all queries at once if that takes few calls, else by blocks."""
     attended = nothing(states.query, states.value.shape[-1])
-    bands = zip(states.resolved.recipe.bands, states.keys_by_band(), strict=True)
     by_blocks = []
-    for band, key in bands:
-        if not at_once(states, band, key, attended):
-            by_blocks.append((band, key))
+    for band in states.resolved.recipe.bands:
+        if not at_once(states, band, attended):
+            reached = states.reached(band)
+            by_blocks.append((band, states.keys(band, reached), reached.start))
     for columns in blocks(states) if by_blocks else ():
-        for band, key in by_blocks:
-            add_band(states, columns, band, key, attended)
+        for band, key, first in by_blocks:
+            add_band(states, columns, band, key, first, attended)
     return attended[0].to(states.query.dtype)
 
 

@@ -33,6 +33,12 @@ class Layer:
     relative_logits: torch.Tensor | None = None
 
     @property
+    def is_ordinary(self) -> bool:
+        """True if the layer changes its scores by their scaling and its mask only."""
+        changes = self.softcap, self.sinks, self.temperature, self.bias, self.relative_logits
+        return all(change is None for change in changes)
+
+    @property
     def sink_logits(self) -> torch.Tensor | None:
         """``sinks`` as [rows or 1, heads, q or 1, 1]."""
         return self.sinks if self.sinks is None or self.sinks.ndim == 4 else self.sinks.reshape(1, -1, 1, 1)

@@ -124,6 +124,13 @@ def add(attended: Attended, new: torch.Tensor, new_lse: torch.Tensor) -> None:
     lse.copy_(total)
 
 
+def merged(left: Attended, right: Attended) -> Attended:
+    """The attention to the keys of both, in the dtype of the log-sum-exps."""
+    total = torch.logaddexp(left[1], right[1])
+    weight = torch.exp(right[1] - total)[..., None]
+    return left[0].to(total.dtype).lerp(right[0].to(total.dtype), weight), total
+
+
 def part(states: Attended, columns: slice) -> Attended:
     """Views of some columns of both."""
     return states[0][:, :, columns], states[1][:, :, columns]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from patches.attention.layer import Layer
-from patches.encoding.recipe import Band, ResolvedRecipe
+from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
 from patches.encoding.rotary import per_pair, rotary_table, rotate, upcast
 
 
@@ -31,8 +31,7 @@ def weights(
     """Softmax weights [rows, heads, q, k]. They sum to 1, or to less where ``layer`` has sinks.
 
     ``query`` [rows, heads, q, head_dim] has the positions q_start, q_start + 1, ...; ``key`` [rows, kv_heads, k,
-    head_dim] ends at the last of them. Keys (and queries) are rotated already if the recipe rotates at cache-write,
-    raw otherwise.
+    head_dim] ends at the last of them. Both are written under the base map of the recipe, with its attention factor.
     """
     query, key = upcast(query), upcast(key)
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -75,15 +74,18 @@ def _band_scores(
     band: Band,
     resolved: ResolvedRecipe,
 ) -> torch.Tensor:
-    if resolved.rotates_at == "cache_read":
-        inv_freq = torch.tensor(resolved.turns, device=query.device)
-        layout = resolved.interleaved
-        q_angles, k_angles = per_pair(band.query_map(q_idx)), per_pair(band.key_map(kv_idx))
-        q_table = rotary_table(q_angles, inv_freq, resolved.attention_factor, interleaved=layout)
-        k_table = rotary_table(k_angles, inv_freq, resolved.attention_factor, interleaved=layout)
-        query = rotate(query, *q_table, interleaved=layout, offset=resolved.offset)
-        key = rotate(key, *k_table, interleaved=layout, offset=resolved.offset)
-    return query @ key.transpose(-1, -2)
+    query = _turned(query, q_idx, band.query_map, resolved)
+    return query @ _turned(key, kv_idx, band.key_map, resolved).transpose(-1, -2)
+
+
+def _turned(states: torch.Tensor, position: torch.Tensor, to: PositionMap, resolved: ResolvedRecipe) -> torch.Tensor:
+    """``states`` [rows, heads, n, head_dim] from the base map at ``position`` [n] to the map ``to``."""
+    base, layout = resolved.recipe.base, resolved.interleaved
+    if not resolved.rotates or to == base:
+        return states
+    moved = per_pair(to(position)) - per_pair(base(position))
+    table = rotary_table(moved, torch.tensor(resolved.turns, device=states.device), 1.0, interleaved=layout)
+    return rotate(states, *table, interleaved=layout, offset=resolved.offset)
 
 
 def _any_band(resolved: ResolvedRecipe, pairs: tuple[torch.Tensor, torch.Tensor], layer: Layer) -> torch.Tensor:

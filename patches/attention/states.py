@@ -12,7 +12,7 @@ from patches.attention.log_sum_exp import has_kernel
 from patches.batch.segments import Batch
 from patches.encoding.masks import And, Predicate
 from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
-from patches.encoding.rotary import per_pair, rotary_table, rotate
+from patches.encoding.rotary import per_pair, rotary_table, signed, turn
 from patches.encoding.temperature import ConstantTemperature
 
 T = TypeVar("T")
@@ -81,35 +81,41 @@ class SegmentStates:
     def predicate(self, band: Band) -> Predicate:
         return band.predicate if self.layer_mask is None else And(band.predicate, self.layer_mask)
 
-    def keys_by_band(self) -> list[torch.Tensor]:
-        """Keys as each band sees them; bands that place keys alike share them."""
-        if self.resolved.rotates_at != "cache_read":
-            return [self.key] * len(self.resolved.recipe.bands)
-        turned: dict[PositionMap, torch.Tensor] = {}
-        for band in self.resolved.recipe.bands:
-            if band.key_map not in turned:
-                table = self._table(("key", band.key_map), band.key_map, lambda: self.positions(slice(None)))
-                turned[band.key_map] = self._turned(self.key, table)
-        return [turned[band.key_map] for band in self.resolved.recipe.bands]
+    def is_as_written(self, position_map: PositionMap) -> bool:
+        """True if queries or keys under ``position_map`` are read as they were written, under the base."""
+        return not self.resolved.rotates or position_map == self.resolved.recipe.base
 
-    def rotated_queries(self, query: torch.Tensor, q_low: int, band: Band) -> torch.Tensor:
-        if self.resolved.rotates_at != "cache_read":
+    def keys(self, band: Band, columns: slice) -> torch.Tensor:
+        """Keys of ``columns`` as ``band`` sees them."""
+        key = self.key[:, :, columns]
+        if self.is_as_written(band.key_map):
+            return key
+        kind = ("key", band.key_map, columns.start, columns.stop)
+        return self.turned(key, kind, lambda: self._moved(band.key_map, self.positions(columns)))
+
+    def queries(self, query: torch.Tensor, q_low: int, band: Band) -> torch.Tensor:
+        """``query`` at positions q_low, q_low + 1, ... as ``band`` sees it."""
+        if self.is_as_written(band.query_map):
             return query
         stop = q_low + query.shape[2]
         kind = ("query", band.query_map, q_low, stop)
-        table = self._table(kind, band.query_map, lambda: torch.arange(q_low, stop, device=query.device))
-        return self._turned(query, table)
+        q_idx = torch.arange(q_low, stop, device=query.device)
+        return self.turned(query, kind, lambda: self._moved(band.query_map, q_idx))
 
-    def _turned(self, states: torch.Tensor, table: Table) -> torch.Tensor:
-        return rotate(states, *table, interleaved=self.resolved.interleaved, offset=self.resolved.offset)
+    def _moved(self, position_map: PositionMap, position: torch.Tensor) -> torch.Tensor:
+        """Positions [n, 1 or pairs] from those of the base to those of ``position_map``."""
+        return per_pair(position_map(position)) - per_pair(self.resolved.recipe.base(position))
 
-    def _table(self, kind: Hashable, position_map: PositionMap, positions: Callable[[], torch.Tensor]) -> Table:
+    def turned(self, states: torch.Tensor, kind: Hashable, by: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """``states`` [rows, heads, n, head_dim], turned by positions [n, 1 or pairs]; layers share the table."""
+
         def make() -> Table:
             inv_freq = torch.tensor(self.resolved.turns, device=self.key.device)
-            factor, layout = self.resolved.attention_factor, self.resolved.interleaved
-            return rotary_table(per_pair(position_map(positions())), inv_freq, factor, interleaved=layout)
+            cos, sin = rotary_table(by(), inv_freq, 1.0, interleaved=layout)  # states have the attention factor
+            return cos, signed(sin, interleaved=layout)
 
-        return self.shared(kind, make)
+        layout = self.resolved.interleaved
+        return turn(states, *self.shared(kind, make), interleaved=layout, offset=self.resolved.offset)
 
     def _tempered(self, query: torch.Tensor) -> tuple[float, torch.Tensor]:
         """Factor on scores, and the queries multiplied by what depends on their positions."""
@@ -129,6 +135,10 @@ class SegmentStates:
             if temperature is not None:
                 logits = (logits * temperature(q_idx)[:, None]).to(logits.dtype)
         return logits
+
+    def reached(self, band: Band) -> slice:
+        """Key columns that some query of the segment reaches in ``band``."""
+        return self.columns(*self.predicate(band).key_range(self.q_start, self.q_stop - 1))
 
     def columns(self, k_low: int, k_high: int) -> slice:
         """Key columns of positions k_low .. k_high - 1, as far as the cache still has them."""

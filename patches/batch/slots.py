@@ -8,14 +8,34 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
-from patches.encoding.recipe import ResolvedRecipe
+from patches.encoding.recipe import IDENTITY, ResolvedRecipe
 
 POSITION_BITS = 24
 MAX_POSITION = (1 << POSITION_BITS) - 1
 MAX_SLOTS = 128
+
+
+class BaseNumbers(Protocol):
+    """min((position % period) // group + shift, cap) / divisor, with one group and shift, or one per rotary pair."""
+
+    @property
+    def period(self) -> int: ...
+
+    @property
+    def groups(self) -> tuple[int, ...]: ...
+
+    @property
+    def shifts(self) -> tuple[float, ...]: ...
+
+    @property
+    def cap(self) -> int: ...
+
+    @property
+    def divisor(self) -> float: ...
 
 
 class SlotsExhausted(RuntimeError):
@@ -38,9 +58,8 @@ class SlotTable:
     """Interned encodings of one model, as stacked tensors indexed by slot.
 
     Slot 0 is always the model's own encoding, so plain ``position_ids`` keep their meaning. ``inv_freq`` is
-    [128, rotary_dim / 2]. An encoding that leaves keys raw at cache-write has zero frequencies and factor 1 there,
-    which makes cos = 1 and sin = 0. Paged attention writes keys under the base map of the encoding's row instead:
-    ``under_base`` has its tables. ``base_of`` gives the period, group, shift, cap and divisor of that map.
+    [128, rotary_dim / 2]. An encoding without rotation has zero frequencies and factor 1 there, which makes cos = 1
+    and sin = 0. Queries and keys are written under the encoding's base map.
     """
 
     capacity = MAX_SLOTS - 1
@@ -51,16 +70,18 @@ class SlotTable:
         native: ResolvedRecipe,
         rotary_dim: int,
         device: torch.device,
-        base_of: Callable[[ResolvedRecipe], tuple[float, ...]],
+        base_of: Callable[[ResolvedRecipe], BaseNumbers],
     ) -> None:
+        """``base_of`` gives the numbers of an encoding's base map."""
         self._lock, self._base_of = threading.Lock(), base_of
         self._slot_of: dict[ResolvedRecipe, int] = {native: 0}
         self._users = [0] * MAX_SLOTS
         self.recipes: list[ResolvedRecipe | None] = [None] * MAX_SLOTS
         self.inv_freq = torch.zeros(MAX_SLOTS, rotary_dim // 2, device=device)
         self.attention_factor = torch.ones(MAX_SLOTS, 1, device=device)
-        self._base_inv_freq, self._base_factor = self.inv_freq.clone(), self.attention_factor.clone()
-        self._bases = torch.ones(MAX_SLOTS, 5, device=device)
+        self._maps = torch.ones(MAX_SLOTS, 3, device=device)
+        self._pairs = torch.ones(MAX_SLOTS, 2, max(rotary_dim // 2, 1), device=device)
+        self._moves = False
         self._write(0, native)
 
     def acquire(self, resolved: ResolvedRecipe) -> int:
@@ -91,19 +112,19 @@ class SlotTable:
             raise IndexError(f"slot {slot} holds no encoding")
         return resolved
 
-    def at_write(
-        self, position: torch.Tensor, slot: torch.Tensor, *, under_base: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def at_write(self, position: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(positions, frequencies, factors) under which keys of ``position`` and ``slot`` [...] are written.
 
-        Positions are [...], float32 if ``under_base``; frequencies are [..., rotary_dim / 2] and factors [..., 1].
+        Positions are [..., 1], or [..., rotary_dim / 2] where an encoding in the table moves them; frequencies are
+        [..., rotary_dim / 2] and factors [..., 1].
         """
-        if not under_base:
-            return position, self.inv_freq[slot], self.attention_factor[slot]
-        period, group, shift, cap, divisor = self._bases[slot].unbind(-1)
-        grouped = position % period.to(position.dtype) // group.to(position.dtype)
-        written = torch.minimum(grouped + shift, cap) / divisor
-        return written, self._base_inv_freq[slot], self._base_factor[slot]
+        position = position[..., None]
+        if self._moves:
+            period, cap, divisor = self._maps[slot].split(1, -1)
+            group, shift = self._pairs[slot].unbind(-2)
+            grouped = position % period.to(position.dtype) // group.to(position.dtype)
+            position = torch.minimum(grouped + shift, cap) / divisor
+        return position, self.inv_freq[slot], self.attention_factor[slot]
 
     def in_use(self) -> int:
         """Number of slots whose encodings live requests use."""
@@ -121,15 +142,12 @@ class SlotTable:
 
     def _write(self, slot: int, resolved: ResolvedRecipe) -> None:
         self.recipes[slot] = resolved
-        if resolved.rotates_at == "cache_write":
-            self.inv_freq[slot] = torch.tensor(resolved.inv_freq)
-            self.attention_factor[slot] = resolved.attention_factor
-        else:
-            self.inv_freq[slot] = 0.0
-            self.attention_factor[slot] = 1.0
-        if resolved.rotates:
-            self._base_inv_freq[slot] = torch.tensor(resolved.inv_freq)
-            self._base_factor[slot] = resolved.attention_factor
-            self._bases[slot] = torch.tensor(self._base_of(resolved))
-        else:
-            self._base_inv_freq[slot], self._base_factor[slot] = 0.0, 1.0
+        if not resolved.rotates:
+            self.inv_freq[slot], self.attention_factor[slot] = 0.0, 1.0
+            return
+        self.inv_freq[slot] = torch.tensor(resolved.inv_freq)
+        self.attention_factor[slot] = resolved.attention_factor
+        base = self._base_of(resolved)
+        self._maps[slot] = torch.tensor((base.period, base.cap, base.divisor))
+        self._pairs[slot, 0], self._pairs[slot, 1] = (torch.tensor(n).float() for n in (base.groups, base.shifts))
+        self._moves |= resolved.recipe.base != IDENTITY

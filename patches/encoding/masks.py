@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 class Predicate(Protocol):
     @property
+    def most_keys(self) -> int:
+        """Most keys that one query covers; ``UNBOUNDED`` if they grow with its position."""
+        ...
+
+    @property
     def by_distance(self) -> bool:
         """True if distance alone decides: blocks of queries at other positions then share their masks."""
         ...
@@ -29,6 +34,9 @@ class Predicate(Protocol):
     def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
         """Half-open range of key indices that every one of these queries covers; empty ranges start at their end."""
         ...
+
+
+UNBOUNDED = sys.maxsize
 
 
 class LayerMask(Predicate, Protocol):
@@ -49,6 +57,10 @@ class DistanceRange:
     def __post_init__(self) -> None:
         if self.low < 0:
             raise ValueError("low must be at least 0: a key after its query is never attended")
+
+    @property
+    def most_keys(self) -> int:
+        return UNBOUNDED if self.high is None else self.high - self.low
 
     @property
     def by_distance(self) -> bool:
@@ -79,6 +91,10 @@ class And:
     right: Predicate
 
     @property
+    def most_keys(self) -> int:
+        return min(self.left.most_keys, self.right.most_keys)
+
+    @property
     def by_distance(self) -> bool:
         return self.left.by_distance and self.right.by_distance
 
@@ -106,6 +122,10 @@ class FirstKeys:
     low: int = 0
 
     @property
+    def most_keys(self) -> int:
+        return self.count
+
+    @property
     def by_distance(self) -> bool:
         return False
 
@@ -126,6 +146,10 @@ class ChunkRange:
     size: int
     low: int = 0
     high: int | None = None
+
+    @property
+    def most_keys(self) -> int:
+        return UNBOUNDED if self.high is None else (self.high - self.low) * self.size
 
     @property
     def by_distance(self) -> bool:
@@ -155,6 +179,10 @@ class EveryPair:
     """All pairs, later keys included: the layer's own mask decides."""
 
     @property
+    def most_keys(self) -> int:
+        return UNBOUNDED
+
+    @property
     def by_distance(self) -> bool:
         return True
 
@@ -162,10 +190,10 @@ class EveryPair:
         return (q_idx - kv_idx).abs() >= 0
 
     def key_range(self, q_low: int, q_high: int) -> tuple[int, int]:
-        return 0, sys.maxsize
+        return 0, UNBOUNDED
 
     def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
-        return 0, sys.maxsize
+        return 0, UNBOUNDED
 
 
 CAUSAL = DistanceRange()

@@ -5,9 +5,8 @@ Whole division and remainders stay int64, so that an effective distance is exact
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +17,6 @@ class Fixed:
     """The same position for every token."""
 
     position: int
-    run: ClassVar[int] = 1 << 30  # more tokens than any sequence
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
         return position.new_full(position.shape, self.position)
@@ -29,7 +27,6 @@ class Shifted:
     """position + shift."""
 
     shift: int
-    run: ClassVar[int] = 1
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
         return position + self.shift
@@ -40,7 +37,6 @@ class Capped:
     """min(position, last)."""
 
     last: int
-    run: ClassVar[int] = 1
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
         return position.clamp_max(self.last)
@@ -53,10 +49,6 @@ class Grouped:
     group_size: int
     shift: int = 0
 
-    @property
-    def run(self) -> int:
-        return self.group_size
-
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
         return position // self.group_size + self.shift
 
@@ -67,10 +59,6 @@ class GroupedPairs:
 
     group_sizes: tuple[int, ...]
     shifts: tuple[int, ...]
-
-    @property
-    def run(self) -> int:
-        return math.gcd(*self.group_sizes)
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
         sizes, shifts = position.new_tensor(self.group_sizes), position.new_tensor(self.shifts)
@@ -83,7 +71,6 @@ class Stretched:
 
     divisor: float
     shift: float = 0.0
-    run: ClassVar[int] = 1
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
         return (position.double() + self.shift) / self.divisor
@@ -96,7 +83,6 @@ class InChunk:
     size: int
     shift: int = 0
     last: int | None = None
-    run: ClassVar[int] = 1
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
         inside = position % self.size + self.shift

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,19 +28,12 @@ ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodi
 class PositionMap(Protocol):
     """Positions int64 [n] -> the positions used as rotation angles: [n], or [n, pairs] if they differ by pair."""
 
-    @property
-    def run(self) -> int:
-        """Tokens from a multiple of it on that share one position; 1 without such runs."""
-        ...
-
     def __call__(self, position: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
 class Identity:
     """Every token keeps its own position."""
-
-    run: ClassVar[int] = 1
 
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
         return position
@@ -143,6 +136,14 @@ class Recipe:
     def depends_on_length(self) -> bool:
         parts = (self.schedule, self.score_bias, self.attention_temperature, self.absolute)
         return any(_depends_on_length(part) for part in parts)
+
+    @cached_property
+    def base(self) -> PositionMap:
+        """The map under which queries and keys are written: the key map of the band with the most keys.
+
+        A band with other maps turns what it reads by the difference. So most cached keys are read as they are.
+        """
+        return max(self.bands, key=lambda band: band.predicate.most_keys).key_map
 
     @property
     def sink_window(self) -> tuple[int, int] | None:
@@ -253,10 +254,10 @@ class ResolvedRecipe:
 
     @cached_property
     def rotates_at(self) -> Literal["never", "cache_write", "cache_read"]:
-        """Derived, never configured: at write when one key rotation serves every query."""
+        """Derived, never configured: at read if some band turns keys that were written under the base."""
         if not self.rotates:
             return "never"
-        if all(band.keeps_positions for band in self.recipe.bands):
+        if all(band.key_map == self.recipe.base for band in self.recipe.bands):
             return "cache_write"
         return "cache_read"
 
@@ -270,8 +271,8 @@ class ResolvedRecipe:
         """True for ordinary causal softmax attention, with or without a temperature."""
         recipe = self.recipe
         return (
-            self.rotates_at != "cache_read"
-            and len(recipe.bands) == 1
+            len(recipe.bands) == 1
+            and recipe.bands[0].query_map == recipe.base
             and recipe.bands[0].predicate == CAUSAL
             and recipe.score_bias is None
             and recipe.relative is None

@@ -62,18 +62,31 @@ def rotate(
     Half-split pairs (i, i + d/2), as Llama and GPT-NeoX; interleaved pairs (2i, 2i + 1), as GPT-J.
     The product is taken in float32, or float64 for such states, and returned in the dtype of ``states``.
     """
+    return turn(states, cos, signed(sin, interleaved=interleaved), interleaved=interleaved, offset=offset)
+
+
+def signed(sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
+    """``sin`` [..., rotary_dim], negative for the first of each pair: over the states it would be one pass more."""
+    import torch
+
+    if interleaved:
+        return torch.stack((-sin[..., 0::2], sin[..., 1::2]), dim=-1).flatten(-2)
+    half = sin.shape[-1] // 2
+    return torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+
+
+def turn(
+    states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, *, interleaved: bool, offset: int = 0
+) -> torch.Tensor:
+    """``rotate`` with a table whose ``sin`` is ``signed`` already."""
     import torch
 
     rotary_dim = cos.shape[-1]
-    before, rotated, after = states.split((offset, rotary_dim, states.shape[-1] - offset - rotary_dim), dim=-1)
-    rotated = upcast(rotated)
-    if interleaved:
-        turned = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), dim=-1).flatten(-2)
-    else:
-        half = rotary_dim // 2
-        turned = torch.cat((rotated[..., half:], rotated[..., :half]), dim=-1)
-        # The sign goes into the table: over the states of all heads it would be one pass more.
-        sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+    whole = rotary_dim == states.shape[-1]
+    rotated = upcast(states if whole else states[..., offset : offset + rotary_dim])
+    others = rotated.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if interleaved else rotated.roll(rotary_dim // 2, -1)
     # In place: a fresh tensor of all keys costs more than the product in it.
-    rotated = (rotated * cos).add_(turned.mul_(sin)).to(states.dtype)
-    return rotated if rotary_dim == states.shape[-1] else torch.cat((before, rotated, after), dim=-1)
+    rotated = (rotated * cos).add_(others.mul_(signed_sin)).to(states.dtype)
+    if whole:
+        return rotated
+    return torch.cat((states[..., :offset], rotated, states[..., offset + rotary_dim :]), dim=-1)

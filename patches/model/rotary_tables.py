@@ -37,11 +37,11 @@ class TableFormat:
         dtype: torch.dtype,
         planes: int | None = None,
     ) -> tuple[torch.Tensor, ...] | torch.Tensor:
-        """The rotary table of ``position`` [...], as the model's own module returns it for inputs of ``dtype``.
+        """The rotary table of ``position`` [..., 1 or pairs], as the model's own module returns it for ``dtype``.
 
         All ``planes`` of a text have the same positions.
         """
-        table = formatted(position[..., None], inv_freq, factor, self.layout)
+        table = formatted(position, inv_freq, factor, self.layout)
         if isinstance(table, torch.Tensor):
             return table
         if self.by_plane and planes is not None:

@@ -189,8 +189,7 @@ class Patched(Encodings):
             position, slot = plain_positions(position_ids), slot[:, -1:]
         if position_ids is not None and len(position) == 1:
             position = position.expand(position_ids.shape[-2], -1)
-        on_pages = isinstance(self._forward.packed, PagedBatch)
-        position, inv_freq, factor = self.slots.at_write(position, slot, under_base=on_pages)
+        position, inv_freq, factor = self.slots.at_write(position, slot)
         return self.table_format.table(position, inv_freq, factor, x.dtype, planes_of(position_ids))
 
     def attention(
@@ -329,12 +328,35 @@ class Patched(Encodings):
         """Sequences one after another in a single row; the layer's cache says where each one's keys end."""
         new, num_kv = batch.shared(("lengths", key_edges.data_ptr()), lambda: packed_lengths(batch, key_edges))
         parts = zip(query.split(new, 2), key.split(num_kv, 2), value.split(num_kv, 2), strict=True)
+        ordinary = self._ordinary(batch, layer, index)
         attended = []
-        for segment, states in zip(batch.segments, parts, strict=True):
+        for segment, states, is_ordinary in zip(batch.segments, parts, ordinary, strict=True):
+            if is_ordinary:
+                attended.append(fused.ordinary_query(*states, layer.scaling))
+                continue
             recipe = self._recipe(segment.slot, index)
             num_sinks = _num_sinks(recipe, layer, states[1].shape[2], segment.q_stop) or 0
             attended.append(self._attend(states, segment, batch, layer, index, num_sinks))
         return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
+
+    def _ordinary(self, batch: Batch, layer: Layer, index: int) -> list[bool]:
+        """For each segment of a packed row, True if ``fused.ordinary_query`` attends for it.
+
+        Layers of one role and one window share the answer: decoding many sequences asks this most often.
+        """
+        if self._forward.observer is not None or not layer.is_ordinary:
+            return [False] * len(batch.segments)
+
+        def make() -> list[bool]:
+            return [
+                segment.q_stop - segment.q_start == 1
+                and (resolved := self._recipe(segment.slot, index)).is_plain
+                and resolved.recipe.attention_temperature is None
+                and layer.mask.is_causal_below(segment.q_stop)
+                for segment in batch.segments
+            ]
+
+        return batch.shared(("ordinary", self.roles.get(index, "slots"), index in self._compressed, layer.mask), make)
 
     def _attend_paged(
         self,

@@ -84,7 +84,7 @@ class Trial:
             self._by_token[module] = by_token and self._by_token.get(module, True)
         table = self._tables.table(module, layer_type)
         inv_freq = self._frequencies[table].to(x.device)
-        return self._formats[table].table(position, inv_freq, 1.0, x.dtype, planes_of(position_ids))
+        return self._formats[table].table(position[..., None], inv_freq, 1.0, x.dtype, planes_of(position_ids))
 
     def attention(  # noqa: PLR0913 - as many inputs as attention has
         self,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from prometheus_client.metrics import MetricWrapperBase
 
 from service.engine.generation import Generation
 from service.metrics import Metrics
+
+Labelled = TypeVar("Labelled", bound=MetricWrapperBase)
 
 
 class EngineMetrics:
@@ -13,6 +18,7 @@ class EngineMetrics:
 
     def __init__(self, metrics: Metrics, model_name: str) -> None:
         self._all, self._model = metrics, model_name
+        self._labelled: dict[tuple[MetricWrapperBase, str], Any] = {}
 
     def serves(self, engine: str, attention: str) -> None:
         """The engine and its attention, which stay."""
@@ -26,10 +32,17 @@ class EngineMetrics:
 
     def next_token(self, method: str, gap_s: float) -> None:
         """``gap_s`` seconds have passed since the token before."""
-        self._all.inter_token.labels(self._model, method).observe(gap_s)
+        self._of(self._all.inter_token, method).observe(gap_s)
 
     def generated(self, method: str, tokens: int) -> None:
-        self._all.generation_tokens.labels(self._model, method).inc(tokens)
+        self._of(self._all.generation_tokens, method).inc(tokens)
+
+    def _of(self, metric: Labelled, method: str) -> Labelled:
+        """``metric`` with its labels, looked up once: a server counts thousands of tokens per second."""
+        if (metric, method) not in self._labelled:
+            self._labelled[metric, method] = metric.labels(self._model, method)
+        labelled: Labelled = self._labelled[metric, method]
+        return labelled
 
     def finished(self, method: str, generation: Generation, reason: str, seconds: float) -> None:
         labels = (self._model, method)

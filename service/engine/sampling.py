@@ -13,8 +13,8 @@ from service.engine.request import EngineRequest, TokenLogprobs
 BLOCK = 256
 """Tokens whose probabilities are summed first: a draw chooses a block, then a token of it."""
 
-MOST_LIKELY = 1024
-"""Tokens among which top-p ends for nearly all texts: a sort of the whole vocabulary takes ten times as long."""
+DIGIT = 16
+"""Bits of a float32 in its second digit."""
 
 
 def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> torch.Tensor:
@@ -104,22 +104,42 @@ def _keep_top_p(weights: torch.Tensor, rows: torch.Tensor, top_p: torch.Tensor) 
     Equals of the last one stay.
     """
     chosen = weights[rows]
-    wanted = chosen.sum(-1, dtype=torch.float64)[:, None] * top_p[:, None]
     if chosen.device.type == "cpu":  # which may look at numbers without waiting for them
-        most = chosen.topk(min(MOST_LIKELY, chosen.shape[-1]), dim=-1).values
-        least = _least_kept(most, wanted)
-        beyond = most.sum(-1, dtype=torch.float64) < wanted[:, 0]
-        least[beyond] = _least_kept(chosen[beyond].sort(dim=-1, descending=True).values, wanted[beyond])
+        shares = top_p.tolist()
+        least = chosen.new_tensor([_least_by_digits(*each) for each in zip(chosen, shares, strict=True)])[:, None]
     else:
-        least = _least_kept(chosen.sort(dim=-1, descending=True).values, wanted)
+        least = _least_by_order(chosen.sort(dim=-1, descending=True).values, top_p[:, None])
     weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
 
 
-def _least_kept(ordered: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """The last [n, 1] of falling weights [n, m] that begins below a sum of ``wanted`` [n, 1], or the first."""
-    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
-    kept = (before < wanted).sum(-1, keepdim=True).clamp_min(1)
+def _least_by_order(ordered: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The last [n, 1] of falling weights [n, m] that begins below ``top_p`` [n, 1] of their sum."""
+    sums = ordered.cumsum(-1, dtype=torch.float64)
+    kept = (sums - ordered < top_p * sums[:, -1:]).sum(-1, keepdim=True).clamp_min(1)
     return ordered.gather(-1, kept - 1)
+
+
+def _least_by_digits(weights: torch.Tensor, top_p: float) -> float:
+    """``_least_by_order`` of weights float32 [m] in any order, without a sort, which takes 14 ms for 131,072 weights.
+
+    Bits of positive numbers are in the order of the numbers: two digits of them lead to the last number.
+    """
+    bits = weights.view(torch.int32)
+    first = bits >> DIGIT
+    exact = weights.double()
+    high, wanted = _reaching(first, exact, top_p * float(exact.sum()))
+    inside = first == high
+    low, _ = _reaching(bits[inside] & ((1 << DIGIT) - 1), exact[inside], wanted)
+    least: float = torch.tensor(high << DIGIT | low, dtype=torch.int32).view(torch.float32).item()
+    return least
+
+
+def _reaching(digits: torch.Tensor, weights: torch.Tensor, wanted: float) -> tuple[int, float]:
+    """(largest digit whose weights reach ``wanted`` with those of larger digits, the part of ``wanted`` left to it)."""
+    from_here = torch.bincount(digits, weights, minlength=1).flip(0).cumsum(0).flip(0)
+    digit = max(int((from_here >= wanted).sum()) - 1, 0)
+    above = float(from_here[digit + 1]) if digit + 1 < len(from_here) else 0.0
+    return digit, wanted - above
 
 
 def _inverse(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

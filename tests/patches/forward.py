@@ -9,13 +9,24 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from patches import Patched, encode, parse
+from patches import Patched, ResolvedRecipe, encode, parse
+from patches.encoding.rotary import per_pair, rotary_table, rotate
 from tests.methods import Fields
 
 
 def slot_of(patch: Patched, fields: Fields, length: int) -> int:
     """Slot of a request that reserves ``length`` tokens."""
     return patch.slots.acquire(patch.resolve(parse(fields), length))
+
+
+def written(states: torch.Tensor, resolved: ResolvedRecipe, first: int = 0) -> torch.Tensor:
+    """``states`` [..., n, head_dim] of positions first, first + 1, ... as the rotary seam writes them."""
+    if not resolved.rotates:
+        return states
+    position, layout = torch.arange(first, first + states.shape[-2]), resolved.interleaved
+    base, turns = per_pair(resolved.recipe.base(position)), torch.tensor(resolved.turns)
+    table = rotary_table(base, turns, resolved.attention_factor, interleaved=layout)
+    return rotate(states, *table, interleaved=layout, offset=resolved.offset)
 
 
 def left_padded(rows: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

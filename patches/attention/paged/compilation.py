@@ -33,10 +33,9 @@ def compiled(resolved: ResolvedRecipe, length: int) -> Row:
     bands = tuple(
         BandRow(map_row(band.query_map), map_row(band.key_map), *_pairs(band.predicate)) for band in recipe.bands
     )
-    if bands[0].key_map.is_by_pair:
-        raise DoesNotFit("keys are written under the first band's map, which differs by rotary pair")
     return Row(
         bands,
+        map_row(recipe.base),
         resolved.turns,
         bias_row(recipe.score_bias, length),
         temperature_row(recipe.attention_temperature),
@@ -131,10 +130,10 @@ def temperature_row(temperature: AttentionTemperature | None) -> TemperatureRow:
     raise DoesNotFit(f"no row expresses the temperature {temperature}")
 
 
-def base_of(resolved: ResolvedRecipe) -> tuple[float, ...]:
-    """period, group, shift, cap and divisor of the map under which paged attention writes keys."""
-    try:
-        base = compiled(resolved, 1).base
-    except DoesNotFit:  # no paged attention computes it
-        base = MapRow()
-    return base.period, base.groups[0], base.shifts[0], base.cap, base.divisor
+def base_of(resolved: ResolvedRecipe) -> MapRow:
+    """The map under which queries and keys of an encoding are written.
+
+    Raises:
+        DoesNotFit: for a map of another kind.
+    """
+    return map_row(resolved.recipe.base)

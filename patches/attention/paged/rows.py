@@ -1,7 +1,7 @@
 """An encoding as a row of numbers: position maps, bands, score bias and temperature, each in one form.
 
-Keys and queries are written under the first band's key map, the base. A band with other maps turns them by the
-difference when it reads them.
+Keys and queries are written under the recipe's base map. A band with other maps turns them by the difference when it
+reads them.
 """
 
 from __future__ import annotations
@@ -113,23 +113,19 @@ class TemperatureRow:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One encoding.
+    """One encoding; keys and queries are written under ``base``.
 
     ``frequencies`` are radians per position and rotary pair with the sign of the model's rotation, empty without
     rotation. ``interleaved`` and ``offset`` place the pairs in a head.
     """
 
     bands: tuple[BandRow, ...]
+    base: MapRow = MapRow()
     frequencies: tuple[float, ...] = ()
     bias: BiasRow | None = None
     temperature: TemperatureRow = TemperatureRow()
     interleaved: bool = False
     offset: int = 0
-
-    @property
-    def base(self) -> MapRow:
-        """The map under which keys and queries are written."""
-        return self.bands[0].key_map
 
     @property
     def maps(self) -> tuple[MapRow, ...]:

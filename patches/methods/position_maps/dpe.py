@@ -30,7 +30,7 @@ class Dpe(BasedMethod):
     formula: ClassVar[str] = "per pair with factor s: p - j below w; beyond: p // s - j // s + w - w // s"
     paper: ClassVar[str] = "DPE, arXiv:2504.18857"
     training_free: ClassVar[str] = "Works without tuning once the factors of a model are measured."
-    cost: ClassVar[str] = "keys are rotated when read; prefill runs two attentions over disjoint pairs"
+    cost: ClassVar[str] = "keys in the window are rotated when read; two attentions over disjoint pairs"
     rotates_at: ClassVar[str] = "cache_read"
 
     method: Literal["dpe"] = "dpe"

@@ -31,8 +31,7 @@ class DualChunk(BasedMethod):
     formula: ClassVar[str] = "q - j mod S, with q = p mod S; min(p mod S + S, cap) to the chunk before; else cap"
     paper: ClassVar[str] = "Dual chunk attention, arXiv:2402.17463"
     training_free: ClassVar[str] = "Works without tuning; perplexity stays low up to about eight times L0."
-    cost: ClassVar[str] = "keys are rotated when read; prefill runs three attentions over disjoint pairs"
-    rotates_at: ClassVar[str] = "cache_read"
+    cost: ClassVar[str] = "three attentions over disjoint pairs"
 
     method: Literal["dual_chunk"] = "dual_chunk"
     formulation: Literal["repository", "paper"] = Field(

@@ -22,7 +22,7 @@ from patches.encoding.recipe import Band, Recipe
 class _WindowMethod(BasedMethod):
     """Shared part of the two: a window, and two attentions over disjoint pairs."""
 
-    cost: ClassVar[str] = "keys are rotated when read; prefill runs two attentions over disjoint pairs"
+    cost: ClassVar[str] = "keys in the window are rotated when read; two attentions over disjoint pairs"
     paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9708"
     rotates_at: ClassVar[str] = "cache_read"
 

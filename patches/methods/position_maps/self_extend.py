@@ -22,7 +22,7 @@ from patches.encoding.recipe import Band, Recipe
 class SelfExtend(BasedMethod):
     summary: ClassVar[str] = "Self-Extend: neighbours keep exact positions, distant tokens share grouped ones."
     use: ClassVar[str] = "Untuned extension that keeps both perplexity and retrieval."
-    avoid: ClassVar[str] = "Latency-bound decoding: keys are rotated at every step."
+    avoid: ClassVar[str] = "Latency-bound decoding with a large window: its keys are rotated at every step."
     reach: ClassVar[str] = (
         "(L0 - w) x G + w for a window w of whole groups (less w mod G otherwise); the authors advise half to two "
         "thirds of it"
@@ -33,7 +33,7 @@ class SelfExtend(BasedMethod):
     formula: ClassVar[str] = "distance below w as it is; beyond: p // G - j // G + w - w // G"
     paper: ClassVar[str] = "Self-Extend, arXiv:2401.01325"
     training_free: ClassVar[str] = "Works without tuning up to (trained length - window) x group + window."
-    cost: ClassVar[str] = "keys are rotated when read; prefill runs two attentions over disjoint pairs"
+    cost: ClassVar[str] = "keys in the window are rotated when read; two attentions over disjoint pairs"
     rotates_at: ClassVar[str] = "cache_read"
 
     method: Literal["self_extend"] = "self_extend"

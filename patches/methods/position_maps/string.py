@@ -28,8 +28,7 @@ class String(BasedMethod):
     formula: ClassVar[str] = "p - j below S; from S on: p - j - S + W"
     paper: ClassVar[str] = "STRING, arXiv:2410.18745"
     training_free: ClassVar[str] = "Made for use without tuning, at lengths up to the trained one."
-    cost: ClassVar[str] = "keys are rotated when read; prefill runs two attentions over disjoint pairs"
-    rotates_at: ClassVar[str] = "cache_read"
+    cost: ClassVar[str] = "two attentions over disjoint pairs"
 
     method: Literal["string"] = "string"
     shifted_offset: Annotated[int, Field(ge=1, le=1 << 24, strict=True)] | None = Field(

@@ -32,7 +32,7 @@ class LmInfinite(BasedMethod):
     formula: ClassVar[str] = "p - j below n_local; limit_distance to the first n_global keys; others not attended"
     paper: ClassVar[str] = "LM-Infinite, arXiv:2308.16137"
     training_free: ClassVar[str] = "Keeps perplexity flat without tuning; does not extend recall."
-    cost: ClassVar[str] = "keys are rotated when read; prefill runs a second attention over the first tokens"
+    cost: ClassVar[str] = "the first keys are rotated when read; prefill and decoding run a second attention over them"
     rotates_at: ClassVar[str] = "cache_read"
 
     method: Literal["lm_infinite"] = "lm_infinite"

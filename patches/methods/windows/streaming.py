@@ -32,11 +32,7 @@ class Streaming(BasedMethod):
     formula: ClassVar[str] = "p - j below w; min(p, sinks + w - 1) - j for j < sinks; others not attended"
     paper: ClassVar[str] = "StreamingLLM, arXiv:2309.17453"
     training_free: ClassVar[str] = "Keeps perplexity flat without tuning; does not extend recall."
-    cost: ClassVar[str] = (
-        "keys are rotated when read (when written with absolute_positions); prefill runs a second attention over "
-        "the first tokens"
-    )
-    rotates_at: ClassVar[str] = "cache_read"
+    cost: ClassVar[str] = "prefill and decoding run a second attention over the first tokens"
 
     method: Literal["streaming"] = "streaming"
     sink_tokens: Annotated[int, Field(ge=0, le=1 << 20, strict=True)] = Field(

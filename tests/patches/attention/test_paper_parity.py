@@ -17,11 +17,10 @@ from patches import RopeGeometry, encode, parse, patched, resolve
 from patches.attention import fused
 from patches.attention.layer import Layer
 from patches.batch.segments import Batch
-from patches.encoding.rotary import rotary_table, rotate
 from tests import oracles
 from tests.methods import Fields, one_per_shape, request_id, rows
 from tests.models import ROPE_THETA, tiny_model, tiny_tokens
-from tests.patches.forward import chunked_logits, slot_of
+from tests.patches.forward import chunked_logits, slot_of, written
 
 TOLERANCE = 2e-5
 TRAINED, LONGEST, LENGTH, HEADS, HEAD_DIM = 32, 64, 40, 4, 16
@@ -96,10 +95,7 @@ def test_fused_attention_with_a_part_rotated(interleaved: bool) -> None:
         expected = oracles.attention(q, k, v, oracles.encoding(fields, oracle, LENGTH), oracle)
         resolved = resolve(parse(fields), geometry, LENGTH)
         query, key, value = (torch.tensor(x, dtype=torch.float32)[None] for x in (q, k, v))
-        if resolved.rotates_at == "cache_write":
-            inv_freq, position = torch.tensor(resolved.inv_freq), torch.arange(LENGTH)[:, None]
-            table = rotary_table(position, inv_freq, resolved.attention_factor, interleaved=interleaved)
-            query, key = (rotate(states, *table, interleaved=interleaved) for states in (query, key))
+        query, key = written(query, resolved), written(key, resolved)
         result = fused.attend(query, key, value, resolved, Batch([]), Layer(0.3), q_start=0)
         assert difference(result[0].numpy(), expected) < TOLERANCE, request_id(fields)
         last = fused.attend(query[:, :, -1:], key, value, resolved, Batch([]), Layer(0.3), q_start=LENGTH - 1)

@@ -25,7 +25,7 @@ from tests.methods import Fields
 from tests.models import tiny_model, tiny_tokens
 from tests.patches.forward import logits_of, slot_of
 
-LENGTH, TRAINED = 4096, 256
+LENGTH, TRAINED = 2048, 256
 MODELS = {"rotary": "llama", "bias": "llama", "none": "llama", "learned": "gpt2", "sinusoidal": "xglm"}
 """Family of a method -> the model that takes it; relative ones need the one that learned theirs."""
 

@@ -1,4 +1,4 @@
-"""One new query: the keys that it reaches, in runs at one position where its encoding groups them."""
+"""One new query: the keys that it reaches, and the few of them that turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from patches import RopeGeometry, parse, resolve
 from patches.attention import reference
 from patches.attention.fused import attend
 from patches.attention.layer import Layer
-from patches.attention.single_query import _parts
 from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
 from patches.encoding.masks import And, ChunkRange, DistanceRange, FirstKeys, Predicate
@@ -17,7 +16,11 @@ from tests.methods import Fields
 from tests.patches.forward import relative
 
 GEOMETRY = RopeGeometry(16, 16, 1e4, 64, 64, 4)
-GROUPED: list[Fields] = [
+MOVING: list[Fields] = [
+    {"method": "string", "shifted_offset": 21, "small_local_value": 4},
+    {"method": "dual_chunk", "chunk_size": 32, "local_window": 8},
+    {"method": "leaky_rerope", "window": 21},
+    {"method": "streaming", "sink_tokens": 4, "window": 21},
     {"method": "self_extend", "group_size": 8, "neighbor_window": 21},
     {"method": "rerope", "window": 21},
     {"method": "dpe", "group_factors": [8, 24], "neighbor_window": 21},
@@ -43,19 +46,29 @@ def test_one_query_reaches_a_range_of_keys(predicate: Predicate) -> None:
         assert covered == list(range(*predicate.key_range(position, position)))
 
 
-@pytest.mark.parametrize("fields", GROUPED, ids=str)
+@pytest.mark.parametrize("fields", MOVING, ids=str)
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_keys_at_one_position_are_read_unrotated(fields: Fields, kv_heads: int) -> None:
+def test_each_band_is_a_part(fields: Fields, kv_heads: int) -> None:
     generator = torch.Generator().manual_seed(0)
     resolved, layer = resolve(parse(fields), GEOMETRY, 300), Layer(0.3)
-    for past in (1, 21, 28, 29, 45, 255):
+    for past in (0, 1, 21, 28, 29, 45, 255):
         query = torch.randn(2, 4, 1, 16, generator=generator)
         key, value = torch.randn(2, 2, kv_heads, past + 1, 16, generator=generator).mul(2)
-        parts = _parts(SegmentStates(query, key, value, resolved, Batch([]), layer, past, 0))
-        assert any(part.run > 1 for part in parts) == (past >= 22)
         result = attend(query, key, value, resolved, Batch([]), layer, q_start=past)
         expected = reference.attend(query, key, value, resolved, layer, q_start=past)
         assert relative(result, expected) < 1e-5
+
+
+@pytest.mark.parametrize("fields", MOVING, ids=str)
+def test_most_keys_are_read_as_they_were_written(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turning every cached key at every step would cost as much as attention."""
+    turned, turn = [], SegmentStates.turned
+    seen = lambda self, states, *rest: turned.append(states.shape[2]) or turn(self, states, *rest)  # noqa: E731
+    monkeypatch.setattr(SegmentStates, "turned", seen)
+    query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 300, 16)
+    attend(query, key, key, resolve(parse(fields), GEOMETRY, 300), Batch([]), Layer(0.3), q_start=299)
+    assert turned
+    assert max(turned) <= 21
 
 
 def test_keys_out_of_reach_are_not_read() -> None:
@@ -67,10 +80,9 @@ def test_keys_out_of_reach_are_not_read() -> None:
     assert not result.isnan().any()
 
 
-def test_runs_begin_at_multiples_of_their_length() -> None:
-    """The layer's window cuts the first of them."""
+def test_the_window_of_a_layer_cuts_a_band() -> None:
     generator = torch.Generator().manual_seed(0)
-    resolved, layer = resolve(parse(GROUPED[0]), GEOMETRY, 300), Layer(0.3, DistanceRange(0, 100))
+    resolved, layer = resolve(parse(MOVING[0]), GEOMETRY, 300), Layer(0.3, DistanceRange(0, 100))
     query, key = torch.randn(1, 4, 1, 16, generator=generator), torch.randn(1, 2, 254, 16, generator=generator)
     key = key.mul(2)
     result = attend(query, key, key, resolved, Batch([]), layer, q_start=253)

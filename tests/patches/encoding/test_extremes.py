@@ -17,7 +17,7 @@ from patches import METHODS, InvalidEncoding, Patched, encode, parse, patched
 from tests.methods import OTHER_ROWS, RELATIVE_ROWS, Fields, Row, rows
 from tests.models import demo_model, tiny_model, tiny_tokens
 
-LENGTH, TRAINED, PAIRS, HEADS = 64, 32, 8, 4
+LENGTH, TRAINED, PAIRS, HEADS = 48, 32, 8, 4
 TABLE = [*rows(PAIRS, TRAINED, HEADS), *OTHER_ROWS, *RELATIVE_ROWS]
 BATCH = 100
 """Requests in one forward, each in another slot."""
@@ -123,17 +123,22 @@ def finite(patch: Patched, slots: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_extreme_numbers_give_finite_logits(row: Row, dtype: torch.dtype) -> None:
-    requests, tried = list(extremes(row)), 0
+def test_extreme_numbers_give_finite_logits(row: Row) -> None:
+    requests = list(extremes(row))
     assert len(requests) > 30
+    for dtype in (torch.float32, torch.float16):
+        check(row, requests, dtype)
+
+
+def check(row: Row, requests: list[Fields], dtype: torch.dtype) -> None:
+    tried = 0
     for start in range(0, len(requests), BATCH):
         with patched(model_of(row).to(dtype)) as patch:
             slots = resolved_slots(patch, requests[start : start + BATCH])
             tried += len(slots)
             wrong = [slots[slot] for slot, fine in zip(slots, finite(patch, list(slots)), strict=True) if not fine]
-            assert wrong == []
+            assert wrong == [], dtype
     assert tried > len(requests) / 10, "nearly all were refused, or one and the same"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import pickle
 import pkgutil
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import patches
 from patches import METHODS, Recipe, RopeGeometry, parse, resolve
 from patches.encoding.masks import CAUSAL, And, DistanceRange, Predicate
-from patches.encoding.recipe import Band, Identity
+from patches.encoding.recipe import IDENTITY, Band, Identity
 from tests import oracles
 from tests.methods import REQUESTS, ROWS, Fields, Row, request_id
 from tests.patches.distances import effective_distance, plain_distance
@@ -82,23 +83,31 @@ def test_bands_partition_the_causal_triangle(fields: Fields) -> None:
 
 @every_method
 def test_where_keys_rotate_is_derived(row: Row) -> None:
-    expected = "never" if not row.rotates else "cache_write" if row.bands == 1 else "cache_read"
+    expected = "never" if not row.rotates else "cache_read" if row.turns_keys else "cache_write"
     assert METHODS[row.name].rotates_at == expected
-    for fields, exception in zip(row.requests, (None, row.hard_rotates_at), strict=True):
+    for fields in row.requests:
         resolved = resolve(parse(fields), GEOMETRY, 1000)
         assert len(resolved.recipe.bands) == row.bands
-        assert resolved.rotates_at == (exception or expected)
+        assert resolved.rotates_at == expected
         assert resolved.rotates == row.rotates
 
 
-def test_a_map_of_either_side_keeps_keys_raw() -> None:
+def test_keys_of_one_map_never_turn_at_read() -> None:
     plain = recipe_of({"method": "default"})
     assert plain.resolve(GEOMETRY, 10).is_plain
     grouped = recipe_of({"method": "self_extend", "group_size": 4, "neighbor_window": 8}).bands[1].key_map
-    for band in (Band(query_map=grouped), Band(key_map=grouped)):
-        moved = replace(plain, bands=(band,)).resolve(GEOMETRY, 10)
-        assert moved.rotates_at == "cache_read"
-        assert not moved.is_plain
+    for query_map, key_map in itertools.product((IDENTITY, grouped), repeat=2):
+        moved = replace(plain, bands=(Band(query_map, key_map),)).resolve(GEOMETRY, 10)
+        assert moved.recipe.base == key_map
+        assert moved.rotates_at == "cache_write"
+        assert moved.is_plain == (query_map == key_map)
+
+
+@every_request
+def test_the_base_is_the_key_map_of_most_keys(fields: Fields) -> None:
+    recipe, position = recipe_of(fields), torch.arange(100_000)
+    counts = [int(band.predicate(position[-1:, None], position[None]).sum()) for band in recipe.bands]
+    assert recipe.base == recipe.bands[counts.index(max(counts))].key_map
 
 
 predicates = st.recursive(

@@ -22,13 +22,12 @@ from patches import Patched, ResolvedRecipe, RopeGeometry, encode, parse, patche
 from patches.attention import fused
 from patches.attention.layer import Layer
 from patches.batch.segments import Batch
-from patches.encoding.rotary import rotary_table, rotate
 from patches.encoding.temperature import ConstantTemperature
 from tests import oracles
 from tests.methods import Fields, Row, rows
 from tests.models import tiny_model, tiny_tokens
 from tests.patches.distances import effective_distance, plain_distance
-from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
+from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of, written
 
 TRAINED, PAIRS, TOLERANCE = 24, 8, 2e-5
 TABLE = rows(PAIRS, TRAINED)
@@ -130,7 +129,7 @@ def test_any_split_gives_what_one_pass_gives(name: str, models: dict[str, Patche
     patch = models[name]
     model = model_of(patch)
 
-    @settings(max_examples=100)
+    @settings(max_examples=50)
     @given(requests, splits(), st.integers(0, 100))
     def over_splits(fields: Fields, chunks: list[int], seed: int) -> None:
         length = sum(chunks)
@@ -155,7 +154,7 @@ def test_any_batch_gives_every_row_what_it_gets_alone(name: str, models: dict[st
     patch = models[name]
     model = model_of(patch)
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(st.lists(st.tuples(requests, st.integers(1, 60)), min_size=2, max_size=6), st.integers(0, 100))
     @torch.no_grad()
     def over_batches(batch: list[tuple[Fields, int]], seed: int) -> None:
@@ -182,17 +181,14 @@ def attended(resolved: ResolvedRecipe, scaling: float, head_dim: int, past: int)
     """Fused attention of 40 tokens, the last ``40 - past`` of them as queries, float32 [2 heads, q, head_dim]."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 4, 40, head_dim, generator=generator) for _ in "qkv")
-    if resolved.rotates_at == "cache_write":
-        position, inv_freq = torch.arange(40)[:, None], torch.tensor(resolved.inv_freq)
-        table = rotary_table(position, inv_freq, resolved.attention_factor, interleaved=False)
-        query, key = rotate(query, *table, interleaved=False), rotate(key, *table, interleaved=False)
+    query, key = written(query, resolved), written(key, resolved)
     return fused.attend(query[:, :, past:], key, value, resolved, Batch([]), Layer(scaling), q_start=past)
 
 
 multipliers = st.floats(0.25, 4.0).filter(lambda m: abs(m - 1) > 0.2)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(requests, multipliers, st.sampled_from([0, 25, 39]), st.booleans())
 def test_a_temperature_on_the_scores_is_the_scale_of_the_softmax(
     fields: Fields, multiplier: float, past: int, partial: bool
@@ -207,7 +203,7 @@ def test_a_temperature_on_the_scores_is_the_scale_of_the_softmax(
     assert relative(attended(plain, 0.3, geometry.head_dim, past), expected) > 1e-3
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(requests, multipliers, st.sampled_from([0, 25, 39]))
 def test_a_factor_on_cos_and_sin_is_that_scale_where_everything_rotates(
     fields: Fields, multiplier: float, past: int

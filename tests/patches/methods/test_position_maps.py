@@ -18,10 +18,10 @@ from patches import METHODS, RopeGeometry, parse, resolve
 from patches.attention import fused, reference
 from patches.attention.layer import Layer
 from patches.batch.segments import Batch
-from patches.encoding.rotary import per_pair, rotary_table, rotate
 from tests import oracles
 from tests.methods import ROWS, Fields, Row
 from tests.patches.distances import effective_distance, plain_distance
+from tests.patches.forward import written
 
 TRAINED, HEAD_DIM, HEADS, SCALING = 16, 16, 2, 0.3
 GEOMETRY = RopeGeometry(HEAD_DIM, HEAD_DIM, 1e4, TRAINED, TRAINED, HEADS)
@@ -290,10 +290,7 @@ def attended(how: str, fields: Fields, qkv: tuple[np.ndarray, ...], chunks: list
     """Attention output of queries that come in chunks of these sizes, over the keys seen so far."""
     query, key, value = (torch.tensor(x, dtype=torch.float32)[None] for x in qkv)
     resolved = resolve(parse(fields), GEOMETRY, query.shape[2])
-    if resolved.rotates_at == "cache_write":
-        position = per_pair(torch.arange(query.shape[2]))
-        table = rotary_table(position, torch.tensor(resolved.inv_freq), 1.0, interleaved=False)
-        query, key = rotate(query, *table, interleaved=False), rotate(key, *table, interleaved=False)
+    query, key = written(query, resolved), written(key, resolved)
     outputs, layer = [], Layer(SCALING)
     for start, stop in pairwise([0, *accumulate(chunks)]):
         tensors = query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop], resolved

@@ -122,7 +122,11 @@ def test_the_encoding_is_that_of_transformers(family: str) -> None:
     """``rope_parameters`` in a configuration, against the same object for a plain model."""
     plain, tokens = unpatched(family), tiny_tokens(2, 2 * TRAINED_LENGTH)
     unscaled = greedy(plain, tokens)[1]
-    fixed = {name: fields for name, fields in scalings_of(family).items() if name in ("linear", "yarn", "llama3")}
+    fixed = {
+        name: fields
+        for name, fields in scalings_of(family).items()
+        if name in ("linear", "llama3", "yarn, mscale pair")
+    }
     for rope_parameters in fixed.values():
         expected, logits = greedy(unpatched(family, rope_parameters), tokens)
         assert relative(unscaled, logits) > 0.01

@@ -20,8 +20,9 @@ from patches import (
     parse,
     resolve,
 )
-from patches.attention.paged.compilation import base_of, compiled
+from patches.attention.paged.compilation import base_of
 from patches.batch.slots import MAX_SLOTS
+from patches.encoding.rotary import per_pair
 from tests.methods import REQUESTS, Fields, request_id
 
 GEOMETRY = RopeGeometry(64, 64, 10_000.0, 256, 256, num_attention_heads=4)
@@ -106,7 +107,7 @@ def test_a_slot_holds_what_the_rotary_seam_applies(table: SlotTable, fields: Fie
     encoding = resolved(fields, 1000)
     slot = table.acquire(encoding)
     assert table[slot] == encoding
-    if encoding.rotates_at == "cache_write":
+    if encoding.rotates:
         assert table.inv_freq[slot].tolist() == list(encoding.inv_freq)
         assert float(table.attention_factor[slot, 0]) == pytest.approx(encoding.attention_factor, rel=1e-7)
     else:  # cos 1, sin 0
@@ -115,21 +116,25 @@ def test_a_slot_holds_what_the_rotary_seam_applies(table: SlotTable, fields: Fie
 
 
 @pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
-def test_paged_attention_writes_keys_under_the_base_of_a_row(table: SlotTable, fields: Fields) -> None:
+def test_keys_are_written_under_the_base(table: SlotTable, fields: Fields) -> None:
     encoding, position = resolved(fields, 1000), torch.tensor([[0, 1, 7, 999, (1 << 24) - 1]])
     for factor in range(2, MAX_SLOTS):  # the slot had other numbers before
         table.release(table.acquire(linear(float(factor))))
     slot = torch.full_like(position, table.acquire(encoding))
-    written, inv_freq, factor = table.at_write(position, slot, under_base=True)
+    at, inv_freq, factor = table.at_write(position, slot)
     assert inv_freq[0, 0].tolist() == list(encoding.inv_freq or [0.0] * 32)
     if encoding.rotates:
-        base = compiled(encoding, 1000).base(position[0])[:, 0]
-        assert torch.equal(written[0], base.float())
+        base = per_pair(encoding.recipe.base(position[0])).float()
+        assert torch.equal(at[0].expand(-1, 32), base.expand(-1, 32))
         assert float(factor[0, 0, 0]) == pytest.approx(encoding.attention_factor, rel=1e-7)
-    raw = table.at_write(position, slot, under_base=False)
-    assert torch.equal(raw[0], position)
-    assert torch.equal(raw[1], table.inv_freq[slot])
-    assert torch.equal(raw[2], table.attention_factor[slot])
+
+
+def test_encodings_that_move_positions_leave_those_of_others(table: SlotTable) -> None:
+    position = torch.tensor([[0, 1, 7, 999, (1 << 24) - 1]])
+    assert torch.equal(table.at_write(position, torch.zeros_like(position))[0], position[..., None])
+    table.acquire(resolved({"method": "self_extend", "group_size": 4, "neighbor_window": 8}))
+    moved = table.at_write(position, torch.zeros_like(position))[0]
+    assert torch.equal(moved, position[..., None].float().expand(-1, -1, 32))
 
 
 def test_the_native_encoding_keeps_slot_zero(table: SlotTable) -> None:

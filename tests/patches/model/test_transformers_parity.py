@@ -59,10 +59,17 @@ PAIRS = {
 """Rotary pairs of the families that rotate a part of their 16 dimensions; the others have 8."""
 
 
+EVERY_SCALING = ("llama", "gpt_neox", "cohere", "gemma3", "deepseek_v3")
+"""One family per rotary module: whole, partial, interleaved, by layer type, latent. Others share one of their paths."""
+
+
 def scalings_of(family: str) -> dict[str, Fields]:
     """The configuration class of Phi-3 knows LongRoPE and nothing else."""
     made = {name: make(PAIRS.get(family, 8)) for name, make in SCALINGS.items()}
-    return {"longrope": made["longrope"]} if family == "phi3" else made
+    if family in EVERY_SCALING:
+        return made
+    names = ("longrope",) if family == "phi3" else ("dynamic", "yarn, mscale pair")
+    return {name: made[name] for name in names}
 
 
 def unpatched(family: str, rope_parameters: Fields | None = None, **overrides: Any) -> PreTrainedModel:

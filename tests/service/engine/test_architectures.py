@@ -93,7 +93,8 @@ async def check(model: PreTrainedModel, methods: list[Method]) -> None:
         finally:
             engine.thread.stop(grace_s=1.0)
         for prompt, method, generation in zip(prompts, methods, generations, strict=True):
-            assert generation.token_ids == greedy(patch, prompt, method)
+            assert len(generation.token_ids) == NEW
+            assert_greedy(patch, method, prompt, generation.token_ids)
 
 
 async def finished(engine: Engine, prompt: list[int], method: Method) -> Generation:
@@ -105,11 +106,20 @@ async def finished(engine: Engine, prompt: list[int], method: Method) -> Generat
 
 
 @torch.no_grad()
-def greedy(patch: Patched, prompt: list[int], method: Method) -> list[int]:
-    """Token ids of the same encoding, every one from a whole pass."""
-    slot, ids = patch.slots.acquire(patch.resolve(method, len(prompt) + NEW)), list(prompt)
-    for _ in range(NEW):
-        position_ids = encode(torch.arange(len(ids)), slot)[None]
-        logits = patch.model(torch.tensor([ids]), position_ids=position_ids, use_cache=False).logits
-        ids.append(int(logits[0, -1].argmax()))
-    return ids[len(prompt) :]
+def one_pass(patch: Patched, method: Method, ids: list[int], reserved: int) -> torch.Tensor:
+    """Logits [tokens, vocabulary] of one pass over everything, without a cache."""
+    slot = patch.slots.acquire(patch.resolve(method, reserved))
+    position_ids = encode(torch.arange(len(ids)), slot)[None]
+    try:
+        logits: torch.Tensor = patch.model(torch.tensor([ids]), position_ids=position_ids, use_cache=False).logits[0]
+    finally:
+        patch.slots.release(slot)
+    return logits
+
+
+def assert_greedy(patch: Patched, method: Method, prompt: list[int], generated: list[int]) -> None:
+    """Every generated token is the most likely one after all tokens before it, in one pass. By induction the tokens
+    are those of greedy decoding without a cache."""
+    ids = prompt + generated
+    logits = one_pass(patch, method, ids[:-1], len(ids))[len(prompt) - 1 :]
+    assert logits.argmax(-1).tolist() == generated

@@ -98,9 +98,9 @@ def test_out_of_memory_costs_one_request_and_leaves_its_neighbours_exact(
     url, app = served
     blamed = {"prompt": [9] * 400, "max_new_tokens": 40}
     neighbours: list[dict[str, Any]] = [
-        {"prompt": LONG, "max_new_tokens": 150},
-        {"prompt": LONG, "max_new_tokens": 150, "temperature": 1.0, "seed": 3, "logprobs": 2},
-        {"prompt": LONG, "max_new_tokens": 150, "pe": {"method": "linear", "factor": 2}},
+        {"prompt": LONG, "max_new_tokens": 100},
+        {"prompt": LONG, "max_new_tokens": 100, "temperature": 1.0, "seed": 3, "logprobs": 2},
+        {"prompt": LONG, "max_new_tokens": 100, "pe": {"method": "linear", "factor": 2}},
     ]
     alone = [generate(url, **body).json()["results"][0] for body in neighbours]
     steps: list[int] = []

@@ -62,7 +62,7 @@ async def test_every_method_gives_the_tokens_of_the_paged_engine() -> None:
     found = []
     for choice in (PAGED, TOGETHER, ALONE):
         async with running(choice) as engine:
-            work = [finished(engine, prompt(30 + n, n), 8, method) for n, method in enumerate(methods)]
+            work = [finished(engine, prompt(20 + n, n), 5, method) for n, method in enumerate(methods)]
             found.append([generation.token_ids for generation in await asyncio.gather(*work)])
     assert found[0] == found[1] == found[2]
 

@@ -24,7 +24,7 @@ from tests.models import TRAINED_LENGTH, VOCAB_SIZE, by_tier, demo_model, tiny_m
 from tests.service.serving import serving, token_ids
 
 EAGER, SEGMENTS = EngineChoice(attention="eager"), EngineChoice()
-NEW = 6
+NEW = 4
 LIMITS = EngineLimits(4096, 0, page_size=4, max_batch_tokens=48, max_requests_per_batch=64)
 
 FAMILIES = ("llama", "gemma3", "gpt_oss", "deepseek_v3", "llama4", "bloom", "gpt2", "gemma2", "cohere2", "diffllama")
@@ -85,7 +85,7 @@ def test_a_batch_of_every_encoding_has_the_same_tokens(family: str, monkeypatch:
     monkeypatch.setattr("service.engine.adapter.inputs.paged_batch", noted)
     with patched(tiny_model(family)[1]) as patch:
         methods = every_encoding(patch)
-        prompts = prompts_for(methods, 60 if patch.geometry.table_rows is None else 30)
+        prompts = prompts_for(methods, 50 if patch.geometry.table_rows is None else 30)
         tokens, values, _ = generated(patch, EAGER, methods, prompts)
         ran = len(steps)
         expected, expected_values, _ = generated(patch, SEGMENTS, methods, prompts)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from patches import Method, Patched, encode, parse, patched
+from patches import Method, parse, patched
 from service.engine.engine import Engine
 from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
@@ -21,8 +21,9 @@ from service.engine.window import SinkWindow
 from service.sharing.admission import TooLarge
 from tests.methods import Fields
 from tests.models import VOCAB_SIZE, WINDOW, tiny_model
+from tests.service.engine.test_architectures import assert_greedy, one_pass
 
-PAGE, STEP, NEW = 8, 16, 300
+PAGE, STEP, NEW = 8, 16, 180
 WINDOWED: dict[str, Fields] = {
     "positions by cache index": {"method": "streaming", "sink_tokens": 4, "window": 24},
     "positions in the text": {"method": "streaming", "sink_tokens": 4, "window": 24, "absolute_positions": True},
@@ -43,6 +44,9 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 PROMPT = prompt_of(70)
+RESERVED = len(PROMPT) + NEW
+AT_ONCE = 72
+"""Tokens of a step that reads the whole prompt."""
 
 
 @asynccontextmanager
@@ -67,26 +71,6 @@ async def finish(
     return last
 
 
-@torch.no_grad()
-def masked_logits(patch: Patched, method: Method, ids: list[int], reserved: int) -> torch.Tensor:
-    """Logits [tokens, vocabulary] of one pass over everything, where what is out of reach is masked."""
-    slot = patch.slots.acquire(patch.resolve(method, reserved))
-    position_ids = encode(torch.arange(len(ids)), slot)[None]
-    try:
-        logits: torch.Tensor = patch.model(torch.tensor([ids]), position_ids=position_ids, use_cache=False).logits[0]
-    finally:
-        patch.slots.release(slot)
-    return logits
-
-
-def assert_greedy(patch: Patched, method: Method, prompt: list[int], generated: list[int]) -> None:
-    """Every generated token is the most likely one after all tokens before it, by the masked computation. By
-    induction the tokens are those of greedy decoding without a cache."""
-    ids = prompt + generated
-    logits = masked_logits(patch, method, ids[:-1], len(ids))[len(prompt) - 1 :]
-    assert logits.argmax(-1).tolist() == generated
-
-
 def in_use(engine: Engine) -> int:
     return engine.load()["cache_tokens_used"]
 
@@ -96,30 +80,35 @@ async def idle(engine: Engine) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("step", [STEP, 128], ids=["prefill in chunks", "prefill at once"])
 @pytest.mark.parametrize(
-    "name", ["distance cap", *(pytest.param(name, marks=pytest.mark.slow) for name in [*WINDOWED][:-1])]
+    ("name", "step"),
+    [
+        ("distance cap", STEP),
+        ("distance cap", AT_ONCE),
+        *(pytest.param(name, STEP, marks=pytest.mark.slow) for name in [*WINDOWED][:-1]),
+        pytest.param("window of one", AT_ONCE, marks=pytest.mark.slow),
+    ],
 )
 async def test_endless_generation_equals_the_masked_computation(name: str, step: int) -> None:
     method, held = parse(WINDOWED[name]), []
     async with running(max_batch_tokens=step) as engine:
-        most = engine.max_cached_len(engine.patch.resolve(method, 370), 370)
+        most = engine.max_cached_len(engine.patch.resolve(method, RESERVED), RESERVED)
         result = await finish(engine, method, each=lambda: held.append((in_use(engine), engine.generations.reserved)))
         await asyncio.wait_for(idle(engine), 10)
         assert len(result.token_ids) == NEW
         assert_greedy(engine.patch, method, PROMPT, result.token_ids)
-        ordinary = masked_logits(engine.patch, parse({"method": "default"}), PROMPT + result.token_ids[:-1], 370)
+        ordinary = one_pass(engine.patch, parse({"method": "default"}), PROMPT + result.token_ids[:-1], RESERVED)
         assert ordinary[69:].argmax(-1).tolist() != result.token_ids, "the window must matter"
-    assert max(used for used, _ in held) <= most < 370 // 2
+    assert max(used for used, _ in held) <= most < RESERVED // 2
     assert {reserved for _, reserved in held} == {most}
     assert held[-1][0] <= 40 + 2 * PAGE, "while it decodes, the window and the first tokens are all that is held"
 
 
 @pytest.mark.slow
 async def test_a_generation_longer_than_the_cache() -> None:
-    """A cache that holds the window twice serves two streams of several times its length."""
+    """A cache that holds the window twice serves two streams of more than three times its length."""
     async with running(cache_tokens=2 * MOST) as engine:
-        prompts = [prompt_of(200, seed) for seed in range(3)]
+        prompts = [prompt_of(180, seed) for seed in range(3)]
         jobs = asyncio.gather(*(finish(engine, STREAMING, prompt) for prompt in prompts))
         results = await asyncio.wait_for(jobs, 120)  # what seems too long to read is never scheduled again
         for prompt, result in zip(prompts, results, strict=True):
@@ -131,15 +120,16 @@ async def test_a_generation_longer_than_the_cache() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", [False, True])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("family", "sharing"), [("llama", False), ("llama", True), ("gemma2", False), ("gemma2", True), ("gpt_neox", True)]
+)
 async def test_windows_beside_ordinary_encodings(family: str, sharing: bool) -> None:
     """Gemma 2 has layers that slide by themselves. Shared prefixes are asked for twice."""
     methods = [parse(fields) for fields in [*WINDOWED.values(), *ORDINARY]]
     async with running(family, 4096, max_batch_tokens=64, prefix_sharing=sharing) as engine:
         for _ in range(1 + sharing):
             lengths = [75, 100, 33, 70, 90, 70, 50, 12]
-            jobs = [finish(engine, *pair, 60) for pair in zip(methods, map(prompt_of, lengths), strict=True)]
+            jobs = [finish(engine, *pair, 30) for pair in zip(methods, map(prompt_of, lengths), strict=True)]
             results = await asyncio.gather(*jobs)
             for method, length, result in zip(methods, lengths, results, strict=True):
                 assert_greedy(engine.patch, method, prompt_of(length), result.token_ids)
@@ -186,7 +176,7 @@ ENDLESS = 100_000
 
 async def test_cancelling_gives_everything_back() -> None:
     async with running() as engine:
-        for stop_at in (0, 1, 150):
+        for stop_at in (0, 1, 100):
             resolved = engine.patch.resolve(STREAMING, len(PROMPT) + ENDLESS)
             steps = engine.generate(PROMPT, resolved, SamplingParams(), ENDLESS, pe_method=STREAMING.method)
             async with aclosing(steps) as generations:
@@ -197,7 +187,7 @@ async def test_cancelling_gives_everything_back() -> None:
             assert engine.generations.reserved == 0
             allocator: Any = engine.thread.manager.batch_processor.cache.cache_allocators["full_attention"]  # type: ignore[union-attr]
             assert (allocator.windows, allocator.evicted_pages, allocator.block_table) == ({}, {}, {})
-        assert_greedy(engine.patch, STREAMING, PROMPT, (await finish(engine, STREAMING)).token_ids)
+        assert_greedy(engine.patch, STREAMING, PROMPT, (await finish(engine, STREAMING, new=100)).token_ids)
 
 
 @pytest.mark.parametrize("failing_step", [3, 40])

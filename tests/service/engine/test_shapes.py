@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from patches import patched
+from service.engine.choice import PAGED
 from service.engine.verification import verify
 from tests.field import configurations
 from tests.models import tiny_model
@@ -41,7 +42,7 @@ async def test_odd_shapes(family: str, sizes: dict[str, Any], head_dim: int, rot
     model = tiny_model(family, **sizes)[1]
     with patched(model) as patch:
         assert (patch.geometry.head_dim, patch.geometry.rotary_dim) == (head_dim, rotary_dim)
-        verify(patch)
+        assert verify(patch) == PAGED
     await check(model, METHODS)
 
 

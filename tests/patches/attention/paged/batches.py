@@ -12,8 +12,8 @@ from patches.attention.layer import Layer
 from patches.attention.paged.compilation import compiled
 from patches.attention.paged.rows import Row
 from patches.attention.paged.step import PagedSequence, Step, step_of
-from patches.encoding.rotary import rotary_table, rotate
 from tests.methods import Fields, one_per_shape, rows
+from tests.patches.forward import written
 
 TRAINED, LENGTH = 32, 256
 CPU = torch.device("cpu")
@@ -92,12 +92,8 @@ class PagedBatch:
             torch.randn(1, *size, generator=self.generator).to(dtype)
             for size in (*sizes, (shape.kv_heads, length, shape.value_dim))
         )
-        q_idx, kv_idx = torch.arange(length - new, length), torch.arange(length)
-        base = compiled(resolved, LENGTH).base
-        written_query, written_key = (self._written(x, resolved, base(p)) for x, p in ((query, q_idx), (key, kv_idx)))
-        early = resolved.rotates_at == "cache_write"
-        states = (written_query, written_key) if early else (query, key)
-        expected = reference.attend(*states, value, resolved, self.layer, q_start=length - new)
+        written_query, written_key = written(query, resolved, length - new), written(key, resolved)
+        expected = reference.attend(written_query, written_key, value, resolved, self.layer, q_start=length - new)
         count = -(-length // self.page_size)
         first_pages, evicted = 0, 0
         if reached is not None:
@@ -111,14 +107,6 @@ class PagedBatch:
         self.queries.append(written_query[0].transpose(0, 1))
         self.cached.append((written_key[0].transpose(0, 1), value[0].transpose(0, 1)))
         self.expected.append(expected[0].transpose(0, 1))
-
-    def _written(self, states: torch.Tensor, resolved: ResolvedRecipe, position: torch.Tensor) -> torch.Tensor:
-        """States as the rotary module writes them: its table has the base's positions and the attention factor."""
-        if not resolved.rotates:
-            return states
-        layout, turns = self.shape.interleaved, torch.tensor(resolved.turns)
-        table = rotary_table(position, turns, resolved.attention_factor, interleaved=layout)
-        return rotate(states, *table, interleaved=layout, offset=self.shape.offset)
 
     def rows(self) -> dict[int, Row]:
         return {slot: compiled(resolved, LENGTH) for slot, resolved in enumerate(self.recipes)}

@@ -13,7 +13,6 @@ from patches import METHODS, ResolvedRecipe, RopeGeometry, effective_distance, p
 from patches.attention.paged.compilation import DoesNotFit, compiled, mask_row
 from patches.attention.paged.rows import Row
 from patches.encoding.masks import And, ChunkRange, DistanceRange
-from patches.encoding.positions import GroupedPairs
 from patches.encoding.recipe import Band, Recipe
 from patches.encoding.rotary import per_pair
 from tests.methods import OTHER_ROWS, RELATIVE_ROWS, Fields, rows
@@ -132,11 +131,7 @@ def test_only_bands_with_another_key_map_turn_keys() -> None:
 
 
 def test_recipes_without_a_row_say_why() -> None:
-    pairs = GroupedPairs((2, 3), (0, 0))
     schedule = resolve(parse({"method": "default"}), GEOMETRY, LENGTH).recipe.schedule
-    by_pair = Recipe(schedule, (Band(pairs, pairs),))
-    with pytest.raises(DoesNotFit, match="differs by rotary pair"):
-        compiled(ResolvedRecipe(by_pair, (1.0, 0.5), 1.0, 1e4, None), LENGTH)
     masked = Recipe(schedule, (Band(predicate=And(DistanceRange(0, 4), ChunkRange(8))),))
     with pytest.raises(DoesNotFit, match="mask"):
         compiled(ResolvedRecipe(masked, (1.0,), 1.0, 1e4, None), LENGTH)

@@ -1,0 +1,53 @@
+"""Decoding plain sequences goes to the kernel at once, with the tokens and log-probabilities of the general way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from patches import Patched, parse, patched
+from patches.attention import fused
+from service.engine.choice import EngineChoice
+from service.engine.request import EngineRequest
+from tests.models import VOCAB_SIZE, tiny_model
+from tests.service.engine.test_paged_attention import LIMITS, NEW, requests_of
+
+PROMPTS = [torch.randint(3, VOCAB_SIZE, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (5, 9, 13)]
+
+
+def generated(patch: Patched, fields: list[dict[str, Any]]) -> tuple[list[list[int]], list[EngineRequest]]:
+    requests = requests_of(patch, [parse(each) for each in fields], PROMPTS[: len(fields)])
+    return EngineChoice().built(patch, LIMITS).run_to_end(requests), requests
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss", "llama4", "gemma2"])
+def test_tokens_and_logprobs_are_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields: list[dict[str, Any]] = [{"method": "default"}, {"method": "alibi"}, {"method": "default"}]
+    with patched(tiny_model(family)[1]) as patch:
+        tokens, requests = generated(patch, fields)
+        monkeypatch.setattr(Patched, "_ordinary", lambda _, batch, *__: [False] * len(batch.segments))
+        expected, general = generated(patch, fields)
+    assert tokens == expected
+    assert [request.logprobs for request in requests] == [request.logprobs for request in general]
+
+
+def test_only_what_is_not_plain_goes_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    general, attend = [], fused.attend
+
+    def watched(query: torch.Tensor, *args: Any, **arguments: Any) -> torch.Tensor:
+        general.append(query.shape[2])
+        return attend(query, *args, **arguments)
+
+    monkeypatch.setattr(fused, "attend", watched)
+    with patched(tiny_model("llama")[1]) as patch:
+        layers = patch.model.config.num_hidden_layers
+        for fields, decoded in (
+            ({"method": "default"}, 0),
+            ({"method": "alibi"}, 1),
+            ({"method": "default", "attention_temperature": 1.5}, 1),
+        ):
+            general.clear()
+            generated(patch, [fields])
+            assert general.count(1) == decoded * layers * (NEW - 1), fields
