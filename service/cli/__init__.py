@@ -1,4 +1,5 @@
-"""The shell: ``ropeway serve``, ``generate``, a command per evaluation, ``jobs``, ``report``, ``export``, listings."""
+"""The shell: ``ropeway serve``, ``generate``, a command per evaluation, ``scale``, ``jobs``, ``report``, ``export``,
+listings."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from service.cli.jobs import jobs, report
 from service.cli.keys import keys
 from service.cli.listings import methods, models
 from service.cli.perplexity import perplexity
+from service.cli.scale import scale
 from service.cli.serve import serve
 
 app = typer.Typer(
@@ -46,5 +48,6 @@ for command in (serve, generate):
 evaluations.add_to(app, {"perplexity": perplexity})
 app.add_typer(jobs, name="jobs")
 app.add_typer(keys, name="keys")
+app.add_typer(scale, name="scale")
 for listing in (report, methods, models, export, demo):
     app.command()(listing)

@@ -86,7 +86,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         "replicas": replicas,
     }
     try:
-        settings = settings_with(**{**_assignments(setting or []), **{k: v for k, v in flags.items() if v is not None}})
+        settings = settings_with(**{**assignments(setting or []), **{k: v for k, v in flags.items() if v is not None}})
     except StartFailed as error:
         fail(str(error))
     if is_scaled(settings):
@@ -106,7 +106,12 @@ def _end() -> None:
     sys.exit(0)
 
 
-def _assignments(items: list[str]) -> dict[str, str]:
+def assignments(items: list[str]) -> dict[str, str]:
+    """Settings by name from ``NAME=VALUE`` items.
+
+    Raises:
+        typer.BadParameter: for another form, or a name that is no setting.
+    """
     from service.settings import Settings
 
     values = {}

@@ -13,6 +13,8 @@ from ray import serve
 
 from service.engine import SWITCH_S
 from service.scale import options, private_names
+from service.scale.autoscaling import JOBS
+from service.scale.cluster import settings_on_node
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 """Seconds between looks at whether Serve stops this replica."""
+
+COUNT_S = 5.0
+"""Seconds that the number of unfinished jobs may take."""
 
 log = structlog.get_logger()
 
@@ -64,6 +69,17 @@ class Ropeway:
         if refusal is not None:
             raise NotServing(refusal.message)
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks for this with autoscaling, and gives it to ``autoscaling.by_work``.
+
+        Raises:
+            StoreOutOfReach: without an answer of the database; Serve then keeps the last number.
+        """
+        state = self._app.state if self._app is not None else None
+        if state is None or not hasattr(state, "jobs"):
+            return {JOBS: 0}
+        return {JOBS: await state.store_calls.within(COUNT_S, state.jobs.unfinished)}
+
 
 def _draining(lifespan: Any, grace_s: float) -> Any:
     """``lifespan`` with a watch over the end of the replica."""
@@ -106,3 +122,13 @@ async def _drain_at_the_end(app: FastAPI, grace_s: float) -> None:
 def bound(settings: Settings, deployment: dict[str, Any]) -> Any:
     """The application for ``serve.run``, with ``deployment`` from ``options.deployment``."""
     return serve.deployment(**deployment)(serve.ingress()(Ropeway)).bind(settings)
+
+
+def build(args: dict[str, Any]) -> Any:
+    """The application of a cluster's configuration, which has the options of the deployment; Serve calls this on a node
+    with the ``settings`` among ``args``.
+
+    Raises:
+        InvalidScale: for settings that a cluster cannot follow.
+    """
+    return bound(settings_on_node(args["settings"]), {"name": options.NAME})

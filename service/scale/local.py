@@ -43,8 +43,7 @@ def run(settings: Settings) -> None:
     with _cluster(settings) as gpus:
         host = settings.host
         port = settings.port or _free_port(host)
-        where = {"host": host, "port": port, "keep_alive_timeout_s": 75}
-        quiet = {"enable_access_log": False, "log_level": "WARNING"}  # the service logs each request itself
+        where, quiet = options.http_options(host, port), options.QUIET
         signals = _Signals()
         try:
             serve.start(proxy_location="HeadOnly", http_options=where, logging_config=quiet)

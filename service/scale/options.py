@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from service.scale.autoscaling import POLICY
 from service.settings import Settings
 
 NAME = "ropeway"
 """Name of the Serve application and of its one deployment."""
 
 ROUTER = "service.scale.router:AffinityRouter"
+
+QUIET = {"enable_access_log": False, "log_level": "WARNING"}
+"""Serve's own log: the service logs each request itself."""
 
 FAILING_S = 2.0
 """Seconds between the failure of what runs at the end of a grace and the end of the replica."""
@@ -51,8 +55,13 @@ def bounds(settings: Settings) -> tuple[int, int]:
     return settings.min_replicas or 1, settings.max_replicas
 
 
-def deployment(settings: Settings, *, num_gpus: float = 0) -> dict[str, Any]:
-    """Serve's options of the deployment, JSON values; ``num_gpus`` for each replica."""
+def http_options(host: str, port: int) -> dict[str, Any]:
+    """Serve's options of its proxies."""
+    return {"host": host, "port": port, "keep_alive_timeout_s": 75}
+
+
+def deployment(settings: Settings, *, num_cpus: int = 1, num_gpus: int = 0) -> dict[str, Any]:
+    """Serve's options of the deployment, JSON values; ``num_cpus`` and ``num_gpus`` for each replica."""
     options: dict[str, Any] = {
         "name": NAME,
         "max_ongoing_requests": settings.max_connections,
@@ -62,7 +71,7 @@ def deployment(settings: Settings, *, num_gpus: float = 0) -> dict[str, Any]:
         "graceful_shutdown_wait_loop_s": 0.2,
         "health_check_period_s": 5.0,
         "health_check_timeout_s": 30.0,
-        "ray_actor_options": {"num_cpus": 1, "num_gpus": num_gpus},
+        "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": num_gpus},
     }
     least, most = bounds(settings)
     options["request_router_config"] = {
@@ -77,5 +86,6 @@ def deployment(settings: Settings, *, num_gpus: float = 0) -> dict[str, Any]:
             "max_replicas": most,
             "initial_replicas": settings.replicas,
             "target_ongoing_requests": settings.target_ongoing_requests,
+            "policy": {"policy_function": POLICY},
         }
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,12 +17,11 @@ PROXY_MIDDLEWARE = "service.scale.proxy:middleware"
 AFFINITY_HEADER = "x-ropeway-affinity"
 """Request header between our middleware in the proxy and the router."""
 
-IN_EVERY_PROCESS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
+FOR_PROXIES = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PROXY_MIDDLEWARE,
     "RAY_SERVE_SESSION_ID_HEADER_KEY": AFFINITY_HEADER,
 }
-"""Environment of every process of a cluster that serves the application."""
+"""Environment of Serve's controller and proxies. Proxies have that of the controller."""
 
 
 class RayUnusable(RuntimeError):
@@ -42,7 +43,8 @@ def require_ray() -> None:
 def prepare_private_cluster() -> None:
     """Set the environment of a cluster that only this process and its children may enter. Call it before Ray is
     imported, which reads it once."""
-    os.environ.update(IN_EVERY_PROCESS, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    os.environ.update(FOR_PROXIES, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Every log line of a replica appears, also one that another replica has written.
     os.environ.update(RAY_DEDUP_LOGS="0", RAY_COLOR_PREFIX="0")
 
@@ -103,3 +105,47 @@ def _replica() -> Any:
 
     worker = ray._private.worker.global_worker
     return worker.actors[worker.core_worker.get_actor_id()]._replica_impl
+
+
+class ClusterUnusable(RuntimeError):
+    """No cluster answers, or it refuses a request; the message has its reason."""
+
+
+class ClusterClient:
+    """Serve's REST API on a cluster's dashboard, with Ray's token where one is set.
+
+    Raises:
+        ClusterUnusable: from every method, and where no cluster answers.
+    """
+
+    def __init__(self, address: str) -> None:
+        from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+        with _refusals():
+            self._client = ServeSubmissionClient(address)
+
+    def details(self) -> dict[str, Any]:
+        """State of Serve: ``ServeInstanceDetails`` as JSON values."""
+        with _refusals():
+            found: dict[str, Any] = self._client.get_serve_details()
+        return found
+
+    def deploy(self, config: dict[str, Any]) -> None:
+        """Replace the applications of the cluster by those of ``config``, a ``ServeDeploySchema``."""
+        with _refusals():
+            self._client.deploy_applications(config)
+
+    def metrics_targets(self) -> list[str]:
+        """HOST:PORT of all metrics in Prometheus' format: of each node, and two of the cluster."""
+        with _refusals():
+            answer = self._client._do_request("GET", "/api/prometheus/sd")
+            answer.raise_for_status()
+            return [target for group in answer.json() for target in group["targets"]]
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:  # requests' own errors are OSErrors
+        raise ClusterUnusable(str(error)) from None

@@ -7,6 +7,7 @@ rule has no state beside the loads, so every proxy decides alike and a restart l
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Collection, Iterator, Mapping
 from hashlib import blake2b
 
@@ -29,7 +30,8 @@ class Ring:
         """Every replica once, clockwise from ``key``."""
         start = bisect.bisect_right(self._hashes, _hash(key))
         seen = set()
-        for name in (*self._names[start:], *self._names[:start]):
+        for step in range(len(self._names)):
+            name = self._names[(start + step) % len(self._names)]
             if name not in seen:
                 seen.add(name)
                 yield name
@@ -38,7 +40,7 @@ class Ring:
         """Replicas to try, best first: the first on the ring within ``slack`` times the mean load, then the two with
         the least load. Only replicas in ``loads`` take part."""
         most = slack * sum(loads.values()) / len(loads) + SPARE
-        least = sorted(loads, key=lambda name: loads[name])[:2]
+        least = heapq.nsmallest(2, loads, key=loads.__getitem__)
         first = next((name for name in self.order(key) if loads.get(name, most + 1) <= most), least[0])
         return list(dict.fromkeys((first, *least)))
 

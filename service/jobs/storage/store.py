@@ -135,9 +135,11 @@ class JobStore:
                 query = query.where(Job.number < _job(session, tenant, before).number)
             return [self._info(session, job, asked or {}) for job, asked in session.execute(query)]
 
-    def unfinished(self, tenant: str) -> int:
-        """Jobs of ``tenant`` that are queued or running."""
-        query = select(func.count()).where(Job.tenant == tenant, Job.state.in_(UNFINISHED))
+    def unfinished(self, tenant: str | None = None) -> int:
+        """Jobs of ``tenant``, or of all, that are queued or running."""
+        query = select(func.count()).where(Job.state.in_(UNFINISHED))
+        if tenant is not None:
+            query = query.where(Job.tenant == tenant)
         with self.database.reading() as session:
             return session.scalar(query) or 0
 

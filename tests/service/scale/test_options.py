@@ -61,6 +61,7 @@ def test_the_deployment_follows_the_settings() -> None:
         "max_replicas": 9,
         "initial_replicas": 2,
         "target_ongoing_requests": 5,
+        "policy": {"policy_function": "service.scale.autoscaling:by_work"},
     }
 
 

@@ -13,30 +13,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from service.client import Ropeway
+from tests.service.scale.outcomes import ENDLESS, SETTINGS, outcome
 from tests.service.serving import LONG, SHORT, serve_arguments, token_ids, wait_for
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: the extra `scale` has it"),
 ]
-
-ENDLESS: dict[str, Any] = {"prompt": LONG, "max_new_tokens": 3500, "ignore_eos": True}
-"""Tens of seconds of work for the tiny model."""
-
-SETTINGS = (
-    "cache_tokens=8192",
-    "max_batch_tokens=128",
-    "max_new_tokens=4000",
-    "max_prompt_bytes=10000",
-    "log_prompts=true",
-)
 
 
 @dataclass(frozen=True)
@@ -136,21 +125,6 @@ def test_a_client_that_leaves_ends_its_work(two: Started) -> None:
         next(parts)
         assert not two.ended("left")
     wait_for(lambda: two.ended("left"), 5)
-
-
-def outcome(url: str, request_id: str, body: dict[str, Any]) -> str:
-    """Code of the error that a request got, in its answer or its stream; 'complete' without one."""
-    headers = {"x-request-id": request_id}
-    with httpx.stream("POST", f"{url}/generate", json=body, headers=headers, timeout=120) as answer:
-        text = answer.read().decode()
-    if answer.status_code == 200 and '"error"' not in text:
-        return "complete"
-    if answer.status_code != 200:
-        assert answer.status_code == 503, text
-        assert answer.headers["retry-after"]
-        return str(answer.json()["error"]["code"])
-    assert text.endswith("data: [DONE]\n\n"), text[-300:]
-    return str(re.findall(r'"code": ?"(\w+)"', text)[-1])
 
 
 def test_a_killed_replica_fails_its_own_requests_in_our_words(two: Started) -> None:

@@ -1,0 +1,1 @@
+"""Many replicas as discrete events, with service times measured on one."""
