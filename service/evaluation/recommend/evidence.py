@@ -13,7 +13,7 @@ from service.evaluation.results import Interval
 from service.evaluation.statistics import RESAMPLES, finite_exp, paired_probability
 from service.evaluation.unit import Outcome
 
-LEAST_GAIN = 0.05
+LEAST_GAIN = 0.02
 """Share of repeated tokens: a model that gains less from the repeat cannot show which encoding forgets."""
 
 

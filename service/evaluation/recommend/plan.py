@@ -296,4 +296,4 @@ def _first_round(schedule: Schedule, subjects: Sequence[int]) -> tuple[Reading, 
     every = [Reading(subject, schedule.target, 0, schedule.read[0]) for subject in subjects]
     if schedule.reference == schedule.target:
         return tuple(every)
-    return (Reading(0, schedule.reference, 0, schedule.at_reference), *every)
+    return (Reading(0, schedule.reference, 0, schedule.windows), *every)

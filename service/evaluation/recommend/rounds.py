@@ -51,17 +51,12 @@ class Schedule:
         """Windows of a candidate at each shorter length."""
         return max(2, self.windows // 8)
 
-    @property
-    def at_reference(self) -> int:
-        """Windows at the reference length."""
-        return max(2, self.windows // 4)
-
     def bound(self, stage: int) -> Cost:
         """The most that a stage takes."""
         if stage < len(self.kept):
             new = self.read[stage] - (self.read[stage - 1] if stage else 0)
             passes = self.kept[stage] * new
-            reference = 0 if stage or self.reference == self.target else self.at_reference
+            reference = 0 if stage or self.reference == self.target else self.windows
             return Cost(passes * self.target + reference * self.reference, passes + reference, passes + reference)
         if stage == len(self.kept):
             passes = min(AT_SHORTER, self.candidates) * self.at_shorter

@@ -135,6 +135,16 @@ def test_an_encoding_that_forgets_loses_to_one_that_recalls(models: ModelRegistr
     assert avoided.reason.startswith("it attends to 64 tokens only; it copies")
 
 
+def test_every_window_shows_whether_the_model_copies(models: ModelRegistry) -> None:
+    """With a quarter of them, the demo model seemed to copy nothing, and an encoding that forgets was chosen."""
+    plan = planned(models)
+    own = [unit for unit in plan.units if unit.length == plan.schedule.reference]
+    assert len(own) == plan.schedule.windows == 16
+    assert {unit.subject.label for unit in own} == {"default"}
+    gains = {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}
+    assert answered(planned(models), gains, (2.0, 0.15))[0].answer.recall_counts
+
+
 def test_without_recall_perplexity_decides_and_windows_are_left_out(models: ModelRegistry) -> None:
     forgets = dict.fromkeys(WINDOWED, (1.8, 0.0))
     result, _ = answered(planned(models), {"others": (3.0, 0.0), GOOD: (2.0, 0.0), **forgets}, (2.0, 0.0))
