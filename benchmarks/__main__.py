@@ -25,8 +25,14 @@ NAMES = (
     "quantization",
     "auto_mixture",
     "dynamic_consistency",
+    "peers",
     "load",
+    "affinity",
     "siege",
+    "simulation_times",
+    "simulation_check",
+    "simulation_scale",
+    "job_sharing",
 )
 """``gpu_suite`` is a separate command: ``python -m benchmarks.gpu_suite``."""
 
@@ -59,7 +65,7 @@ def main(
         if quick:
             report.notes.append("a quick run: its ratios are preliminary")
         report.print()
-        if record:
+        if record and report.rows:  # nothing measured replaces nothing recorded
             write(report, RESULTS)
             shown |= name in evidence.SOURCES
     if shown:

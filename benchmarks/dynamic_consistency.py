@@ -110,7 +110,7 @@ def growing_base(patch: Patched, method: Method) -> Iterator[None]:
     frequencies = by_position(patch, method)
 
     def forward(x: torch.Tensor, position_ids: torch.Tensor, *_: Any) -> Any:
-        return patch.table_format.table(position_ids, frequencies(position_ids), 1.0, x.dtype)
+        return patch.table_format.table(position_ids[..., None], frequencies(position_ids), 1.0, x.dtype)
 
     served = module.forward
     module.forward = forward

@@ -102,8 +102,8 @@ class Served:
 
 
 @contextmanager
-def server(settings: Mapping[str, Any] = SETTINGS) -> Iterator[Served]:
-    """``ropeway serve`` on a free port, with nothing set but ``settings``.
+def server(settings: Mapping[str, Any] = SETTINGS, variables: Mapping[str, str] = {}) -> Iterator[Served]:
+    """``ropeway serve`` on a free port, with nothing set but ``settings`` and environment ``variables``.
 
     Raises:
         RuntimeError: when it does not start; its log is the message.
@@ -114,7 +114,7 @@ def server(settings: Mapping[str, Any] = SETTINGS) -> Iterator[Served]:
         flags = [flag for name, value in own.items() for flag in ("--set", f"{name}={value}")]
         command = [sys.executable, "-m", "service.cli", "serve", *flags]
         root = str(Path(__file__).resolve().parent.parent)
-        environment["PYTHONPATH"] = root
+        environment |= {"PYTHONPATH": root, **variables}
         running = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
         try:
             yield Served(_url_in(Path(log.name), running), running.pid, Path(log.name))
