@@ -35,10 +35,10 @@ PROMPT_FROM, PROMPT_CHARS = "The party from Uppercross", 1500
 """A passage of plain prose, several hundred tokens of the demo models: past the length they were trained at."""
 ANSWER: dict[str, Any] = {"max_new_tokens": 48, "temperature": 0.7, "seed": 1}
 """Models of this size repeat themselves without sampling."""
-WINDOWS_EVERY = 30_000
-"""Tokens from one scored window to the next: six windows, spread over the default document."""
+STRIDE = 30_000
+"""Six windows, spread over the default document."""
 SAMPLES = 2
-"""Passkeys per length and depth: ten at every length."""
+"""Ten passkeys at every length."""
 ENCODINGS: dict[str, list[str]] = json.loads((Path(__file__).parent / "demo.json").read_text())
 """The encodings to compare, by route, in the short form."""
 
@@ -53,6 +53,8 @@ def demo(
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 takes a free one.")] = 0,
     model: Annotated[str, typer.Option(help="Model to serve; the embedded demo models by default.")] = "demo",
+    stride: Annotated[int, typer.Option(min=1, help="Tokens from one scored window to the next.")] = STRIDE,
+    samples: Annotated[int, typer.Option(min=1, help="Passkeys per length and depth.")] = SAMPLES,
 ) -> None:
     """Serve the demo models, generate under several encodings, measure perplexity and recall, draw both, stop."""
     from service.client import RopewayError
@@ -64,8 +66,8 @@ def demo(
         output.mkdir(parents=True, exist_ok=True)
         with _server(model, port, output / "server.log") as client:
             _answers(client)
-            _curve(client, output)
-            _recall(client, output)
+            _curve(client, output, stride)
+            _recall(client, output, samples)
     except (DemoFailed, RopewayError, OSError) as error:
         fail(f"{error or type(error).__name__} (the server's log: {output / 'server.log'})")
     stdout.print(f"server stopped cleanly; {time.perf_counter() - began:.0f} s in all")
@@ -162,7 +164,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _curve(client: Ropeway, output: Path) -> None:
+def _curve(client: Ropeway, output: Path, stride: int) -> None:
     """Measure, print and save perplexity from the trained length to eight times it.
 
     Every length predicts the same tokens, so that only the context differs.
@@ -176,7 +178,7 @@ def _curve(client: Ropeway, output: Path) -> None:
         "lengths": [trained << step for step in range(4)],
         "protocol": "tail",
         "tail": trained * 3 // 4,
-        "stride": WINDOWS_EVERY,
+        "stride": stride,
     }
     stdout.rule(Text(f"POST /perplexity: {len(names)} encodings, {trained} to {trained << 3} tokens"))
     result = measured(client, body)
@@ -189,7 +191,7 @@ def _curve(client: Ropeway, output: Path) -> None:
     stdout.print(Text(f"scored in {result.seconds:.1f} s; saved in {output}: {files}"))
 
 
-def _recall(client: Ropeway, output: Path) -> None:
+def _recall(client: Ropeway, output: Path, samples: int) -> None:
     """Hide passkeys from the trained length to four times it, and save the share found.
 
     A model whose trained length is shorter than the prompt's frame gets a line with the reason.
@@ -204,7 +206,7 @@ def _recall(client: Ropeway, output: Path) -> None:
     stdout.rule(Text(f"POST /passkey: {len(names)} encodings, {lengths[0]} to {lengths[-1]} tokens"))
     try:
         with status(f"POST /passkey, {len(names)} encodings"):
-            result = client.evaluate("passkey", methods=encodings(names), lengths=lengths, samples=SAMPLES)
+            result = client.evaluate("passkey", methods=encodings(names), lengths=lengths, samples=samples)
     except RopewayError as error:
         if error.status != HTTPStatus.BAD_REQUEST:
             raise

@@ -99,13 +99,18 @@ async def _events(work: Callable[[Emit], Awaitable[None]]) -> AsyncIterator[str]
     try:
         while True:
             try:
-                item = await asyncio.wait_for(queue.get(), PING_S)
+                async with asyncio.timeout(PING_S):
+                    items = [await queue.get()]
             except TimeoutError:
                 yield ": ping\n\n"
                 continue
-            if item is None:
+            while not queue.empty():
+                items.append(queue.get_nowait())
+            text = "".join(item for item in items if item is not None)
+            if text:
+                yield text  # in one message: each costs a system call
+            if items[-1] is None:
                 break
-            yield item
         yield event("[DONE]")
     finally:
         task.cancel()

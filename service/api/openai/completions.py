@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -77,13 +78,14 @@ class _Answer:
         return Completion(**self._frame, choices=choices, usage=self._usage())
 
     async def stream(self, emit: Emit) -> None:
+        left_out: dict[str, Any] = {"choices": {"__all__": {"prompt_logprobs"}}}
+        if not self._body.include_usage:
+            left_out["usage"] = True
+
         def send(choice: CompletionChoice | None, usage: Usage | None) -> None:
             choices = [] if choice is None else [choice]
-            left_out = {"choices": {"__all__": {"prompt_logprobs"}}}
-            chunk = Completion(**self._frame, choices=choices, usage=usage).model_dump(exclude=left_out)
-            if not self._body.include_usage:
-                del chunk["usage"]
-            emit(chunk)
+            chunk = Completion(**self._frame, choices=choices, usage=usage)
+            emit(chunk.model_dump_json(exclude=left_out))
 
         async def one_prompt(position: int) -> None:
             scores = await self._scores(self._prompts[position])
