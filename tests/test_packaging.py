@@ -157,7 +157,7 @@ class TestMake:
         venv = tmp_path / "venv"
         printed = run("make", "-n", target, f"VENV={venv}", f"PYTHON={sys.executable}", "PIP_FLAGS=--pre", "WORKERS=3")
         lines = [" ".join(shlex.split(line)) for line in printed.stdout.splitlines()]
-        install = f"{venv}/bin/python -m pip install --pre -c constraints.txt -e {installs}"
+        install = f"{venv}/bin/python -m pip install --no-compile --pre -c constraints.txt -e {installs}"
         assert install in lines
         assert any(line.startswith(f"{sys.executable} -m venv {venv}") for line in lines[: lines.index(install)])
         assert lines[-1].removeprefix("PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 ") == f"{venv}/bin/{last}"
@@ -170,14 +170,15 @@ class TestMake:
 
     def test_ci_runs_make_test_at_the_root(self, tmp_path: Path) -> None:
         fake = tmp_path / "make"
-        fake.write_text('#!/bin/sh\necho "$PWD: $*"\nexit 7\n')
+        fake.write_text('#!/bin/sh\necho "$PWD: $*"\ntest "$1" != test || exit 7\n')
         fake.chmod(0o755)
         command = ["bash", str(ROOT / ".ci" / "run")]
         path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
         ran = subprocess.run(
             command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
         )
-        assert (ran.stdout.strip(), ran.returncode) == (f"{ROOT}: test", 7)
+        assert ran.stdout.splitlines() == [f"{ROOT}: .venv/.installed-test", f"{ROOT}: test"]
+        assert ran.returncode == 7
         assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

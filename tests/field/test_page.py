@@ -14,7 +14,7 @@ from tests.field.configurations import TYPES, VARIANTS
 from tests.field.measurement import RESULTS, Row, measure
 
 PAGE = FILE.read_text(encoding="utf-8")
-SAMPLE = TYPES[5::16]
+SAMPLE = TYPES[5::32]
 
 of_this_version = pytest.mark.skipif(
     f"transformers {transformers.__version__}:" not in PAGE,

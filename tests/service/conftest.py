@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +12,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from patches import Patched
 from service.cli.server import local_server
+from service.engine.choice import EngineChoice
+from service.engine.verification import verify
+from service.models import registry
 from service.settings import Settings
 
 TEXT = " ".join(f"The {n} ropes of the {n * 7} ways are {n % 13} steps long, and no longer." for n in range(400))
@@ -63,6 +68,25 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_checkpoint(folder / "tiny", position_encoding_variants={"alibi": "tiny-alibi"})
     tiny_checkpoint(folder / "tiny-alibi", seed=1, position_encoding={"method": "alibi"})
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _verified_once(checkpoints: Path) -> Iterator[None]:
+    """Engines of the session's checkpoints are chosen once: half of the time that a server of them takes to start."""
+    chosen: dict[tuple[str, ...], EngineChoice] = {}
+
+    def remembered(patch: Patched, *options: Any) -> EngineChoice:
+        config = patch.model.config
+        if not Path(config.name_or_path).is_relative_to(checkpoints):
+            return verify(patch, *options)
+        key = (config.name_or_path, config.to_json_string(), str(patch.model.dtype), *map(str, options))
+        if key not in chosen:
+            chosen[key] = verify(patch, *options)
+        return chosen[key]
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(registry, "verify", remembered)
+        yield
 
 
 @pytest.fixture(scope="session")

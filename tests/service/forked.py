@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -38,7 +39,7 @@ class Forked:
         if self._process:
             self._process.wait(timeout)
         while (code := self.poll()) is None:  # reaped, not yet written
-            pass
+            time.sleep(0.001)
         return code
 
     def send_signal(self, number: int) -> None:

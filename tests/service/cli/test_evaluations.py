@@ -18,11 +18,13 @@ from service.evaluation.catalogue import EVALUATIONS
 from tests.service.cli.shell import ropeway
 from tests.service.conftest import TEXT, tiny_tokenizer
 
+DOCUMENT = TEXT[:9000]
+
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     path = tmp_path / "ropes.txt"
-    path.write_text(TEXT)
+    path.write_text(DOCUMENT)
     return str(path)
 
 
@@ -125,7 +127,7 @@ def test_documents_are_cut(server: str, text: str, name: str) -> None:
     own = ("--depths", "0.5", "--samples", "1", "--lengths", "256") if name == "needle" else ("--lengths", "64")
     result = json.loads(succeeded(name, text, "--max-tokens", "200", *own, "--server", server, "--json"))
     (document,) = result["evaluations"][0]["documents"] if name == "sweep" else result["documents"]
-    assert (document["tokens"], document["cut_from"]) == (200, len(tiny_tokenizer()(TEXT)["input_ids"]) - 1)
+    assert (document["tokens"], document["cut_from"]) == (200, len(tiny_tokenizer()(DOCUMENT)["input_ids"]) - 1)
 
 
 def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -> None:
@@ -166,7 +168,7 @@ def test_what_the_server_refuses_is_said(server: str) -> None:
 @pytest.fixture
 def done(server: str) -> str:
     with Ropeway(server) as client:
-        job = client.submit("perplexity", input=TEXT, methods=["default", "yarn:4"], lengths=[64, 128])
+        job = client.submit("perplexity", input=DOCUMENT, methods=["default", "yarn:4"], lengths=[64, 128])
         *_, last = client.follow(job.id)
     assert getattr(last, "state", None) == "done"
     return job.id

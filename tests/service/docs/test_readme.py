@@ -23,6 +23,7 @@ from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.results import PerplexityResult
 from service.models.loading import DEMO
 from service.policy.policy import parse_policy
+from service.settings import Settings
 from tests.conftest import ROOT
 from tests.service.cli.shell import ropeway
 from tests.service.docs.terminal import Terminal, blocks, installed, missing, pages, repository, terminal
@@ -56,6 +57,8 @@ RUN = {"README.md", "tutorial.md"}
 """Pages whose other commands run here."""
 SERVER = "make serve    # the demo models; `ropeway serve --model FOLDER_OR_ID` serves others\n"
 """Goes on, in a second terminal."""
+LESS = "--stride 60000 --samples 1"
+"""Options of `make demo`: every encoding and length, and half of the windows and passkeys."""
 
 
 def rehearsed(block: str) -> None:
@@ -101,12 +104,26 @@ def known_to_serve(block: str) -> None:
         assert [option for option in options if option not in known] == []
 
 
+def known_to_scale(block: str) -> None:
+    """`ropeway scale` has these commands and options, and every variable of ours is a setting."""
+    for name in re.findall(r"\bROPEWAY_(\w+)=", block):
+        assert name.lower() in Settings.model_fields, name
+    for line in re.findall(r"^ropeway scale .*$", block.replace("\\\n", " "), re.MULTILINE):
+        command, *options = shlex.split(line.partition(">")[0])[2:]
+        known = ropeway("scale", command, "--help")
+        assert known.exit_code == 0, command
+        assert [option for option in options if option.startswith("--") and option not in known.output] == []
+
+
 NOT_RUN: dict[str, Callable[[str], None]] = {
     "make test": rehearsed,  # this very suite
     "git clone <this repository> ropeway && cd ropeway\nmake setup": rehearsed,  # downloads; and checks, this suite too
     "ROPEWAY_MODEL=Qwen/Qwen2.5-0.5B docker compose": known_to_compose,  # an image of gigabytes
     "docker compose": known_to_compose,
     "ropeway serve --model FOLDER": known_to_serve,  # goes on
+    "export RAY_AUTH_MODE": known_to_scale,  # a cluster
+    "export RAY_DASHBOARD_ADDRESS": known_to_scale,
+    "kubectl create secret": known_to_scale,
     "ropeway export yarn:8 --model MODEL": exported,  # a server at the default port
 }
 """Beginnings of the blocks that are not run, and what is done with them instead."""
@@ -141,7 +158,7 @@ def test_commands_run_in_a_fresh_terminal_one_after_another(tmp_path: Path) -> N
     source, home = repository(tmp_path / "source"), tmp_path
     port = free_port()
     clone = tmp_path / "ropeway"
-    with terminal(tmp_path, home) as first, terminal(tmp_path, home, ROPEWAY_PORT=str(port)) as second:
+    with terminal(tmp_path, home, ARGS=LESS) as first, terminal(tmp_path, home, ROPEWAY_PORT=str(port)) as second:
         for number, block in enumerate(blocks(ROOT / "README.md")):
             script = block.replace("<this repository>", str(source)).replace("localhost:8000", f"localhost:{port}")
             if number == 0:

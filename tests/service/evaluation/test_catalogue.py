@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,7 @@ from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult
 from tests.conftest import ROOT
 from tests.service.conftest import TEXT
+from tests.service.forked import forked
 from tests.service.serving import answering, serve_arguments
 
 TOY = Path(__file__).parent / "last_token"
@@ -80,24 +82,29 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(tree: Path, checkpoints: Path) -> Iterator[str]:
     arguments = serve_arguments(checkpoints / "tiny", f"database_url=sqlite:///{tree / 'jobs.db'}")
     log = tree / "server.log"
-    with log.open("wb") as stderr:
-        command = [sys.executable, "-m", "service.cli", *arguments]
-        with answering(subprocess.Popen(command, stderr=stderr, cwd=tree, env=environment(tree)), log) as url:
-            yield url
+    log.touch()
+    with answering(forked(ropeway, str(tree), *arguments, log=log, folder=tree), log) as url:
+        yield url
 
 
-def environment(tree: Path) -> dict[str, str]:
-    """The environment of a Python with the one more evaluation."""
-    return {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "COLUMNS": "100"}
+def ropeway(tree: str, *arguments: str) -> None:
+    """`ropeway` of ``tree``, in a process that has the libraries, and the modules of the real service."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "service"]:
+        del sys.modules[name]
+    sys.path.insert(0, tree)
+    from service.cli import app
+
+    assert "last_token" in import_module("service.evaluation.catalogue").EVALUATIONS
+    app(list(arguments))
 
 
-def run(tree: Path, *arguments: str) -> str:
-    """The output of such a Python."""
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=tree, env=environment(tree), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(tree: Path, log: Path, *arguments: str) -> str:
+    """The output of a command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        ended = forked(ropeway, str(tree), *arguments, log=log, folder=tree).wait(180)
+    assert ended == 0, log.read_text()
+    return log.read_text()
 
 
 def test_the_api_has_its_routes_and_pictures(server: str) -> None:
@@ -125,13 +132,13 @@ def test_a_sweep_compares_it(server: str) -> None:
 
 
 def test_the_shell_runs_it_as_a_job_and_saves_its_report(tree: Path, server: str, tmp_path: Path) -> None:
-    shown = " ".join(run(tree, "-m", "service.cli", "--help").split())
+    shown = " ".join(run(tree, tmp_path / "help", "--help").split())
     assert "last-token NLL of the last token by length." in shown
     text, report, plot = (tmp_path / name for name in ("text.txt", "report.html", "plot.html"))
     text.write_text(TEXT)
     outputs = ("--report", str(report), "--plot", str(plot))
     arguments = (str(text), "--pe", "default", "--pe", "yarn:4", "--lengths", "64,128", *outputs, "--server", server)
-    shown = run(tree, "-m", "service.cli", "last-token", *arguments)
+    shown = run(tree, tmp_path / "run", "last-token", *arguments)
     assert "Last perplexity of tiny by context length" in shown
     assert "yarn(factor=4)" in shown
     page = report.read_text(encoding="utf-8")
@@ -151,7 +158,10 @@ job = client.submit("last_token", input="a few words " * 50, lengths=[64])
 result = client.result(job.id)
 print(type(answered).__name__, result.numbers() == answered.numbers(), ended.state, "torch" in sys.modules)
 """
-    assert run(tree, "-c", code) == "LastTokenResult True done False\n"
+    environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "LastTokenResult True done False\n", done.stderr
 
 
 def test_the_toy_is_in_no_catalogue_of_ours() -> None:

@@ -331,7 +331,7 @@ def test_a_trained_model_copies_what_is_near(shared: Path) -> None:
     models = ModelRegistry(settings_of(str(shared / "data" / "models" / "stories260K")))
     body = {"input": text, "lengths": [64], "distances": [32, 3000], "segment": 32, "segment_of": "document"}
     try:
-        plan = plan_of(ProbeRequest(**body, samples=4), models, Settings(_env_file=None))
+        plan = plan_of(ProbeRequest(**body, samples=2), models, Settings(_env_file=None))
         near, far = finish(evaluate(plan)).methods[0].copying
     finally:
         models.close()

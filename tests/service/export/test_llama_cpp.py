@@ -28,7 +28,7 @@ import xllamacpp
 from tests.service.export.gguf_files import write_gguf
 
 CHECKPOINT = DEMO / "ropeway-demo"
-LENGTH, SCORED = 768, 48
+LENGTH, SCORED = 768, 24
 """Three trained lengths; the last tokens are scored, one request each."""
 
 TARGET = TARGETS["llama.cpp"]

@@ -11,7 +11,6 @@ import torch
 from patches import ResolvedRecipe, from_text, parse, resolve
 from patches.attention import reference
 from patches.attention.layer import Layer
-from patches.encoding.rotary import rotary_table, rotate
 from service.figures.drawing.raster import raster
 from service.figures.encodings.frequencies import wavelengths_figure
 from service.figures.encodings.positions import bias_matrices_figure
@@ -27,6 +26,7 @@ from service.figures.encodings.scores import (
 )
 from service.figures.encodings.waves import rotation_figure, sinusoids, sinusoids_figure
 from service.models.architecture import sinusoid
+from tests.patches.forward import written
 
 LENGTH = 24
 SEVERAL = (
@@ -51,10 +51,7 @@ def test_weights_are_those_of_the_reference_attention(text: str, head: int) -> N
     torch.manual_seed(0)
     query, key = (torch.randn(LENGTH, 2 * PAIRS, dtype=torch.float64) for _ in range(2))
     given = [states.expand(1, HEADS, -1, -1) for states in (query, key)]
-    if encoding.rotates_at == "cache_write":
-        position = torch.arange(LENGTH)[:, None]
-        table = rotary_table(position, torch.tensor(encoding.inv_freq), encoding.attention_factor, interleaved=False)
-        given = [rotate(states, *table, interleaved=False) for states in given]
+    given = [written(states, encoding) for states in given]
     layer = Layer(scaling=(2 * PAIRS) ** -0.5)
     expected = reference.weights(*given, encoding, layer, q_start=0)[0, head]
     assert torch.allclose(weights(encoding, query, key, head), expected.double(), atol=1e-5)

@@ -107,6 +107,7 @@ class TestTenants:
         assert [job.id for job in page] == [ids[4], ids[3]]
         assert [job.id for job in store.list("anna", limit=2, before=page[-1].id)] == [ids[2], ids[1]]
         assert [job.id for job in store.list("anna", state="cancelled")] == [ids[1]]
+        assert [store.unfinished(tenant) for tenant in ("anna", "berta", None)] == [4, 0, 4]
         with pytest.raises(UnknownJob):
             store.list("anna", before="nothing")
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, DynamicCache, PreTrainedModel
 from typer.testing import CliRunner
 
 from benchmarks.family_table import EXTENSIONS, compared, family_of
-from patches import Patched, encode, parse, patched
+from patches import Patched, parse, patched
 from service.engine.engine import Engine
 from service.models import loading
 from service.models.architecture import FAMILIES, RopewayDemoConfig
@@ -24,7 +24,7 @@ from service.models.training.train import seams, token_losses
 from service.settings import Settings
 from tests.models import randomise
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
-from tests.service.engine.test_architectures import LIMITS, NEW, finished
+from tests.service.engine.test_architectures import LIMITS, NEW, assert_greedy, finished
 from tests.service.models.test_training import CPU, TINY, story
 
 STEPS = 12
@@ -204,19 +204,14 @@ async def test_the_engine_serves_it(trained: Path, kind: str) -> None:
         finally:
             engine.thread.stop(grace_s=1.0)
         for prompt, method, generation in zip(prompts, methods, generations, strict=False):
-            slot = patch.slots.acquire(patch.resolve(method, len(prompt) + NEW))
-            ids = list(prompt)
-            for _ in range(NEW):
-                position_ids = encode(torch.arange(len(ids)), slot)[None]
-                logits = model(torch.tensor([ids]), position_ids=position_ids, use_cache=False).logits
-                ids.append(int(logits[0, -1].argmax()))
-            assert generation.token_ids == ids[len(prompt) :]
+            assert len(generation.token_ids) == NEW
+            assert_greedy(patch, method, prompt, generation.token_ids)
 
 
 class TestTable:
     def test_one_table_of_two_families(self, trained: Path) -> None:
         folders = [trained / shape.served_name(kind) for kind in ("learned", "shaw")]
-        result = compared(folders, {"story": story(7)})
+        result = compared(folders, {"story": story(7)[:4000]})
         assert result.lengths == [TINY.context << step for step in range(5)]
         measured = [(method.model, method.label, [at.length for at in method.lengths]) for method in result.methods]
         assert [model for model, _, _ in measured] == [folders[0].name] * 3 + [folders[1].name] * 2

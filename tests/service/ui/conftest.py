@@ -20,7 +20,7 @@ try:
 except ImportError:  # the tests without a browser run all the same
     playwright = SimpleNamespace(expect=None)
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 SECONDS = 30
 """The demo models write slowly where other tests take the processor."""
 
@@ -37,7 +37,7 @@ def browser() -> Iterator[playwright.Browser]:
         pytest.skip("no playwright: pip install playwright")
     program = chromium()
     if program is None:
-        pytest.skip(f"no browser: install Debian's package chromium (looked for {', '.join(NAMES)})")
+        pytest.skip(f"no browser: install Debian's package chromium-headless-shell (looked for {', '.join(NAMES)})")
     playwright.expect.set_options(timeout=SECONDS * 1000)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
