@@ -42,6 +42,8 @@ def heads_of_rank(model: Any, measured: int) -> slice | None:
     if size == 1:
         return None
     declared = int(text_config(model).num_attention_heads)
+    if measured == declared:  # the plan divides other layers only
+        return None
     if measured * size != declared:
         raise UnsupportedModel(f"its plan for {size} ranks leaves {measured} of {declared} attention heads to a rank")
     first = int(model._device_mesh["tp"].get_local_rank()) * measured

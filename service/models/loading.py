@@ -100,15 +100,18 @@ def _shared_out(config: Any, settings: Settings) -> dict[str, Any]:
         raise ValueError(f"quantized weights are not divided: ROPEWAY_TENSOR_PARALLEL={ranks}")
     text = config.get_text_config()
     for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(text, name, None)
+        try:
+            heads = getattr(text, name, None)
+        except RuntimeError:  # transformers names no number for layers that differ
+            heads = None
         if isinstance(heads, int) and heads % ranks:
             raise ValueError(f"{name} {heads} is no multiple of ROPEWAY_TENSOR_PARALLEL={ranks}")
-    if not _has_plan(config):
+    if not has_plan(config):
         raise ValueError(f"transformers has no plan to divide a {config.model_type} among ranks")
     return {"distributed_config": DistributedConfig(tp_size=ranks)}
 
 
-def _has_plan(config: Any) -> bool:
+def has_plan(config: Any) -> bool:
     """True if transformers knows how to divide the layers."""
     return bool(getattr(config.get_text_config(), "base_model_tp_plan", None))
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from service.models.loading import ModelLoadError, device_of
 from service.settings import Settings
 
+
 def check(settings: Settings) -> None:
     """Refuse settings that a group does not follow.
 

@@ -32,6 +32,8 @@ T = TypeVar("T")
 AGREE_S = 5.0
 """Seconds in which every rank has to fail at a forward that fails on one. Otherwise the group is lost."""
 
+REASON = "a rank of the tensor-parallel group was lost"
+
 END_S = 5.0
 """Seconds that ranks have to end when the leader does."""
 
@@ -146,7 +148,7 @@ class Leader(Ranks):
         RankLost: when a rank is lost, or has failed where this one did not.
         """
         if LOST.is_set():
-            raise RankLost("a rank of the tensor-parallel group was lost")
+            raise RankLost(REASON)
         data = packed(message, self._names)
         for number, pipe in enumerate(self._pipes, 1):
             try:
@@ -193,7 +195,7 @@ class Leader(Ranks):
             log.critical("rank_lost", error=reason)
             self._end_ranks(0.0)
             os.kill(os.getpid(), signal.SIGTERM)
-        return RankLost(reason)
+        return RankLost(REASON)
 
     def watch(self) -> None:
         """Notice a rank that ends."""
