@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from patches.attention.mass import AttentionMass
-from patches.model.geometry import UnsupportedModel, text_config
+from patches.model.geometry import UnsupportedModel, number, text_config
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def heads_of_rank(model: Any, measured: int) -> slice | None:
     size = getattr(model, "tp_size", None) or 1
     if size == 1:
         return None
-    declared = int(text_config(model).num_attention_heads)
+    declared = number(text_config(model), "num_attention_heads")
     if measured == declared:  # the plan divides other layers only
         return None
     if measured * size != declared:

@@ -40,8 +40,8 @@ from service.evaluation.scoring import NotANumber
 from service.inputs import TAGS
 from service.jobs.storage.database import StoreOutOfReach
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
+from service.models.parallel import LOST
 from service.models.registry import UnknownModel
-from service.parallel import LOST
 from service.sharing.admission import QueueFull, TooLarge
 from service.sharing.limits import LimitsOutOfReach
 from service.sharing.stopping import Stopped

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from service.api.errors import answer
 from service.api.responses import Live, Ready
 from service.errors import ApiError, rank_lost, shutting_down
-from service.parallel import LOST
+from service.models.parallel import LOST
 
 router = APIRouter(tags=["health"])
 

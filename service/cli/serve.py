@@ -106,7 +106,7 @@ def serve(  # noqa: PLR0913 - one argument per option
 def _end() -> None:
     """Exit with 0, or 1 after the loss of a rank. Python itself would wait for a thread that hangs in a step, or crash
     on it."""
-    from service.parallel import LOST
+    from service.models.parallel import LOST
 
     code = 1 if LOST.is_set() else 0
     if any(thread.name == THREAD_NAME for thread in threading.enumerate()):

@@ -18,11 +18,11 @@ from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
 from service.models.loading import Checkpoint, cache_bytes_per_token, cache_tokens
+from service.models.parallel.group import check
+from service.models.parallel.leader import leading
 from service.models.quantization import Quantization
 from service.models.start import Started, started
 from service.models.weights import storages
-from service.parallel.group import check
-from service.parallel.leader import leading
 from service.policy.policy import Policy
 from service.settings import Settings
 

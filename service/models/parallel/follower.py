@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from patches import AttentionMass
-from service.parallel.messages import Apply, Collect, Forward, Message, Names, Observe, unpacked
+from service.models.parallel.messages import Apply, Collect, Forward, Message, Names, Observe, unpacked
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -35,8 +35,8 @@ def follow(settings: Settings, rank: int, port: int, pipe: Connection) -> None:
         signal.signal(number, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the leader finishes requests first
     from service import logs
     from service.models.loading import ModelLoadError
+    from service.models.parallel.group import joined
     from service.models.start import Started, started
-    from service.parallel.group import joined
 
     logs.configure("error", settings.log_format)
     names = Names()

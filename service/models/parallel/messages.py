@@ -1,4 +1,4 @@
-"""What the leader sends to the other ranks, and how objects that live on every rank are named in it."""
+"""Messages of the leader to the other ranks. Objects that every rank has are numbers in them."""
 
 from __future__ import annotations
 

@@ -18,12 +18,11 @@ import structlog
 import torch
 from typing_extensions import override
 
-from patches import AttentionMass, Patched
-from patches.model.ranks import Ranks
-from service.parallel import LOST, RankLost
-from service.parallel.follower import Failed, follow
-from service.parallel.group import free_port, joined
-from service.parallel.messages import Apply, Collect, Forward, Message, Names, Observe, packed
+from patches import AttentionMass, Patched, Ranks
+from service.models.parallel import LOST, RankLost
+from service.models.parallel.follower import Failed, follow
+from service.models.parallel.group import free_port, joined
+from service.models.parallel.messages import Apply, Collect, Forward, Message, Names, Observe, packed
 from service.settings import Settings
 
 log = structlog.get_logger()
@@ -63,7 +62,7 @@ def leading(settings: Settings) -> Iterator[Leader]:
 
 
 class Leader(Ranks):
-    """What rank 0 does to caches, and its forwards, happen on every rank. One thread at a time."""
+    """Every rank repeats the forwards of rank 0, and its changes of caches. One thread at a time."""
 
     def __init__(self, size: int) -> None:
         self.size, self._names = size, Names()
@@ -160,7 +159,7 @@ class Leader(Ranks):
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What fails inside has to fail on every rank.
+        """A failure inside has to happen on every rank.
 
         Raises:
             RankLost: when it does not.

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,8 @@ def check(settings: Settings) -> None:
         raise ModelLoadError(f"ROPEWAY_TENSOR_PARALLEL: {size} ranks need {size} CUDA devices, and there are {cards}")
     if device == "cpu" and cards:
         raise ModelLoadError("ROPEWAY_TENSOR_PARALLEL: on a machine with CUDA, the ranks run there: set no device")
+    if find_spec("accelerate") is None:
+        raise ModelLoadError("ROPEWAY_TENSOR_PARALLEL: needs the package accelerate; install the extra `parallel`")
     if not dist.is_available():
         raise ModelLoadError("ROPEWAY_TENSOR_PARALLEL: this torch was built without torch.distributed")
 
