@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from patches.encoding.distances import effective_distance
     from patches.model.geometry import UnsupportedModel, geometry_of
     from patches.model.hf import patched
+    from patches.model.ranks import Ranks
     from patches.model.rounding import allowed_rounding
     from patches.model.seams import Patched
 
@@ -61,6 +62,7 @@ __all__ = [
     "Patched",
     "PositionEncoding",
     "Problem",
+    "Ranks",
     "Recipe",
     "ResolvedRecipe",
     "RopeGeometry",
@@ -114,6 +116,7 @@ _NEEDS_TORCH = {
     "patches.batch.segments": {"Batch", "packed_batch"},
     "patches.model.geometry": {"UnsupportedModel", "geometry_of"},
     "patches.model.hf": {"patched"},
+    "patches.model.ranks": {"Ranks"},
     "patches.model.rounding": {"allowed_rounding"},
     "patches.model.seams": {"Patched"},
     "patches.batch.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},

@@ -66,6 +66,11 @@ def deadline_exceeded(seconds: float) -> ApiError:
     return ApiError(504, f"not finished within {seconds:g} seconds", param="timeout_s", code="deadline_exceeded")
 
 
+def rank_lost() -> ApiError:
+    message = "a rank of the tensor-parallel group was lost, and the server ends"
+    return ApiError(503, message, code="rank_lost", headers={"Connection": "close"})
+
+
 def shutting_down(more: str = "") -> ApiError:
     message = f"the server is shutting down{more and f'; {more}'}"
     return ApiError(503, message, code="shutting_down", headers={"Connection": "close"})

@@ -39,8 +39,8 @@ class Metrics:
         self.restarts = self._counter("engine_restarts", "Generation threads replaced.", ("model_name",))
         self.engine_info = Gauge(
             "ropeway_engine_info",
-            "1 for the engine and the attention that serve a model.",
-            ("model_name", "engine", "attention"),
+            "1 for the engine, the attention and the number of ranks that serve a model.",
+            ("model_name", "engine", "attention", "tensor_parallel"),
             registry=self.registry,
         )
         self.first_token = self._histogram("time_to_first_token", "From admission to the first token.", SLOW)

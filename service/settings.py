@@ -85,6 +85,10 @@ class Settings(BaseSettings):
     )
     threads: int | None = Field(None, ge=1, description="CPU threads for the model; torch's choice when unset.")
 
+    tensor_parallel: Count = Field(
+        1, description="Processes that compute each model together, each with a part of its weights."
+    )
+
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")

@@ -29,6 +29,7 @@ TRANSFORMERS_IN_SERVICE = {
     "service/engine/adapter/windowed.py",
     "service/models/architecture.py",  # the demo model under families that no Llama carries
     "service/models/loading.py",  # checkpoints and tokenizers
+    "service/models/parallel/messages.py",  # types of caches
     "service/models/text_model.py",  # the class that loads a checkpoint
     "service/models/training/shape.py",  # the demo models before they are trained
 }

@@ -8,6 +8,7 @@ attention sinks, arXiv:2309.17453, section 3.1.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -50,6 +51,13 @@ class AttentionMass:
     def layers(self) -> list[int]:
         """Indices of the layers that attended, ascending."""
         return sorted(self._sums)
+
+    def with_heads_of(self, others: Sequence[AttentionMass]) -> AttentionMass:
+        """The same queries with the heads of ``others`` behind these, each from another rank."""
+        whole = AttentionMass(self.first, self.stop)
+        whole._sums = {layer: torch.cat([part._sums[layer] for part in (self, *others)]) for layer in self._sums}
+        whole._queries = dict(self._queries)
+        return whole
 
     def mass(self) -> np.ndarray:
         """float64 [layers, heads, buckets]: mean weight on the keys of each bucket of ``edges``."""

@@ -99,6 +99,11 @@ class SlotTable:
             self._users[slot] += 1
             return slot
 
+    def put(self, slot: int, resolved: ResolvedRecipe) -> None:
+        """Write ``resolved`` into ``slot`` as another rank's table has it."""
+        with self._lock:
+            self._write(slot, resolved)
+
     def release(self, slot: int) -> None:
         """Give one use back; the encoding stays interned until its slot is needed."""
         with self._lock:

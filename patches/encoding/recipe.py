@@ -50,6 +50,10 @@ class ScoreBias(Protocol):
         """True if distance alone decides: one table then serves all queries."""
         ...
 
+    def of_heads(self, heads: slice) -> ScoreBias:
+        """The bias of some heads, for a rank that computes only those."""
+        ...
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor: ...
 
 
@@ -289,6 +293,13 @@ class ResolvedRecipe:
     def unmasked(self) -> ResolvedRecipe:
         """The recipe in a layer whose own mask decides over all pairs, causality included."""
         return replace(self, recipe=replace(self.recipe, bands=(Band(predicate=EVERY_PAIR),)))
+
+    def of_heads(self, heads: slice) -> ResolvedRecipe:
+        """The recipe on a rank that computes only these attention heads."""
+        bias = self.recipe.score_bias
+        if bias is None:
+            return self
+        return replace(self, recipe=replace(self.recipe, score_bias=bias.of_heads(heads)))
 
     @cached_property
     def frequency_hash(self) -> str:

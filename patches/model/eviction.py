@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 
-def evict(layers: list[Any], num_sinks: int, window_size: int) -> None:
+def evict(cache: Any, num_sinks: int, window_size: int) -> None:
     """Keep the ``num_sinks`` first and the newest ``window_size`` - 1 tokens of every layer that keeps all of them.
 
-    ``layers`` are those of a transformers ``DynamicCache``: keys and values [rows, heads, tokens, dim]. The next query
+    ``cache`` is a transformers ``DynamicCache``: layers with keys and values [rows, heads, tokens, dim]. The next query
     is the last token in its own window. Layers that slide keep their window, and layers without keys their state.
     """
     newest = window_size - 1
-    for layer in layers:
+    for layer in cache.layers:
         keys = getattr(layer, "keys", None)
         if getattr(layer, "is_sliding", False) or keys is None or keys.shape[-2] <= num_sinks + newest:
             continue

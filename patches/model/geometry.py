@@ -41,7 +41,7 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
     """
     config = text_config(model)
     architecture = architecture_of(model)
-    if _number(config, "num_attention_heads") is None:
+    if number(config, "num_attention_heads") is None:
         raise UnsupportedModel(OF_SEVERAL_PARTS if len(getattr(config, "sub_configs", ())) > 1 else NOTHING_ATTENDS)
     if architecture is None or architecture.forward is None:
         _refuse_attention_that_does_not_dispatch(model)
@@ -56,7 +56,7 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
     if table is None and architecture is None:
         declared = {"method": "none"}  # a measurement confirms it
     native = _native_encoding(config, parameters, declared)
-    latent = _number(config, "kv_lora_rank") is not None
+    latent = number(config, "kv_lora_rank") is not None
     longest = facts.pop("max_position_embeddings", None) or getattr(config, "max_position_embeddings", None)
     if longest is None:
         raise UnsupportedModel("its configuration does not say for how many tokens it was trained")
@@ -66,7 +66,7 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
         "rope_theta": 0.0 if parameters is None else float(parameters["rope_theta"]),
         "original_max_position_embeddings": _trained_length(config, parameters or {}, native, int(longest)),
         "max_position_embeddings": int(longest),
-        "num_attention_heads": _number(config, "num_attention_heads"),
+        "num_attention_heads": number(config, "num_attention_heads"),
         "family": _family_of(native, parameters),
         "native": native,
         "latent": latent,
@@ -138,13 +138,13 @@ def _rope_parameters(config: Any, table: RotaryTable) -> dict[str, Any]:
 def _head_dim(config: Any, latent: bool) -> int:
     """Numbers per head as the configuration has them; a measurement replaces it where layers differ."""
     if latent:
-        return int((_number(config, "qk_nope_head_dim") or 0) + (_number(config, "qk_rope_head_dim") or 0))
-    if (head_dim := _number(config, "head_dim")) is not None:
+        return int((number(config, "qk_nope_head_dim") or 0) + (number(config, "qk_rope_head_dim") or 0))
+    if (head_dim := number(config, "head_dim")) is not None:
         return head_dim
     return int(config.hidden_size // config.num_attention_heads)
 
 
-def _number(config: Any, name: str) -> int | None:
+def number(config: Any, name: str) -> int | None:
     """A whole number of a configuration, 0 where layers differ, None where it has no such number."""
     try:
         value = getattr(config, name, None)

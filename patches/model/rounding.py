@@ -49,8 +49,10 @@ def allowed_rounding(
 
 
 def _is_quantized(module: nn.Module) -> bool:
-    """True for a linear layer whose weights are not plain numbers."""
+    """True for a linear layer whose weights are not plain numbers, all of them or those of a rank."""
     weight: Any = getattr(module, "weight", None)
+    if weight is not None and hasattr(weight, "to_local"):  # the part of a rank
+        weight = weight.to_local()
     is_plain = weight is not None and type(weight.data) is torch.Tensor and weight.is_floating_point()
     return hasattr(module, "in_features") and not is_plain
 

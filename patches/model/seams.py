@@ -12,7 +12,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observed, Observer
 from patches.attention.paged.batch import PagedBatch
 from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
-from patches.batch.slots import decode
+from patches.batch.slots import MAX_SLOTS, decode
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
@@ -34,6 +35,7 @@ from patches.model.eviction import evict
 from patches.model.forward import Forward, inputs_of, tokens_of
 from patches.model.geometry import chunked_layers, text_config
 from patches.model.measurement import Measurement
+from patches.model.ranks import Ranks, heads_of_rank
 from patches.model.rotary_tables import plain_positions, planes_of
 
 PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
@@ -64,8 +66,13 @@ class Patched(Encodings):
     ) -> None:
         """``temperatures`` replace those that layers would compute by counting tokens."""
         num_layers = int(text_config(model).num_hidden_layers)
+        heads, geometry = heads_of_rank(model, measurement.geometry.num_attention_heads), measurement.geometry
+        if heads is not None:  # encodings are those of the whole model
+            geometry = replace(geometry, num_attention_heads=int(text_config(model).num_attention_heads))
         layers: dict[str, int] = dict(Counter(map(str, measurement.roles.values()))) or {"slots": num_layers}
-        super().__init__(measurement.geometry, layers, model.device)
+        super().__init__(geometry, layers, model.device)
+        self.ranks = Ranks()
+        self._of_rank = None if heads is None else lru_cache(2 * MAX_SLOTS)(lambda resolved: resolved.of_heads(heads))
         self.model = model  # a PreTrainedModel, whose library is imported in hf.py only
         self.attention_name = attention_name
         self.roles, self.cached, self.windowed = measurement.roles, measurement.cached, measurement.windowed
@@ -135,7 +142,7 @@ class Patched(Encodings):
 
     def packed(self, batch: Batch, paged: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within it, each forward on this thread is of one packed row; ``Forward`` explains ``paged``."""
-        return self._carrying(packed=batch, paged=paged)
+        return self.carrying(packed=batch, paged=paged)
 
     def observing(self, observer: Observer) -> AbstractContextManager[None]:
         """Within it, ``observer`` sees every attention of this model on this thread before it is computed.
@@ -145,10 +152,16 @@ class Patched(Encodings):
         """
         if self.geometry.compresses_keys:
             raise ValueError("the attention of this model is not observed: some of its keys cover several tokens")
-        return self._carrying(observer=observer)
+        return self.carrying(observer=observer)
+
+    @property
+    def carried(self) -> Mapping[str, Any]:
+        """Fields of ``Forward`` that the next forward on this thread has beside its positions."""
+        return self._thread.carried
 
     @contextmanager
-    def _carrying(self, **carried: Any) -> Iterator[None]:
+    def carrying(self, **carried: Any) -> Iterator[None]:
+        """Within it, each forward on this thread has these fields of ``Forward``."""
         if self._thread.carried or self._thread.forward is not None:
             raise RuntimeError("packed rows and observers do not nest, and begin outside of a forward")
         self._thread.carried = carried
@@ -273,6 +286,8 @@ class Patched(Encodings):
         if role == "own":
             return PLAIN
         resolved = self.slots[slot] if role == "slots" else self.slots[slot].unrotated
+        if self._of_rank is not None:
+            resolved = self._of_rank(resolved)
         return resolved.unmasked if index in self._compressed else resolved
 
     def _attend(
@@ -403,7 +418,7 @@ class Patched(Encodings):
         """Evict the keys that no later query of the sequence in ``cache`` can reach under ``slot``."""
         sink_window = self.sink_window(self.slots[slot])
         if sink_window is not None:
-            evict(cache.layers, *sink_window)
+            self.ranks.apply(evict, cache, *sink_window)
 
 
 def _num_sinks(resolved: ResolvedRecipe, layer: Layer, num_kv: int, q_stop: int) -> int | None:

@@ -31,6 +31,7 @@ from service.errors import (
     bad_request,
     body_of,
     context_length_exceeded,
+    rank_lost,
     shutting_down,
 )
 from service.evaluation.catalogue import EVALUATIONS
@@ -39,6 +40,7 @@ from service.evaluation.scoring import NotANumber
 from service.inputs import TAGS
 from service.jobs.storage.database import StoreOutOfReach
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
+from service.models.parallel import LOST
 from service.models.registry import UnknownModel
 from service.sharing.admission import QueueFull, TooLarge
 from service.sharing.limits import LimitsOutOfReach
@@ -99,7 +101,11 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     LimitsOutOfReach: lambda error: ApiError(
         503, f"the shared store of limits is out of reach: {error}", code="limits_out_of_reach"
     ),
-    EngineFailed: lambda error: ApiError(503, f"the engine failed and is restarting: {error}", code="engine_failed"),
+    EngineFailed: lambda error: (
+        rank_lost()
+        if LOST.is_set()
+        else ApiError(503, f"the engine failed and is restarting: {error}", code="engine_failed")
+    ),
     OutOfMemory: _out_of_memory,
     NotANumber: lambda error: ApiError(500, str(error), code="not_a_number"),
     ClientGone: _client_gone,

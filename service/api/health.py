@@ -9,7 +9,8 @@ from fastapi.responses import JSONResponse
 
 from service.api.errors import answer
 from service.api.responses import Live, Ready
-from service.errors import ApiError, shutting_down
+from service.errors import ApiError, rank_lost, shutting_down
+from service.models.parallel import LOST
 
 router = APIRouter(tags=["health"])
 
@@ -41,6 +42,8 @@ async def health(request: Request) -> JSONResponse | Live:
 
 def not_ready(app: FastAPI) -> ApiError | None:
     """The reason that ``app`` serves no request now, if any. Replaces dead and stalled generation threads."""
+    if LOST.is_set():
+        return rank_lost()
     if app.state.traffic.draining:
         return shutting_down()
     dead = [served for served in app.state.models if not served.engine.thread.is_alive]

@@ -213,6 +213,7 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         dtype=str(model.dtype).removeprefix("torch."),
         engine=served.engine.choice.kind,
         engine_reason=served.engine.choice.reason,
+        tensor_parallel=served.patch.ranks.size,
         attention=served.engine.choice.attention,
         base=served.base,
         quantization=None if served.quantization is None else QuantizationInfo(**asdict(served.quantization)),

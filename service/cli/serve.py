@@ -57,6 +57,10 @@ def serve(  # noqa: PLR0913 - one argument per option
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="LoRA adapter to serve under a name beside its base; repeatable."),
     ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that compute each model together.", show_default="1"),
+    ] = None,
     replicas: Annotated[
         int | None,
         typer.Option(min=1, help="Processes with models of their own, on Ray Serve (extra scale).", show_default="1"),
@@ -84,6 +88,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         "dtype": dtype,
         "policy": policy,
         "replicas": replicas,
+        "tensor_parallel": tensor_parallel,
     }
     try:
         settings = settings_with(**{**assignments(setting or []), **{k: v for k, v in flags.items() if v is not None}})
@@ -99,11 +104,15 @@ def serve(  # noqa: PLR0913 - one argument per option
 
 
 def _end() -> None:
-    """Exit with 0. Python itself would wait for a thread that hangs in a step, or crash on it."""
+    """Exit with 0, or 1 after the loss of a rank. Python itself would wait for a thread that hangs in a step, or crash
+    on it."""
+    from service.models.parallel import LOST
+
+    code = 1 if LOST.is_set() else 0
     if any(thread.name == THREAD_NAME for thread in threading.enumerate()):
         sys.stderr.flush()
-        os._exit(0)
-    sys.exit(0)
+        os._exit(code)
+    sys.exit(code)
 
 
 def assignments(items: list[str]) -> dict[str, str]:

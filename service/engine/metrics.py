@@ -20,9 +20,9 @@ class EngineMetrics:
         self._all, self._model = metrics, model_name
         self._labelled: dict[tuple[MetricWrapperBase, str], Any] = {}
 
-    def serves(self, engine: str, attention: str) -> None:
-        """The engine and its attention, which stay."""
-        self._all.engine_info.labels(self._model, engine, attention).set(1)
+    def serves(self, engine: str, attention: str, ranks: int) -> None:
+        """The engine, its attention and the processes that compute together, which stay."""
+        self._all.engine_info.labels(self._model, engine, attention, str(ranks)).set(1)
 
     def first_token(self, method: str, generation: Generation, prompt_tokens: int) -> None:
         labels = (self._model, method)

@@ -160,9 +160,9 @@ class Reading:
         cached = self.patch.returns_cache
         has_states = not cached or bool(sizes(before)[1])  # recurrent states cannot be cut, so a copy reads the answer
         if has_states:
-            self.cache = joined([before]) if cached else before
+            self.cache = self.patch.ranks.apply(joined, [before]) if cached else before
         else:
-            self.cache.activate_past_recording()  # layers that slide keep what they need to go back
+            self.patch.ranks.apply(_record_past, self.cache)
         chunk = chunk_length(chunk, vocab_size_of(self.patch)) if self.patch.continues or not cached else 1
         for start in range(0, inputs, chunk):
             stop = min(start + chunk, inputs)
@@ -172,7 +172,7 @@ class Reading:
         if has_states:
             self.cache = before
         elif inputs:
-            self.cache.crop(-inputs)
+            self.patch.ranks.apply(_crop, self.cache, inputs)
         self.length -= inputs
         return scores
 
@@ -186,6 +186,16 @@ class Reading:
             found.append(int(last.argmax()))
             yield 1
         return np.array(found, np.int64)
+
+
+def _record_past(cache: Any) -> None:
+    """Layers that slide keep what they need to go back."""
+    cache.activate_past_recording()
+
+
+def _crop(cache: Any, tokens: int) -> None:
+    """Forget the last ``tokens``."""
+    cache.crop(-tokens)
 
 
 def token_scores(

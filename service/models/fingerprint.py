@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from service.models.weights import parts
+from service.models.weights import parts, whole
 
-UNRELATED = {"_name_or_path", "transformers_version"}
-"""Keys of a configuration that say where a model came from and not what it is."""
+UNRELATED = {"_name_or_path", "transformers_version", "distributed_config"}
+"""Keys of a configuration that say where a model came from or runs, and not what it is."""
 
 BLOCK = 1 << 20
 """Numbers of a tensor that are summed at a time."""
@@ -48,7 +48,7 @@ def contents(model: Any) -> str:
 
 def _sums_of_parts(tensor: torch.Tensor) -> Iterator[list[list[int]]]:
     """Sums of a tensor, or of the codes and scales of a quantized one."""
-    return map(_sums, parts(tensor.detach()))
+    return map(_sums, parts(whole(tensor.detach())))
 
 
 def _sums(tensor: torch.Tensor) -> list[list[int]]:
@@ -71,7 +71,8 @@ def numerics(model: Any) -> list[Any]:
     else:
         hardware = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     versions = [torch.__version__, metadata.version("transformers")]
-    return [versions, device.type, hardware, dtype, torch.get_num_threads()]
+    ranks = getattr(model, "tp_size", None) or 1  # parts of sums are added in another order
+    return [versions, device.type, hardware, dtype, torch.get_num_threads(), *([ranks] if ranks > 1 else [])]
 
 
 def _digest(value: object) -> str:

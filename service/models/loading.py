@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from patches import Patched
@@ -63,6 +64,7 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
         with _blamed(source, "its weights"):
             config = AutoConfig.from_pretrained(place, revision=revision)
             is_quantized = getattr(config, "quantization_config", None) is not None
+            shared_out = _shared_out(config, settings)
             loaded: Any = class_for(config).from_pretrained(
                 place,
                 revision=revision,
@@ -71,6 +73,7 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
                 device_map={"": device} if is_quantized else None,  # such weights may not move later
+                **shared_out,
             )
             model, report = loaded
             _refuse_weights_that_are_not_there(report)
@@ -78,10 +81,45 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
             if is_quantized:
                 with torch.no_grad():  # compressed-tensors decompresses its weights in the first forward
                     model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
-            elif settings.quantization is None:
+            elif settings.quantization is None and not shared_out:
                 model.to(device)
     _set_template(tokenizer, settings)
     return Checkpoint(name, model.eval(), tokenizer, quantization=of_checkpoint(model))
+
+
+def _shared_out(config: Any, settings: Settings) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for a rank that loads its part of the weights.
+
+    Raises:
+        ValueError: when the model cannot be divided by the number of ranks.
+    """
+    ranks = settings.tensor_parallel
+    if ranks == 1:
+        return {}
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(f"quantized weights are not divided: ROPEWAY_TENSOR_PARALLEL={ranks}")
+    text = config.get_text_config()
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        try:
+            heads = getattr(text, name, None)
+        except RuntimeError:  # transformers names no number for layers that differ
+            heads = None
+        if isinstance(heads, int) and heads % ranks:
+            raise ValueError(f"{name} {heads} is no multiple of ROPEWAY_TENSOR_PARALLEL={ranks}")
+    if not has_plan(config):
+        raise ValueError(f"transformers has no plan that divides a {config.model_type} among ranks")
+    return {"distributed_config": DistributedConfig(tp_size=ranks)}
+
+
+WRONGLY_DIVIDED = {"hrm_text", "youtu"}
+"""Types whose weights transformers 5.23 loads wrong under its own plan, as ``python -m tests.field.parallel`` found."""
+
+
+def has_plan(config: Any) -> bool:
+    """True if transformers knows how to divide the layers."""
+    if config.model_type in WRONGLY_DIVIDED:
+        return False
+    return bool(getattr(config.get_text_config(), "base_model_tp_plan", None))
 
 
 def quantized(checkpoint: Checkpoint, settings: Settings) -> Checkpoint:

@@ -10,25 +10,18 @@ from typing import Any
 
 import structlog
 
-from patches import Method, Patched, UnsupportedModel, patched
-from service.engine.choice import AttentionUnavailable, CannotGenerate
+from patches import Method, Patched
+from service.engine.choice import CannotGenerate
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
-from service.engine.verification import checked_length, verify
+from service.engine.verification import checked_length
 from service.metrics import Metrics
-from service.models.adapters import adapted, by_base
-from service.models.fingerprint import contents, fingerprint
-from service.models.loading import (
-    Checkpoint,
-    ModelLoadError,
-    cache_bytes_per_token,
-    cache_tokens,
-    load,
-    quantized,
-    sources,
-)
+from service.models.loading import Checkpoint, cache_bytes_per_token, cache_tokens
+from service.models.parallel.group import check
+from service.models.parallel.leader import leading
 from service.models.quantization import Quantization
+from service.models.start import Started, started
 from service.models.weights import storages
 from service.policy.policy import Policy
 from service.settings import Settings
@@ -115,26 +108,21 @@ class ModelRegistry:
         self._models: dict[str, ServedModel] = {}
         self._grace_s = settings.shutdown_grace_s
         try:
-            for group in _loaded(settings):
-                for number, checkpoint in enumerate(group):
-                    self._add(checkpoint, settings, among=len(group) - number)
+            check(settings)
+            leader = self._stack.enter_context(leading(settings)) if settings.tensor_parallel > 1 else None
+            for group in started(settings):
+                for number, start in enumerate(group):
+                    ready = self._stack.enter_context(start)
+                    if leader is not None:
+                        leader.lead(ready.patch)
+                    self._add(ready, settings, among=len(group) - number)
         except BaseException:
             self.close()
             raise
 
-    def _add(self, checkpoint: Checkpoint, settings: Settings, *, among: int) -> None:
+    def _add(self, ready: Started, settings: Settings, *, among: int) -> None:
         """Serve one of ``among`` models whose caches divide the free memory."""
-        model = checkpoint.model
-        weights = contents(model)  # before anything runs
-        identity = fingerprint(model, weights)
-        try:
-            patch = self._stack.enter_context(patched(model))
-            choice = verify(patch, settings.attention, settings.page_size)
-        except AttentionUnavailable as error:
-            raise ModelLoadError(f"ROPEWAY_ATTENTION: {error}") from error
-        except UnsupportedModel as error:
-            how = f" (its weights are quantized by {checkpoint.quantization.scheme})" if checkpoint.quantization else ""
-            raise ModelLoadError(f"ROPEWAY_MODEL: model {checkpoint.name!r}{how} cannot be served: {error}") from error
+        checkpoint, patch, choice = ready.checkpoint, ready.patch, ready.choice
         limits = EngineLimits(
             cache_tokens=cache_tokens(patch, settings, among),
             score_tokens=settings.score_tokens,
@@ -158,13 +146,13 @@ class ModelRegistry:
         elif choice.reason is not None:
             log.info("slower_engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
         metrics = EngineMetrics(self._metrics, checkpoint.name)
-        engine = Engine(patch, limits, _eos_token_ids(model), metrics, choice)
+        engine = Engine(patch, limits, _eos_token_ids(checkpoint.model), metrics, choice)
         self._stack.callback(engine.thread.stop, self._grace_s)
         longest = settings.max_length or engine.generations.most
         self._models[checkpoint.name] = ServedModel(
             name=checkpoint.name,
-            contents=weights,
-            fingerprint=identity,
+            contents=ready.contents,
+            fingerprint=ready.fingerprint,
             patch=patch,
             engine=engine,
             tokenizer=checkpoint.tokenizer,
@@ -217,17 +205,6 @@ class ModelRegistry:
     def close(self) -> None:
         """Stop the engines and restore the models."""
         self._stack.close()
-
-
-def _loaded(settings: Settings) -> Iterator[list[Checkpoint]]:
-    """Every model of the settings with its adapters."""
-    served = sources(settings)
-    adapters = by_base(settings.adapters, served)
-    for name, source in served.items():
-        log.info("loading", model=name)
-        base = load(name, source, settings)
-        group = [base, *(adapted(base, adapter) for adapter in adapters.get(name, ()))]
-        yield [quantized(checkpoint, settings) for checkpoint in group]
 
 
 def _eos_token_ids(model: Any) -> tuple[int, ...]:

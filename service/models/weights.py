@@ -10,11 +10,20 @@ import torch
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The plain tensors that a tensor consists of: itself, or codes, scales and zero points of a quantized one."""
+    local: Any = getattr(tensor, "to_local", None)  # a rank's part of a divided tensor
+    if local is not None:
+        return parts(local())
     flatten: Any = getattr(tensor, "__tensor_flatten__", None)  # torch's protocol of tensors made of others
     if flatten is None:
         return [tensor]
     names, _ = flatten()
     return [part for name in names for part in parts(getattr(tensor, name))]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that the ranks of a tensor-parallel group have in parts. Every rank has to ask for it."""
+    full: Any = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
 
 
 def storages(model: Any) -> dict[int, int]:

@@ -41,6 +41,8 @@ def check(settings: Settings) -> None:
         raise InvalidScale(f"ROPEWAY_REPLICAS: between {least} and {most}, not {settings.replicas}")
     if settings.min_replicas is not None and settings.max_replicas is None:
         raise InvalidScale("ROPEWAY_MIN_REPLICAS: only with ROPEWAY_MAX_REPLICAS")
+    if settings.tensor_parallel > 1:
+        raise InvalidScale("ROPEWAY_TENSOR_PARALLEL: 1 with replicas, each of which is one process")
     if settings.metrics_port:
         raise InvalidScale("ROPEWAY_METRICS_PORT: unset or 0 with replicas, which cannot share one port")
     for name in ("key_concurrency", "key_tokens_per_minute"):

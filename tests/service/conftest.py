@@ -16,7 +16,7 @@ from patches import Patched
 from service.cli.server import local_server
 from service.engine.choice import EngineChoice
 from service.engine.verification import verify
-from service.models import registry
+from service.models import start
 from service.settings import Settings
 
 TEXT = " ".join(f"The {n} ropes of the {n * 7} ways are {n % 13} steps long, and no longer." for n in range(400))
@@ -85,7 +85,7 @@ def _verified_once(checkpoints: Path) -> Iterator[None]:
         return chosen[key]
 
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(registry, "verify", remembered)
+        changed.setattr(start, "verify", remembered)
         yield
 
 

@@ -48,6 +48,9 @@ class LinearBias:
     def by_distance(self) -> bool:
         return not self.in_bfloat16
 
+    def of_heads(self, heads: slice) -> LinearBias:
+        return replace(self, slopes=self.slopes[heads])
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         import torch
 
@@ -74,6 +77,9 @@ class DynamicLinearBias:
     @property
     def by_distance(self) -> bool:
         return self.bias.by_distance
+
+    def of_heads(self, heads: slice) -> DynamicLinearBias:
+        return replace(self, bias=self.bias.of_heads(heads))
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         raise TypeError("known only once a length is reserved")

@@ -35,6 +35,9 @@ class LogBias:
     def by_distance(self) -> bool:
         return True
 
+    def of_heads(self, heads: slice) -> LogBias:
+        return LogBias(self.r1[heads], self.r2[heads])
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         import torch
 
@@ -52,6 +55,9 @@ class PowerBias:
     @property
     def by_distance(self) -> bool:
         return True
+
+    def of_heads(self, heads: slice) -> PowerBias:
+        return PowerBias(self.r1[heads], self.r2[heads])
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         import torch

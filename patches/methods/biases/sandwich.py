@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -80,14 +80,21 @@ _tables = _Tables(MOST_BYTES)
 
 @dataclass(frozen=True)
 class SandwichBias:
-    """(sum over i < dim / 2 of cos(distance / 10000^(2i / dim)) - dim / 2) x heads / 8k for head k."""
+    """(sum over i < dim / 2 of cos(distance / 10000^(2i / dim)) - dim / 2) x heads / 8k for head k.
+
+    ``part`` are the heads that are computed, all of them when None.
+    """
 
     dim: int
     heads: int
+    part: range | None = None
 
     @property
     def by_distance(self) -> bool:
         return True
+
+    def of_heads(self, heads: slice) -> SandwichBias:
+        return replace(self, part=range(self.heads)[heads])
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         import torch
@@ -100,7 +107,8 @@ class SandwichBias:
             products = products.masked_fill(distance == 0, 0.0)
         else:
             products = _tables.at_least(farthest + 1, self.dim, distance.device)[distance]
-        ratio = torch.arange(1, self.heads + 1, device=q_idx.device) * 8 / self.heads
+        computed = range(self.heads) if self.part is None else self.part
+        ratio = torch.arange(computed.start + 1, computed.stop + 1, device=q_idx.device) * 8 / self.heads
         return products / ratio[:, None, None]
 
 

@@ -47,6 +47,9 @@ class BucketBias:
     def by_distance(self) -> bool:
         return True
 
+    def of_heads(self, heads: slice) -> BucketBias:
+        return BucketBias(tuple(row[heads] for row in self.table), self.max_distance)
+
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         buckets = t5_buckets((q_idx - kv_idx).clamp_min(0), len(self.table), self.max_distance)
         return self._by_head.to(q_idx.device)[:, buckets]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,6 +37,23 @@ from service.engine.window import max_cached_len
 from service.sharing.turns import Turns
 
 
+@contextmanager
+def _alone(model: Any) -> Iterator[None]:
+    """Within it, the manager sees no other ranks: our leader alone schedules, and sends its forwards to them."""
+    mesh = getattr(model, "_device_mesh", None)
+    model._device_mesh = None
+    try:
+        yield
+    finally:
+        model._device_mesh = mesh
+
+
+def pages_of_rank(patch: Patched, limits: EngineLimits, backend: PagedBackend | None) -> EncodingCache:
+    """The pages of a rank that follows, for its own heads."""
+    cache: EncodingCache = EncodingManager(patch, limits, backend)._create_batch_processor().cache  # type: ignore[assignment]
+    return cache
+
+
 class EncodingManager(ContinuousBatchingManager):
     """Continuous batching in which every request brings its slot.
 
@@ -52,7 +69,7 @@ class EncodingManager(ContinuousBatchingManager):
         """
         check_overrides(type(self))
         check_scheduling()
-        self.patch, self.backend = patch, backend
+        self.patch, self.backend, self._limits = patch, backend, limits
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
         self.turns = Turns()
@@ -71,10 +88,11 @@ class EncodingManager(ContinuousBatchingManager):
             # CUDA graphs replay without running Python, and so would replay one batch's segments for another.
             use_cuda_graph=False,
             use_async_batching=False,
+            disable_nccl_graph_mixing=False,  # without graphs it has no effect, and other ranks would be warned of it
         )
         # do_sample stays off in the manager: it draws all rows from one shared generator.
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
-        with self._configured():
+        with self._configured(), _alone(patch.model):
             super().__init__(patch.model, generation_config, config)
         if backend is not None:
             # transformers forbids block tables to an attention whose name has no "flash". Our tables are elsewhere.
@@ -104,6 +122,7 @@ class EncodingManager(ContinuousBatchingManager):
             others=set(),
             prefill_beside_others=PREFILL_BESIDE_OTHERS if self.model.device.type == "cpu" else None,
         )
+        self.patch.ranks.created(processor.cache, pages_of_rank, self.patch, self._limits, self.backend)
         whole = processor.cache.cache_allocators.get(FULL_ATTENTION)
         if whole is not None:
             adopt(whole, WindowedAllocator, requests=self.requests, windows={}, evicted_pages={}, turns=iter(()))

@@ -45,6 +45,7 @@ class AttentionUnit(Unit):
         mass = AttentionMass(self.length - self.queries, self.length)
         with self.slot() as slot:
             yield from self._prefill(mass, slot)
+        mass = self.subject.patch.ranks.complete(mass)
         return {
             "layers": np.array(mass.layers),
             "edges": np.array(mass.edges),

@@ -63,5 +63,5 @@ def test_a_model_whose_layers_differ_keeps_its_cache() -> None:
 def test_a_window_of_one_keeps_the_first_tokens_only() -> None:
     cache = DynamicCache()
     cache.update(torch.arange(6.0).reshape(1, 1, 6, 1), torch.zeros(1, 1, 6, 1), 0)
-    evict(cache.layers, 2, 1)
+    evict(cache, 2, 1)
     assert cache.layers[0].keys.flatten().tolist() == [0.0, 1.0]

@@ -1,0 +1,79 @@
+"""The processes of a group: they start, find each other, and end together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.util import find_spec
+
+import torch
+import torch.distributed as dist
+
+from service.models.loading import ModelLoadError, device_of
+from service.settings import Settings
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that a group does not follow.
+
+    Raises:
+        ModelLoadError: naming the setting.
+    """
+    size = settings.tensor_parallel
+    if size == 1:
+        return
+    refused = {
+        "ROPEWAY_QUANTIZATION": settings.quantization is not None,
+        "ROPEWAY_ADAPTERS": bool(settings.adapters),
+        "ROPEWAY_ATTENTION": settings.attention != "segments",
+    }
+    for name, given in refused.items():
+        if given:
+            raise ModelLoadError(f"{name}: not together with ROPEWAY_TENSOR_PARALLEL={size}")
+    device, cards = device_of(settings), torch.cuda.device_count()
+    if device.startswith("cuda") and (device != "cuda" or cards < size):
+        raise ModelLoadError(f"ROPEWAY_TENSOR_PARALLEL: {size} ranks need {size} CUDA devices, and there are {cards}")
+    if device == "cpu" and cards:
+        raise ModelLoadError("ROPEWAY_TENSOR_PARALLEL: on a machine with CUDA, the ranks run there: set no device")
+    if find_spec("accelerate") is None:
+        raise ModelLoadError("ROPEWAY_TENSOR_PARALLEL: needs the package accelerate; install the extra `parallel`")
+    if not dist.is_available():
+        raise ModelLoadError("ROPEWAY_TENSOR_PARALLEL: this torch was built without torch.distributed")
+
+
+@contextmanager
+def joined(settings: Settings, rank: int, port: int) -> Iterator[None]:
+    """Within it, this process is a rank of a group on this machine.
+
+    Raises:
+        ModelLoadError: when the ranks do not find each other in time.
+    """
+    size = settings.tensor_parallel
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    former = {name: os.environ.get(name) for name in names}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    threads = torch.get_num_threads()
+    if settings.threads is None:
+        torch.set_num_threads(max(1, threads // size))
+    backend = "nccl" if device_of(settings).startswith("cuda") else "gloo"
+    try:
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=settings.stall_timeout_s))
+        except Exception as error:
+            raise ModelLoadError(f"ROPEWAY_TENSOR_PARALLEL: the ranks do not find each other: {error}") from error
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        torch.set_num_threads(threads)
+        for name, value in former.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

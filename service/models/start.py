@@ -1,0 +1,82 @@
+"""Models as every rank starts them: loaded, patched, and with an engine that was compared with their own forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from patches import Patched, UnsupportedModel, patched
+from service.engine.choice import AttentionUnavailable, EngineChoice
+from service.engine.verification import verify
+from service.models.adapters import adapted, by_base
+from service.models.fingerprint import contents, fingerprint
+from service.models.loading import Checkpoint, ModelLoadError, load, quantized, sources
+from service.settings import Settings
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Started:
+    """A checkpoint ready to serve. ``contents`` and ``fingerprint`` are hashes, as in ``ServedModel``."""
+
+    checkpoint: Checkpoint
+    contents: str
+    fingerprint: str
+    patch: Patched
+    choice: EngineChoice
+
+
+def started(settings: Settings) -> Iterator[list[AbstractContextManager[Started]]]:
+    """Every model of the settings with its adapters; each is patched within its context.
+
+    Raises:
+        ModelLoadError: for a model that cannot be loaded or served.
+    """
+    served = sources(settings)
+    adapters = by_base(settings.adapters, served)
+    for name, source in served.items():
+        log.info("loading", model=name)
+        base = load(name, source, settings)
+        group = [base, *(adapted(base, adapter) for adapter in adapters.get(name, ()))]
+        yield [_started(quantized(checkpoint, settings), settings) for checkpoint in group]
+
+
+@contextmanager
+def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
+    model = checkpoint.model
+    weights = contents(model)  # before anything runs
+    identity = fingerprint(model, weights)
+    try:
+        patching = patched(model)
+        patch = patching.__enter__()
+    except UnsupportedModel as error:
+        raise _refusal(checkpoint, error) from error
+    try:
+        yield Started(checkpoint, weights, identity, patch, _choice(checkpoint, patch, settings))
+    finally:
+        patching.__exit__(None, None, None)
+
+
+def _choice(checkpoint: Checkpoint, patch: Patched, settings: Settings) -> EngineChoice:
+    try:
+        choice = verify(patch, settings.attention, settings.page_size)
+    except AttentionUnavailable as error:
+        raise ModelLoadError(f"ROPEWAY_ATTENTION: {error}") from error
+    except UnsupportedModel as error:
+        raise _refusal(checkpoint, error) from error
+    if settings.tensor_parallel > 1:
+        if choice.kind != "paged":
+            reason = f"ranks share the paged engine only, and it has the {choice}: {choice.reason}"
+            raise _refusal(checkpoint, UnsupportedModel(reason))
+        assert patch.continues is not None  # measured by a forward, which has to run on every rank
+        assert patch.returns_cache
+    return choice
+
+
+def _refusal(checkpoint: Checkpoint, error: UnsupportedModel) -> ModelLoadError:
+    how = f" (its weights are quantized by {checkpoint.quantization.scheme})" if checkpoint.quantization else ""
+    return ModelLoadError(f"ROPEWAY_MODEL: model {checkpoint.name!r}{how} cannot be served: {error}")
