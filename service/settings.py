@@ -83,7 +83,9 @@ class Settings(BaseSettings):
         None,
         description="Policy of `auto`: a JSON file, or a folder of such files; each is for the model that it names.",
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads for the model; torch's choice when unset.")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads for the model, all ranks together; torch's choice when unset."
+    )
 
     tensor_parallel: Count = Field(
         1, description="Processes that compute each model together, each with a part of its weights."

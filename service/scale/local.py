@@ -94,8 +94,9 @@ def _for_each(settings: Settings) -> Settings:
 def _deployment(settings: Settings, gpus: int) -> dict[str, object]:
     most = options.bounds(settings)[1]
     wanted = settings.device.startswith("cuda") or (settings.device == "auto" and gpus > 0)
-    if wanted and gpus < most:
-        raise options.InvalidScale(f"ROPEWAY_REPLICAS: {most} replicas need as many GPUs and there are {gpus}")
+    needed = most * settings.tensor_parallel
+    if wanted and gpus < needed:
+        raise options.InvalidScale(f"ROPEWAY_REPLICAS: {most} replicas need {needed} GPUs, and there are {gpus}")
     # A model that does not load will not load on another attempt either.
     return options.deployment(settings, num_gpus=int(wanted)) | {"max_constructor_retry_count": 1}
 

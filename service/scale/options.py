@@ -41,8 +41,6 @@ def check(settings: Settings) -> None:
         raise InvalidScale(f"ROPEWAY_REPLICAS: between {least} and {most}, not {settings.replicas}")
     if settings.min_replicas is not None and settings.max_replicas is None:
         raise InvalidScale("ROPEWAY_MIN_REPLICAS: only with ROPEWAY_MAX_REPLICAS")
-    if settings.tensor_parallel > 1:
-        raise InvalidScale("ROPEWAY_TENSOR_PARALLEL: 1 with replicas, each of which is one process")
     if settings.metrics_port:
         raise InvalidScale("ROPEWAY_METRICS_PORT: unset or 0 with replicas, which cannot share one port")
     for name in ("key_concurrency", "key_tokens_per_minute"):
@@ -63,7 +61,10 @@ def http_options(host: str, port: int) -> dict[str, Any]:
 
 
 def deployment(settings: Settings, *, num_cpus: int = 1, num_gpus: int = 0) -> dict[str, Any]:
-    """Serve's options of the deployment, JSON values; ``num_cpus`` and ``num_gpus`` for each replica."""
+    """Serve's options of the deployment, JSON values: ``num_cpus`` for each replica, ``num_gpus`` for each rank.
+
+    The ranks are children of the replica's process, so that Ray places them together, on one node.
+    """
     options: dict[str, Any] = {
         "name": NAME,
         "max_ongoing_requests": settings.max_connections,
@@ -73,7 +74,7 @@ def deployment(settings: Settings, *, num_cpus: int = 1, num_gpus: int = 0) -> d
         "graceful_shutdown_wait_loop_s": 0.2,
         "health_check_period_s": 5.0,
         "health_check_timeout_s": 30.0,
-        "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": num_gpus},
+        "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": num_gpus * settings.tensor_parallel},
     }
     least, most = bounds(settings)
     options["request_router_config"] = {

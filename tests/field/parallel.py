@@ -19,7 +19,7 @@ import torch
 
 from patches import Patched, parse
 from service.models.loading import ModelLoadError, has_plan
-from service.models.parallel.group import free_port, joined
+from service.models.parallel.group import joined
 from service.models.start import started
 from service.settings import Settings
 from tests.field.configurations import TYPES, VOCAB_SIZE, tiny_config, tiny_model
@@ -80,7 +80,7 @@ def _logits(patch: Patched, request: dict[str, Any]) -> torch.Tensor:
     return logits
 
 
-def row_of(name: str, rank: int, port: int) -> str:
+def row_of(name: str, rank: int, store: Path) -> str:
     """The outcome for one type, on one rank."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -92,7 +92,7 @@ def row_of(name: str, rank: int, port: int) -> str:
         except ModelLoadError as error:
             return f"not served by one process: {_said(error)}"
         try:
-            with joined(settings(folder, RANKS), rank, port):
+            with joined(settings(folder, RANKS), rank, store):
                 of_ranks, found = computed(folder, RANKS)
         except ModelLoadError as error:
             return f"refused: {_said(error)}"
@@ -109,10 +109,10 @@ def _said(error: Exception) -> str:
     return " ".join(str(error).partition("cannot be ")[2].split())[:300]
 
 
-def _rank(name: str, rank: int, port: int, rows_of: Any) -> None:
+def _rank(name: str, rank: int, store: Path, rows_of: Any) -> None:
     torch.set_num_threads(1)
     try:
-        row = row_of(name, rank, port)
+        row = row_of(name, rank, store)
     except Exception as error:  # in as many ways as there are types
         row = f"FAILS: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     rows_of.put((rank, row))
@@ -123,8 +123,8 @@ def _rank(name: str, rank: int, port: int, rows_of: Any) -> None:
 
 def of_both(name: str, context: Any) -> str:
     """The outcome of one type in two new processes."""
-    rows_of, port = context.Queue(), free_port()
-    processes = [context.Process(target=_rank, args=(name, rank, port, rows_of)) for rank in range(RANKS)]
+    rows_of, store = context.Queue(), Path(tempfile.mkdtemp()) / "store"
+    processes = [context.Process(target=_rank, args=(name, rank, store, rows_of)) for rank in range(RANKS)]
     for process in processes:
         process.start()
     found: dict[int, str] = {}

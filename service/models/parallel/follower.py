@@ -8,6 +8,7 @@ import signal
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ class Failed:
         return self.error
 
 
-def follow(settings: Settings, rank: int, port: int, pipe: Connection) -> None:
+def follow(settings: Settings, rank: int, store: Path, pipe: Connection) -> None:
     """The process of one rank. It ends with the pipe, and so with the leader."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the leader finishes requests first
@@ -41,7 +42,7 @@ def follow(settings: Settings, rank: int, port: int, pipe: Connection) -> None:
     logs.configure("error", settings.log_format)
     names = Names()
     with ExitStack() as stack:
-        stack.enter_context(joined(settings, rank, port))
+        stack.enter_context(joined(settings, rank, store))
         try:
             for group in started(settings):
                 for start in group:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
-import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from service.models.loading import ModelLoadError, device_of
 from service.settings import Settings
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""Name of the loopback interface."""
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables of the interface that ranks listen on."""
 
 
 def check(settings: Settings) -> None:
@@ -45,23 +52,23 @@ def check(settings: Settings) -> None:
 
 
 @contextmanager
-def joined(settings: Settings, rank: int, port: int) -> Iterator[None]:
-    """Within it, this process is a rank of a group on this machine.
+def joined(settings: Settings, rank: int, store: Path) -> Iterator[None]:
+    """Within it, this process is a rank of a group on this machine. The ranks find each other by the file ``store``.
 
     Raises:
-        ModelLoadError: when the ranks do not find each other in time.
+        ModelLoadError: when they do not in time.
     """
     size = settings.tensor_parallel
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    # The file and the loopback interface: nobody else reaches the group.
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, **dict.fromkeys(INTERFACES, LOOPBACK)}
     former = {name: os.environ.get(name) for name in names}
     os.environ.update({name: str(value) for name, value in names.items()})
     threads = torch.get_num_threads()
-    if settings.threads is None:
-        torch.set_num_threads(max(1, threads // size))
-    backend = "nccl" if device_of(settings).startswith("cuda") else "gloo"
+    torch.set_num_threads(max(1, (settings.threads or threads) // size))
+    backend, timeout = _backend(settings), timedelta(seconds=settings.stall_timeout_s)
     try:
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=settings.stall_timeout_s))
+            dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
         except Exception as error:
             raise ModelLoadError(f"ROPEWAY_TENSOR_PARALLEL: the ranks do not find each other: {error}") from error
         yield
@@ -73,7 +80,5 @@ def joined(settings: Settings, rank: int, port: int) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+def _backend(settings: Settings) -> str:
+    return "nccl" if device_of(settings).startswith("cuda") else "gloo"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import structlog
@@ -21,7 +23,7 @@ from typing_extensions import override
 from patches import AttentionMass, Patched, Ranks
 from service.models.parallel import LOST, RankLost
 from service.models.parallel.follower import Failed, follow
-from service.models.parallel.group import free_port, joined
+from service.models.parallel.group import joined
 from service.models.parallel.messages import Apply, Collect, Forward, Message, Names, Observe, packed
 from service.settings import Settings
 
@@ -44,19 +46,19 @@ def leading(settings: Settings) -> Iterator[Leader]:
     Raises:
         ModelLoadError: when the ranks do not find each other.
     """
-    port, context = free_port(), multiprocessing.get_context("spawn")
-    leader = Leader(settings.tensor_parallel)
+    context, leader = multiprocessing.get_context("spawn"), Leader(settings.tensor_parallel)
     with ExitStack() as stack:
+        store = Path(stack.enter_context(TemporaryDirectory(prefix="ropeway-"))) / "store"
         stack.callback(leader.close)
         for rank in range(1, settings.tensor_parallel):
             here, there = context.Pipe()
             process = context.Process(
-                target=follow, args=(settings, rank, port, there), name=f"rank-{rank}", daemon=True
+                target=follow, args=(settings, rank, store, there), name=f"rank-{rank}", daemon=True
             )
             process.start()
             there.close()
             leader.add(process, here)
-        stack.enter_context(joined(settings, 0, port))
+        stack.enter_context(joined(settings, 0, store))
         leader.watch()
         yield leader
 

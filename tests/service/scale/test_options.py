@@ -53,6 +53,7 @@ def test_the_deployment_follows_the_settings() -> None:
     assert (fixed["num_replicas"], fixed["max_ongoing_requests"]) == (3, 50)
     assert fixed["graceful_shutdown_timeout_s"] > 7
     assert fixed["ray_actor_options"]["num_gpus"] == 1
+    assert deployment(settings(tensor_parallel=2), num_gpus=1)["ray_actor_options"]["num_gpus"] == 2
     assert fixed["request_router_config"]["request_router_kwargs"] == {"slack": 2}
     scaled = deployment(settings(replicas=2, max_replicas=9, target_ongoing_requests=5))
     assert "num_replicas" not in scaled

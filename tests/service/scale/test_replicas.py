@@ -145,6 +145,24 @@ def test_a_killed_replica_fails_its_own_requests_in_our_words(two: Started) -> N
     wait_for(lambda: len(replica_processes(two.process)) == 2, 90)
 
 
+def ranks_of(replica: psutil.Process) -> list[psutil.Process]:
+    """The processes that compute with a replica."""
+    return [child for child in replica.children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+def test_a_replica_may_be_a_group_of_ranks(checkpoints: Path, tmp_path: Path, two: Started) -> None:
+    expected = token_ids(two.url)
+    with replicas(checkpoints, tmp_path, "tensor_parallel=2") as started:
+        groups = {replica.pid: ranks_of(replica) for replica in replica_processes(started.process)}
+        assert [len(ranks) for ranks in groups.values()] == [1, 1]
+        assert [token_ids(started.url) for _ in range(4)] == [expected] * 4
+        lost = next(iter(groups))
+        groups[lost][0].kill()
+        wait_for(lambda: not psutil.pid_exists(lost), 60)
+        wait_for(lambda: sum(len(ranks_of(each)) for each in replica_processes(started.process)) == 2, 120)
+        assert token_ids(started.url) == expected
+
+
 def test_the_end_fails_what_outlasts_the_grace(checkpoints: Path, tmp_path: Path) -> None:
     with replicas(checkpoints, tmp_path, "shutdown_grace_s=1") as started, ThreadPoolExecutor(4) as pool:
         children = started.process.children(recursive=True)

@@ -133,6 +133,14 @@ def test_models_show_the_ranks_and_the_hash_of_the_whole(both: Both) -> None:
     assert 'tensor_parallel="2"' in httpx.get(f"{both.group}/metrics").text
 
 
+def test_the_ranks_listen_on_the_loopback_interface_only(both: Both) -> None:
+    ranks = [child for child in both.leader.children() if "spawn_main" in " ".join(child.cmdline())]
+    assert len(ranks) == 1
+    for rank in (both.leader, *ranks):
+        listening = [c.laddr.ip for c in rank.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert set(listening) <= {"127.0.0.1", "::1"}
+
+
 def test_a_lost_rank_ends_the_group(both: Both) -> None:
     """The last test of the file: the server does not survive it."""
     (rank,) = [child for child in both.leader.children() if "spawn_main" in " ".join(child.cmdline())]
