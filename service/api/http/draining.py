@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from contextlib import suppress
+from _thread import start_new_thread
 from socket import socket
+from threading import Timer
 from types import FrameType
 
 import structlog
@@ -21,6 +22,9 @@ from service.engine import FORCED
 
 ANSWER_S = 2.0
 """Seconds that the answers of failed requests may take to be sent."""
+
+LAST_LINE_S = 1.0
+"""Seconds that the last line of the log may take."""
 
 log = structlog.get_logger()
 
@@ -44,12 +48,21 @@ class DrainingServer(uvicorn.Server):
         gc.set_threshold(*GARBAGE)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second signal, of whatever kind, ends the process now: a step that hangs must not hold it."""
+        """A second signal, of whatever kind, ends the process now: a step that hangs must not hold it.
+
+        The signal may interrupt this thread inside a log line, and only this thread can release the line's lock. So
+        another thread logs; ``Thread.start`` takes a lock too, ``start_new_thread`` does not.
+        """
         if self.should_exit:
-            with suppress(RuntimeError):  # the signal came in the middle of a line
-                log.warning("stopped_at_once", in_flight=self._app.state.traffic.in_flight)
-            os._exit(FORCED + sig)
-        super().handle_exit(sig, frame)
+            start_new_thread(self._stop_at_once, (FORCED + sig,))
+        else:
+            super().handle_exit(sig, frame)
+
+    def _stop_at_once(self, exit_code: int) -> None:
+        blocked = Timer(LAST_LINE_S, os._exit, [exit_code])  # the reader of the log reads no more
+        blocked.start()
+        log.warning("stopped_at_once", in_flight=self._app.state.traffic.in_flight)
+        os._exit(exit_code)
 
     async def main_loop(self) -> None:
         await super().main_loop()

@@ -6,11 +6,18 @@ import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
+from threading import Lock
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
+from service.api.http import draining
+from service.api.http.draining import DrainingServer
+from service.api.http.scope import Traffic
 from tests.service.serving import LONG, SHORT, ends, events, generate, process, token_ids, wait_for
 
 SETTINGS = ("cache_tokens=8192", "log_format=json")
@@ -56,10 +63,25 @@ def test_a_second_signal_stops_at_once(second: signal.Signals, checkpoints: Path
             wait_for(lambda: '"draining"' in log.read_text())
             assert running_process.poll() is None
             running_process.send_signal(second)
-            assert ends(running_process, 3) == 128 + second
+            assert ends(running_process, 20) == 128 + second
             with pytest.raises(httpx.TransportError):
                 list(lines)
     assert json.loads(log.read_text().splitlines()[-1])["event"] == "stopped_at_once"
+
+
+def test_a_second_signal_inside_a_log_line_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, written, exit_codes = Lock(), Queue[bool](), Queue[int]()
+    write = lambda *_, **__: written.put(line.acquire(timeout=5))  # noqa: E731
+    monkeypatch.setattr(draining.log, "warning", write, raising=False)
+    monkeypatch.setattr(draining.os, "_exit", exit_codes.put)
+    app = FastAPI()
+    app.state.traffic = Traffic()
+    server = DrainingServer(uvicorn.Config(app), app, grace_s=100)
+    server.handle_exit(signal.SIGTERM, None)
+    with line:
+        server.handle_exit(signal.SIGTERM, None)
+    assert written.get(timeout=10)
+    assert exit_codes.get(timeout=10) == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow
