@@ -202,11 +202,11 @@ class Leader(Ranks):
         """Notice a rank that ends."""
 
         def watch() -> None:
-            wait([process.sentinel for process in self._processes])
-            ended = [process for process in self._processes if process.exitcode is not None]
-            if self._closing or not ended:
-                return
-            self._lost(f"{ended[0].name} has ended with exit code {ended[0].exitcode}")
+            ready = wait([process.sentinel for process in self._processes])
+            ended = next(process for process in self._processes if process.sentinel in ready)
+            if not self._closing:
+                ended.join(END_S)  # its sentinel is ready before its exit code
+                self._lost(f"{ended.name} has ended with exit code {ended.exitcode}")
 
         threading.Thread(target=watch, name="ranks", daemon=True).start()
 

@@ -9,7 +9,10 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import httpx
@@ -19,6 +22,7 @@ from fastapi import FastAPI
 
 from patches import Patched
 from service.models.loading import ModelLoadError
+from service.models.parallel.leader import Leader
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.methods import rows
@@ -153,6 +157,20 @@ def test_a_lost_rank_ends_the_group(both: Both) -> None:
     assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
     assert any('"rank_lost"' in line for line in rest)
     wait_for(lambda: not both.leader.is_running() or both.leader.status() == psutil.STATUS_ZOMBIE, 30)
+
+
+def test_a_rank_is_lost_before_its_exit_code_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe of a process closes a moment before the system reports its end."""
+    reasons = Queue[str]()
+    leader = Leader(size=2)
+    monkeypatch.setattr(leader, "_lost", reasons.put)
+    ended, ours = Pipe()
+    rank = SimpleNamespace(sentinel=ended, name="rank 1", exitcode=None)
+    rank.join = lambda timeout: setattr(rank, "exitcode", -9)
+    leader._processes.append(rank)
+    leader.watch()
+    ours.close()
+    assert reasons.get(timeout=10) == "rank 1 has ended with exit code -9"
 
 
 @pytest.mark.parametrize(
