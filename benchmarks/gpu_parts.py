@@ -29,7 +29,7 @@ from patches import Patched, patched
 from service.engine.choice import EngineChoice, choices
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
-from service.evaluation import scoring
+from service.evaluation import chunks, scoring
 
 Row = tuple[str, float, str, str]
 
@@ -216,9 +216,9 @@ def scoring_rate(scale: Scale) -> Iterator[Row]:
     operations = 2 * tokens * decoded_weights(model) / model.dtype.itemsize + attention
     held = sum(weight.nbytes for weight in model.parameters()) + tokens * cached_bytes_per_token(model)
     with patched(model) as patch:
-        for wanted, logits_bytes in ((512, scoring.LOGITS_BYTES), (2048, 4 * 2048 * config.vocab_size)):
-            with mock.patch.object(scoring, "LOGITS_BYTES", logits_bytes):
-                chunk = scoring.chunk_length(wanted, config.vocab_size)
+        for wanted, logits_bytes in ((512, chunks.LOGITS_BYTES), (2048, 4 * 2048 * config.vocab_size)):
+            with mock.patch.object(chunks, "LOGITS_BYTES", logits_bytes):
+                chunk = chunks.chunk_length(wanted, config.vocab_size)
                 reset_peak(scale)
                 run = lambda chunk=chunk: finish(scoring.token_nll(patch, token_ids, 0, chunk))  # noqa: E731
                 seconds = interleaved({"run": run}, 1, warmup=0).median("run")

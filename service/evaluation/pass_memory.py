@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from patches import Patched, ResolvedRecipe
-from service.evaluation.scoring import FULL_CHUNK_CONTEXT, chunk_length, vocab_size_of
+from service.evaluation.chunks import chunk_length, inner_size, shortened, vocab_size_of
 from service.models.available_memory import available_bytes
 from service.models.loading import cache_bytes_per_token
 
@@ -19,12 +19,12 @@ WORKING = 32 << 20
 
 
 def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe | None = None) -> int:
-    """Most bytes of a pass of ``tokens`` beyond the weights, when its chunks are bounded as on the CPU.
+    """Most bytes of a pass of ``tokens`` beyond the weights, when its chunks are shortened as on the CPU.
 
     - The cache, without the keys that sliding layers or ``resolved`` evict after each chunk.
-    - One layer's keys and values twice more: the cache grows by copying, and grouped heads are expanded.
+    - One layer's keys and values twice more: a cache that evicts grows by copying, and grouped heads are expanded.
     - A chunk's logits, their softmax and its pieces; a chunk's hidden states.
-    - A mask of a chunk against all tokens before it. Chunks shrink with the context, so its size is bounded.
+    - A mask of a chunk against all keys before it.
     """
     config = patch.model.config.get_text_config()
     item, layers = patch.model.dtype.itemsize, config.num_hidden_layers
@@ -36,8 +36,8 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe
     queries = patch.geometry.num_attention_heads / patch.cached.heads
     cache = per_layer * (sum(cached) + max(cached) * (1 + 2 * max(queries, 1.0)))
     logits = 4 * chunk * vocab_size_of(patch) * 4
-    hidden = 8 * chunk * (config.hidden_size + _inner_size(config)) * item
-    mask = MASK_BYTES * chunk * (FULL_CHUNK_CONTEXT + chunk)
+    hidden = 8 * chunk * (config.hidden_size + inner_size(config)) * item
+    mask = MASK_BYTES * shortened(patch, chunk, max(cached)) * max(cached)
     return int(cache + logits + hidden + mask) + WORKING
 
 
@@ -47,12 +47,6 @@ def free_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
     return available_bytes()
-
-
-def _inner_size(config: Any) -> int:
-    """Of the widest feed-forward layer; four times the hidden size, as usual, where the configuration has none."""
-    size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    return int(max(size) if isinstance(size, list | tuple) else size)
 
 
 def _windows(config: Any) -> list[int | None]:

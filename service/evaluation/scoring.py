@@ -17,10 +17,10 @@ import torch
 from patches import Patched, ResolvedRecipe, encode
 from service.engine.padded.caches import joined, sizes
 from service.engine.padded.forward import keeps_logits
+from service.engine.padded.room import make_room
+from service.evaluation.chunks import bounded, chunk_length, vocab_size_of
 
 Nll = np.ndarray
-LOGITS_BYTES = 64 << 20
-"""Most bytes of one chunk's float32 logits: with a large vocabulary, chunks get shorter."""
 
 
 class NotANumber(ArithmeticError):
@@ -66,44 +66,18 @@ class TokenScores:
             self.ranks[rows] = (logprobs > own).sum(-1).add(1).cpu().numpy()
 
 
-def chunk_length(wanted: int, vocab_size: int) -> int:
-    """Tokens per chunk, at most ``wanted``."""
-    return max(16, min(wanted, LOGITS_BYTES // (4 * vocab_size)))
-
-
-FULL_CHUNK_CONTEXT = 512
-"""Tokens before a chunk up to which it has its full length."""
-
-
-def bounded(patch: Patched, chunk: int, context: int) -> int:
-    """Tokens of a chunk after ``context`` others. A new request waits for the whole chunk, so its pairs are bounded.
-
-    Chunks, and so their rounding errors, depend on nothing else. An accelerator takes a full chunk at any context in
-    milliseconds, and small ones would starve it. A model that drops its state at a second chunk takes single tokens.
-    Without a cache, every chunk reads the whole sequence again, and full ones are the fewest.
-    """
-    if not patch.returns_cache:
-        return chunk
-    if context and not patch.continues:
-        return 1
-    if patch.model.device.type != "cpu":
-        return chunk
-    return max(min(16, chunk), min(chunk, chunk * (FULL_CHUNK_CONTEXT + chunk) // (context + chunk)))
-
-
-def vocab_size_of(patch: Patched) -> int:
-    return int(patch.model.config.get_text_config().vocab_size)
-
-
 @dataclass
 class Reading:
     """A sequence as a model reads it under one encoding: its cache, and how many tokens are in it.
+
+    The cache has room for ``tokens``, as many as are known to come; more still fit.
 
     For a model that returns no cache, ``cache`` has the tokens, int64 [length], and each forward reads all of them.
     """
 
     patch: Patched
     slot: int
+    tokens: int = 0
     length: int = 0
     cache: Any = None
 
@@ -120,6 +94,8 @@ class Reading:
                 past_key_values=self.cache,
                 use_cache=True,
             )
+        if self.cache is None and self.patch.sink_window(self.patch.slots[self.slot]) is None:
+            self.patch.ranks.apply(make_room, output.past_key_values, self.tokens)
         self.cache = output.past_key_values
         self.length += len(ids)
         if evict:
@@ -214,7 +190,7 @@ def token_scores(
     inputs = len(token_ids) - (0 if with_next else 1)
     scores = TokenScores.empty(inputs, min(top or 0, vocab_size))
     ids = torch.tensor(token_ids, device=device)
-    reading = Reading(patch, slot)
+    reading = Reading(patch, slot, inputs)
     while (start := reading.length) < inputs:
         stop = min(start + bounded(patch, chunk, start), inputs)
         logprobs = reading.logits(ids[start:stop]).log_softmax(dim=-1)

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from patches import AttentionMass, encode
+from service.engine.padded.room import make_room
+from service.evaluation.chunks import bounded, chunk_length
 from service.evaluation.documents import Document
-from service.evaluation.scoring import bounded, chunk_length, token_scores
+from service.evaluation.scoring import token_scores
 from service.evaluation.unit import Outcome, Unit, token_digest
 
 
@@ -75,6 +77,8 @@ class AttentionUnit(Unit):
                 )
             cache = getattr(output, "past_key_values", None)
             del output
+            if not start:
+                patch.ranks.apply(make_room, cache, self.length)
             yield stop - start
 
 

@@ -40,7 +40,8 @@ class RetrievalUnit(Unit):
     def run(self) -> Generator[int, None, Outcome]:
         sample = self.sample
         with self.slot() as slot:
-            reading = Reading(self.subject.patch, slot)
+            tokens = len(sample.prompt_ids) + max(len(sample.answer_ids), sample.new_tokens)
+            reading = Reading(self.subject.patch, slot, tokens)
             last = yield from reading.prefill(sample.prompt_ids.tolist(), self.chunk)
             answer = yield from reading.answer(last, sample.answer_ids.tolist(), self.chunk)
             token_ids = yield from reading.decode(last, sample.new_tokens, self.eos_token_ids)

@@ -17,6 +17,7 @@ from patches import parse, patched
 from service.evaluation import pass_memory
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.chunks import shortened
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.pass_memory import WORKING, free_bytes, pass_bytes
 from service.evaluation.probe.units import CopyUnit
@@ -109,8 +110,9 @@ def test_only_layers_that_keep_everything_grow(family: str, full_layers: int) ->
         per_layer = pass_memory.cache_bytes_per_token(patch) / patch.model.config.get_text_config().num_hidden_layers
         grown = pass_bytes(patch, 20_000, 64) - pass_bytes(patch, 10_000, 64)
         spread = 1 + 2 * patch.geometry.num_attention_heads / patch.cached.heads if full_layers else 0
+        masks = [4 * tokens * shortened(patch, 64, tokens) for tokens in (10_000, 20_000)] if full_layers else [0, 0]
         assert pass_bytes(patch, 10_000, 64) > WORKING
-        assert grown == pytest.approx(10_000 * per_layer * (full_layers + spread), abs=1)
+        assert grown == pytest.approx(10_000 * per_layer * (full_layers + spread) + masks[1] - masks[0], abs=1)
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,10 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from patches import parse, patched
+from service.evaluation.chunks import chunk_length, shortened
 from service.evaluation.documents import from_text, from_token_ids
-from service.evaluation.scoring import Nll, chunk_length, token_nll
+from service.evaluation.scoring import Nll, token_nll
+from tests.models import tiny_model
 from tests.service.conftest import TEXT, tiny_tokenizer
 
 
@@ -88,6 +90,20 @@ def test_chunks_shrink_with_the_vocabulary() -> None:
     assert chunk_length(512, 32_000) == 512
     assert chunk_length(512, 1_000_000) * 1_000_000 * 4 <= 64 << 20
     assert chunk_length(8, 100) == 16
+
+
+def test_chunks_shorten_with_the_context_and_less_in_a_wide_model() -> None:
+    contexts = (0, 1024, 4096, 8192, 16_384, 131_072)
+    lengths = []
+    for wide in ({}, {"intermediate_size": 4096}):
+        with patched(tiny_model("llama", **wide)[1]) as patch:
+            lengths.append([shortened(patch, 512, context) for context in contexts])
+            assert shortened(patch, 16, 131_072) == 16
+    for each in lengths:
+        assert each[:2] == [512, 512]
+        assert each == sorted(each, reverse=True)
+        assert each[-1] == 32
+    assert lengths[0][2] < lengths[1][2] < 512
 
 
 def test_the_cache_stays_transformers_own(checkpoints: Path) -> None:

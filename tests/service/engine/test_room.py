@@ -1,0 +1,94 @@
+"""Caches with room for later tokens keep what transformers' caches keep, in place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from patches import patched
+from service.engine.padded.caches import sizes
+from service.engine.padded.room import RoomyLayer, make_room
+from service.evaluation import scoring
+from service.evaluation.scoring import Reading, token_nll
+from tests.models import EAGER_ONLY, tiny_config, tiny_model, tiny_tokens
+from tests.service.evaluation.prompting import finish
+
+
+def states(tokens: int, dim: int = 8) -> torch.Tensor:
+    return torch.randn(2, 3, tokens, dim)
+
+
+def appended(layers: list[DynamicLayer], tokens: int) -> None:
+    """The same new states, whose values are wider than their keys, to every layer."""
+    keys, values = states(tokens), states(tokens, 12)
+    for layer in layers:
+        layer.update(keys, values)
+
+
+def without_gap(each: torch.Tensor | None) -> torch.Tensor:
+    """As eviction leaves it."""
+    assert each is not None
+    return torch.cat((each[..., :2, :], each[..., -4:, :]), -2)
+
+
+def test_it_keeps_what_a_dynamic_layer_keeps() -> None:
+    cache, plain = DynamicCache(), DynamicLayer()
+    first = states(5), states(5, 12)
+    cache.update(*first, 0)
+    plain.update(*first)
+    make_room(cache, 16)
+    layers = [plain, cache.layers[0]]
+    appended(layers, 3)
+    for layer in layers:
+        layer.crop(-2)
+    appended(layers, 9)
+    for layer in layers:
+        layer.keys, layer.values = without_gap(layer.keys), without_gap(layer.values)
+    appended(layers, 20)
+    appended(layers, 1)
+    assert torch.equal(layers[1].keys, plain.keys)
+    assert torch.equal(layers[1].values, plain.values)
+
+
+def test_chunks_are_written_in_place() -> None:
+    cache = DynamicCache()
+    cache.update(states(5), states(5, 12), 0)
+    make_room(cache, 16)
+    layer = cache.layers[0]
+    addresses = set()
+    for _ in range(11):
+        layer.update(states(1), states(1, 12))
+        addresses.add((layer.keys.data_ptr(), layer.values.data_ptr()))
+    assert len(addresses) == 1
+    assert sizes(cache) == (2 * 3 * 16 * (8 + 12) * 4, 0)
+
+
+def test_layers_that_slide_stay() -> None:
+    cache = DynamicCache(config=tiny_config("gemma2"))
+    kept = {type(layer).__name__ for layer in cache.layers}
+    make_room(cache, 100)
+    assert kept == {"DynamicSlidingWindowLayer", "DynamicLayer"}
+    assert {type(layer) for layer in cache.layers} == {DynamicSlidingWindowLayer, RoomyLayer}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize("method", ["default", "self_extend", "dual_chunk", "streaming", "alibi"])
+def test_room_changes_no_bit_of_a_score(family: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = tiny_tokens(1, 150)[0].tolist()
+    _, model = tiny_model(family, attn_implementation="eager" if family in EAGER_ONLY else "sdpa")
+    with patched(model) as patch:
+        slot = patch.slots.acquire(patch.resolve({"method": method}, len(ids)))
+        with_room = finish(token_nll(patch, ids, slot, 32))
+        monkeypatch.setattr(scoring, "make_room", lambda *_: None)
+        assert (finish(token_nll(patch, ids, slot, 32)) == with_room).all()
+
+
+@pytest.mark.parametrize(("method", "kind"), [("default", RoomyLayer), ("streaming", DynamicLayer)])
+def test_a_sequence_that_evicts_needs_no_room(method: str, kind: type) -> None:
+    ids = tiny_tokens(1, 150)[0].tolist()
+    with patched(tiny_model("llama")[1]) as patch:
+        reading = Reading(patch, patch.slots.acquire(patch.resolve({"method": method}, len(ids))), len(ids))
+        finish(reading.prefill(ids, 32))
+    assert {type(layer) for layer in reading.cache.layers} == {kind}
