@@ -39,6 +39,7 @@ from service.api.responses import (
     QuantizationInfo,
 )
 from service.errors import ApiError, bad_request
+from service.models.packing import packed_bytes
 from service.models.registry import ModelRegistry, ServedModel
 from service.reports.render import Rendered, frequencies_of
 from service.reports.schema import type_text
@@ -217,5 +218,6 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         attention=served.engine.choice.attention,
         base=served.base,
         quantization=None if served.quantization is None else QuantizationInfo(**asdict(served.quantization)),
+        packed_weights=packed_bytes(model) > 0,
         memory=MemoryInfo(**asdict(served.memory)),
     )

@@ -232,6 +232,7 @@ class ModelInfo(BaseModel):
     attention: Literal["triton", "eager", "segments"]
     base: str | None = None
     quantization: QuantizationInfo | None = None
+    packed_weights: bool
     memory: MemoryInfo
 
 

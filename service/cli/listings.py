@@ -77,6 +77,7 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
         variants = ", ".join(f"{kind}: {name}" for kind, name in info.variants.items())
         counts = [f"{count:,}" for count in (info.parameters, info.trained_length, info.max_length)]
         numbers_in = info.dtype if info.quantization is None else f"{info.dtype}, {info.quantization.scheme}"
+        numbers_in += ", packed" if info.packed_weights else ""
         engine = info.engine if info.attention == "segments" else f"{info.engine}, {info.attention}"
         table.add_row(info.id, *counts, f"{info.device} {numbers_in}", engine, variants)
     stdout.print(table)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from service.models.packing import packed_bytes
 from service.models.weights import parts, whole
 
 UNRELATED = {"_name_or_path", "transformers_version", "distributed_config"}
@@ -72,7 +73,8 @@ def numerics(model: Any) -> list[Any]:
         hardware = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     versions = [torch.__version__, metadata.version("transformers")]
     ranks = getattr(model, "tp_size", None) or 1  # parts of sums are added in another order
-    return [versions, device.type, hardware, dtype, torch.get_num_threads(), *([ranks] if ranks > 1 else [])]
+    more = [*([ranks] if ranks > 1 else []), *(["packed"] if packed_bytes(model) else [])]
+    return [versions, device.type, hardware, dtype, torch.get_num_threads(), *more]
 
 
 def _digest(value: object) -> str:

@@ -18,6 +18,7 @@ from patches import Patched
 from service.models import architecture, hub
 from service.models.available_memory import available_bytes
 from service.models.chat import TemplateUnusable, use_template
+from service.models.packing import NotPacked, pack
 from service.models.quantization import NotQuantized, Quantization, of_checkpoint, quantize
 from service.models.text_model import class_for, drop_other_parts
 from service.settings import Settings
@@ -135,6 +136,22 @@ def quantized(checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
     except NotQuantized as error:
         raise ModelLoadError(f"ROPEWAY_QUANTIZATION: model {checkpoint.name!r}: {error}") from error
     return replace(checkpoint, quantization=quantization)
+
+
+def packed(checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
+    """The checkpoint with packed weights where the settings ask for them.
+
+    Raises:
+        ModelLoadError: when the model, the device or the installation cannot be used in this way.
+    """
+    if settings.packed_weights:
+        try:
+            if checkpoint.quantization is not None:
+                raise NotPacked("its weights are quantized")
+            pack(checkpoint.model)
+        except NotPacked as error:
+            raise ModelLoadError(f"ROPEWAY_PACKED_WEIGHTS: model {checkpoint.name!r}: {error}") from error
+    return checkpoint
 
 
 @contextmanager

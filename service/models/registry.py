@@ -18,6 +18,7 @@ from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
 from service.models.loading import Checkpoint, cache_bytes_per_token, cache_tokens
+from service.models.packing import packed_bytes
 from service.models.parallel.group import check
 from service.models.parallel.leader import leading
 from service.models.quantization import Quantization
@@ -165,7 +166,8 @@ class ModelRegistry:
     def _memory(self, checkpoint: Checkpoint, cache: int) -> Memory:
         own = storages(checkpoint.model)
         of_base = storages(self._models[checkpoint.base].patch.model) if checkpoint.base else {}
-        return Memory(sum(own.values()), sum(size for address, size in own.items() if address in of_base), cache)
+        weights = sum(own.values()) + packed_bytes(checkpoint.model)
+        return Memory(weights, sum(size for address, size in own.items() if address in of_base), cache)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())

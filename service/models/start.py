@@ -13,7 +13,7 @@ from service.engine.choice import AttentionUnavailable, EngineChoice
 from service.engine.verification import verify
 from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
-from service.models.loading import Checkpoint, ModelLoadError, load, quantized, sources
+from service.models.loading import Checkpoint, ModelLoadError, load, packed, quantized, sources
 from service.settings import Settings
 
 log = structlog.get_logger()
@@ -42,7 +42,7 @@ def started(settings: Settings) -> Iterator[list[AbstractContextManager[Started]
         log.info("loading", model=name)
         base = load(name, source, settings)
         group = [base, *(adapted(base, adapter) for adapter in adapters.get(name, ()))]
-        yield [_started(quantized(checkpoint, settings), settings) for checkpoint in group]
+        yield [_started(packed(quantized(checkpoint, settings), settings), settings) for checkpoint in group]
 
 
 @contextmanager

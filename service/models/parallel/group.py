@@ -34,6 +34,7 @@ def check(settings: Settings) -> None:
         return
     refused = {
         "ROPEWAY_QUANTIZATION": settings.quantization is not None,
+        "ROPEWAY_PACKED_WEIGHTS": settings.packed_weights,
         "ROPEWAY_ADAPTERS": bool(settings.adapters),
         "ROPEWAY_ATTENTION": settings.attention != "segments",
     }

@@ -1,0 +1,108 @@
+"""Packed weights: the layers' numbers, the served model, every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from torch import nn
+
+from service.cli.server import local_server
+from service.models.fingerprint import contents, fingerprint
+from service.models.loading import DEMO, ModelLoadError, load, packed
+from service.models.packing import NotPacked, PackedLinear, pack, packed_bytes
+from service.models.quantization import Quantization
+from service.settings import Settings
+from tests.models import tiny_model, tiny_tokens
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+
+ENCODINGS = ("default", "yarn:4", "self_extend:neighbor_window=64", "streaming")
+
+
+def settings(**fields: Any) -> Settings:
+    return Settings(_env_file=None, device="cpu", cache_tokens=2048, **fields)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 64), (17, 64), (2, 300, 64), (0, 64), (2, 0, 64)], ids=str)
+def test_a_layer_gives_the_products_of_its_weight(shape: tuple[int, ...], bias: bool) -> None:
+    linear, x = nn.Linear(64, 48, bias=bias).requires_grad_(False), torch.randn(shape)
+    torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=0, atol=2e-6)
+
+
+def test_inputs_need_not_be_contiguous() -> None:
+    linear = nn.Linear(64, 48).requires_grad_(False)
+    for x in (torch.randn(5, 128)[:, ::2], torch.randn(64, 7).T, torch.randn(3, 64)[:1].expand(4, 64)):
+        torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=0, atol=2e-6)
+
+
+def test_parameters_stay_the_models_own() -> None:
+    _, model = tiny_model("llama", tie_word_embeddings=True)
+    before, ids = dict(model.named_parameters()), tiny_tokens(2, 40)
+    with torch.no_grad():
+        logits = model(ids).logits
+        pack(model)
+        assert (model(ids).logits - logits).abs().max() < 1e-5
+    assert {name: id(each) for name, each in model.named_parameters()} == {
+        name: id(each) for name, each in before.items()
+    }
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert {type(module) for module in linear} == {PackedLinear}
+    assert packed_bytes(model) == sum(4 * module.weight.numel() for module in linear)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[str, str]]:
+    """Base URLs of the demo model without and with packed weights."""
+    of_demo: dict[str, Any] = {"model": str(DEMO / "ropeway-demo")}
+    with (
+        local_server(settings(**of_demo)) as plain,
+        local_server(settings(**of_demo, packed_weights=True)) as packed_url,
+    ):
+        yield plain, packed_url
+
+
+def test_tokens_and_scores_are_those_of_plain_weights(servers: tuple[str, str]) -> None:
+    body: dict[str, Any] = {"prompt": list(range(5, 300)), "max_new_tokens": 24, "pe": ENCODINGS}
+    plain, found = (httpx.post(f"{url}/generate", json=body, timeout=60).json()["results"] for url in servers)
+    assert [result["token_ids"] for result in found] == [result["token_ids"] for result in plain]
+    scored = {"input": list(range(3, 900)), "lengths": [256, 800], "methods": ENCODINGS}
+    plain, found = (httpx.post(f"{url}/perplexity", json=scored, timeout=60).json()["methods"] for url in servers)
+    for one, other in zip(plain, found, strict=True):
+        for expected, at in zip(one["lengths"], other["lengths"], strict=True):
+            assert at["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-5)
+
+
+def test_the_listing_says_so(servers: tuple[str, str]) -> None:
+    plain, found = (httpx.get(f"{url}/models").json()["models"][0] for url in servers)
+    assert (plain["packed_weights"], found["packed_weights"]) == (False, True)
+    assert found["memory"]["weights"] > 1.5 * plain["memory"]["weights"]
+
+
+def test_a_packed_model_is_the_same_model_with_other_rounding() -> None:
+    (_, plain), (_, other) = (tiny_model("llama") for _ in range(2))
+    assert fingerprint(plain) == fingerprint(other)
+    pack(other)
+    assert contents(plain) == contents(other)
+    assert fingerprint(plain) != fingerprint(other)
+
+
+def test_what_cannot_be_packed_is_refused(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = settings(dtype="bfloat16", packed_weights=True)
+    with pytest.raises(ModelLoadError, match=r"ROPEWAY_PACKED_WEIGHTS: model 'tiny': only float32 on the CPU"):
+        packed(load("tiny", checkpoints / "tiny", wanted), wanted)
+    quantized = replace(load("tiny", checkpoints / "tiny", settings()), quantization=Quantization("int8", {"int8": 28}))
+    with pytest.raises(ModelLoadError, match=r"ROPEWAY_PACKED_WEIGHTS: model 'tiny': its weights are quantized"):
+        packed(quantized, wanted)
+    with pytest.raises(NotPacked, match="no plain linear layer"):
+        pack(nn.Sequential(nn.Embedding(4, 4)))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(NotPacked, match="no oneDNN"):
+        pack(nn.Linear(4, 4))
