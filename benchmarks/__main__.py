@@ -14,6 +14,7 @@ from benchmarks.timing import write
 NAMES = (
     "scoring_equality",
     "scoring_memory",
+    "scoring_speed",
     "curve_speed",
     "generate_speed",
     "patched_overhead",
