@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,11 @@ def missing() -> dict[str, str]:
 
 
 @contextmanager
-def ropeway(folder: Path, threads: int, streams: int) -> Iterator[Peer]:
-    """``ropeway serve`` with no setting but the model, the threads and room for the streams."""
-    settings = {"model": folder, "port": 0, "threads": threads, "cache_tokens": 512 * streams}
+def ropeway(folder: Path, threads: int, streams: int, name: str = "Ropeway", **more: object) -> Iterator[Peer]:
+    """``ropeway serve`` with no setting but the model, the threads, room for the streams, and ``more``."""
+    settings = {"model": folder, "port": 0, "threads": threads, "cache_tokens": 512 * streams, **more}
     with load.server(settings, {"OMP_NUM_THREADS": str(threads)}) as served:
-        yield Peer("Ropeway", served.url, served.pid, folder.name)
+        yield Peer(name, served.url, served.pid, folder.name)
 
 
 @contextmanager
@@ -106,7 +107,14 @@ def transformers_serve(folder: Path, threads: int, streams: int) -> Iterator[Pee
         yield Peer("transformers serve", f"http://127.0.0.1:{port}", pid, str(folder), takes_ids=False)
 
 
-STARTS = {"Ropeway": ropeway, "llama.cpp": llama_cpp, "transformers serve": transformers_serve}
+PACKED = "Ropeway, packed weights"
+
+STARTS: dict[str, Callable[[Path, int, int], AbstractContextManager[Peer]]] = {
+    "Ropeway": ropeway,
+    PACKED: partial(ropeway, name=PACKED, packed_weights=True),
+    "llama.cpp": llama_cpp,
+    "transformers serve": transformers_serve,
+}
 
 
 @contextmanager
