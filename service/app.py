@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
 
@@ -50,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         policies = read_policies(settings.policy)
-        models = app.state.models = ModelRegistry(settings, app.state.metrics)
+        models = app.state.models = await _loaded(settings, app.state.metrics)
         app.state.metrics.watch(lambda: {served.name: served.engine.load() for served in models})
         try:
             assign_policies(policies, models)
@@ -105,6 +106,16 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(metrics.router, responses=failures([]))
     page.install(app, keys_asked_for=keys.asked_for)
     return app
+
+
+async def _loaded(settings: Settings, metrics: Metrics) -> ModelRegistry:
+    """The models, loaded on a thread that ends.
+
+    Each thread that has computed keeps its OpenMP threads, and libgomp makes all of them sleep between operations once
+    they are more than the cores. The generation thread is then the only one.
+    """
+    with ThreadPoolExecutor(1, "loading") as loading:
+        return await asyncio.get_running_loop().run_in_executor(loading, ModelRegistry, settings, metrics)
 
 
 async def _closed(calls: StoreCalls, store: JobStore) -> None:

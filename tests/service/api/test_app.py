@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ from typing import Any
 import httpx
 import pytest
 
+import service.app
 from patches import METHODS, parse
 from service.figures.drawing.raster import png
 from service.figures.encodings.positions import distance_figure
 from service.figures.encodings.samples import GEOMETRY
 from service.models import loading
+from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.forked import forked, list_modules
+from tests.service.serving import serving
 
 
 def test_methods_are_listed_in_short(client: httpx.Client) -> None:
@@ -45,6 +49,20 @@ def test_methods_are_listed_in_short(client: httpx.Client) -> None:
     assert [by_name[name]["kind"] for name in ("yarn", "self_extend", "streaming", "alibi", "none")] == [
         *("frequency schedule", "position map", "mask", "bias", "none")
     ]
+
+
+def test_models_are_loaded_on_a_thread_that_ends(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it end its OpenMP threads, which would slow those of the generation thread down."""
+    threads, build = [], service.app.ModelRegistry
+
+    def kept(*arguments: Any) -> ModelRegistry:
+        threads.append(threading.current_thread())
+        return build(*arguments)
+
+    monkeypatch.setattr(service.app, "ModelRegistry", kept)
+    with serving(checkpoints / "tiny") as (url, _):
+        assert httpx.get(f"{url}/health/ready").status_code == 200
+        assert [thread.is_alive() for thread in threads] == [False]
 
 
 def test_one_method_in_full(client: httpx.Client) -> None:
