@@ -268,10 +268,9 @@ def _checked(connection: Connection) -> bool:
         if version not in known:
             raise _NotOursError(f"its version {version} is unknown: a newer ropeway made it")
         return False
+    columns = inspect(connection).get_multi_columns()  # one query, where each table's own takes milliseconds
     for table in Base.metadata.sorted_tables:
-        there = (
-            {column["name"] for column in inspect(connection).get_columns(table.name)} if table.name in names else {}
-        )
-        if missing := {column.name for column in table.columns} - set(there):
+        there = {column["name"] for column in columns.get((None, table.name), ())}
+        if missing := {column.name for column in table.columns} - there:
             raise _NotOursError(f"its table {table.name} lacks {', '.join(sorted(missing))}")
     return True
