@@ -26,7 +26,7 @@ def test_a_deadline_ends_generation_scoring_and_streams(served: tuple[str, FastA
     scoring: dict[str, Any] = {
         "input": "python-reference",
         "lengths": {"start": 824, "stop": 1024, "step": 1},
-        "timeout_s": 1.5,
+        "timeout_s": 3,
     }
     scoring["methods"] = [{"method": "dynamic", "factor": 2}]
     for path, body in (("/generate", long), ("/perplexity", scoring)):
@@ -38,7 +38,7 @@ def test_a_deadline_ends_generation_scoring_and_streams(served: tuple[str, FastA
         streamed = events(url, path, **body)
         assert streamed[-1][1]["error"]["code"] == "deadline_exceeded"
         assert len(streamed) > 1
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 20
         wait_for(lambda: idle(app))
 
 
