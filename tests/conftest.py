@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import certifi
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
 from service.sharing.heap import frozen
 from tests import tiers
+from tests.forks import worker
+from tests.forks.process import folder_of_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,6 +33,15 @@ LONG = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", metavar="FOLDER", help="folder for pictures of the page at /ui")
+
+
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """On Linux, workers are forks of a process that has the libraries; elsewhere such a fork may not use them."""
+    if sys.platform != "linux":
+        return
+    folder_of_parent()
+    for spec in specs:
+        spec.python = f"{sys.executable} {worker.__file__}"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,6 +74,16 @@ def _database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Servers of the tests, in this process or another, leave the user's jobs alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROPEWAY_DATABASE_URL", f"sqlite:///{tmp_path_factory.mktemp('jobs') / 'ropeway.db'}")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patience() -> Iterator[None]:
+    """More than httpx's 5 s, which an answer may take while several workers share two cores."""
+    default = httpx._config.DEFAULT_TIMEOUT_CONFIG
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "read", 60.0)
+        patch.setattr(default, "connect", 60.0)
         yield
 
 

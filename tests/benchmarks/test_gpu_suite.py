@@ -10,7 +10,7 @@ import typer
 
 from benchmarks import gpu_suite
 from benchmarks.gpu_parts import SMOKE
-from tests.service.forked import forked
+from tests.forks.process import forked
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from service.cli import app
 from service.cli.server import local_server
 from service.engine.engine import Engine
 from service.settings import Settings
-from tests.service.forked import Forked, forked
+from tests.forks.process import Forked, forked
 
 LONG = [5, 6, 7]
 """A prompt that the tiny model goes on from for hundreds of tokens."""

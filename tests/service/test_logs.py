@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from service import logs
-from tests.service.forked import forked
+from tests.forks.process import forked
 from tests.service.serving import ends, process
 
 LIBRARIES = (

@@ -19,7 +19,8 @@ from service.figures.encodings.samples import GEOMETRY
 from service.models import loading
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.service.forked import forked, list_modules
+from tests.forks.parent import list_modules
+from tests.forks.process import forked
 from tests.service.serving import serving
 
 

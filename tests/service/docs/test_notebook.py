@@ -14,9 +14,9 @@ import pytest
 from matplotlib.image import imread
 
 from tests.conftest import ROOT
+from tests.forks.process import forked
 from tests.notebook import executed, rewrite
 from tests.prose import fault, sentences
-from tests.service.forked import forked
 
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 NUMBER = re.compile(r"\d+\.\d+")

@@ -21,8 +21,8 @@ from service.evaluation.catalogue import EVALUATIONS, IN_SWEEPS
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult
 from tests.conftest import ROOT
+from tests.forks.process import forked
 from tests.service.conftest import TEXT
-from tests.service.forked import forked
 from tests.service.serving import answering, serve_arguments
 
 TOY = Path(__file__).parent / "last_token"

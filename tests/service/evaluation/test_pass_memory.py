@@ -16,7 +16,7 @@ from service.evaluation.documents import from_token_ids
 from service.evaluation.pass_memory import pass_bytes
 from service.evaluation.perplexity.plan import PerplexityPlan
 from service.evaluation.unit import Subject, evaluate
-from tests.service.forked import forked
+from tests.forks.process import forked
 
 TOKENS = 32_768
 CHUNK = 4096

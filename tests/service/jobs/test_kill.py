@@ -18,7 +18,7 @@ from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import FinishedUnit
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.service.forked import Forked, forked
+from tests.forks.process import Forked, forked
 from tests.service.jobs import server
 from tests.service.jobs.conftest import in_one_run, result_of
 from tests.service.serving import SMALL, wait_for
