@@ -24,7 +24,7 @@ from tests.service.cli.shell import ropeway
 from tests.service.conftest import TEXT
 from tests.service.serving import serving, wait_for
 
-LONG: dict[str, Any] = {"input": TEXT, "methods": ["default", "yarn:4"], "lengths": [64], "reuse": False}
+LONG: dict[str, Any] = {"input": TEXT[:12_000], "methods": ["default", "yarn:4"], "lengths": [64], "reuse": False}
 LONG |= {"protocol": "sliding", "stride": 12}
 """Two units of hundreds of windows."""
 
@@ -69,7 +69,7 @@ def interrupted(*arguments: str) -> tuple[int, str]:
 @pytest.fixture
 def endless(client: Ropeway) -> Iterator[str]:
     """A job of many units that no client waits for."""
-    many = LONG | {"input": [TEXT[n:] for n in range(60)], "methods": ["default"]}
+    many = LONG | {"input": [TEXT[n : n + 12_000] for n in range(60)], "methods": ["default"]}
     job_id = client.submit("perplexity", **many).id
     yield job_id
     client.cancel(job_id)
