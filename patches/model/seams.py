@@ -8,10 +8,9 @@ the model's replaced ``forward`` opens, since not every architecture hands them 
 from __future__ import annotations
 
 import inspect
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -29,10 +28,11 @@ from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.recipe import AttentionTemperature, Recipe, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import MaskKind, architecture_of
+from patches.model.arguments import inputs_of, logits_by_index, tokens_of
 from patches.model.continuation import continues, returns_cache
 from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
-from patches.model.forward import Forward, inputs_of, tokens_of
+from patches.model.forward import Forwards
 from patches.model.geometry import chunked_layers, text_config
 from patches.model.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
@@ -40,13 +40,6 @@ from patches.model.rotary_tables import plain_positions, planes_of
 
 PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
 """The recipe of layers with another rotary type: their keys are rotated, the rest is ordinary attention."""
-
-
-class _ThreadState(threading.local):
-    """The forward that runs on a thread, and what its next forwards carry beside the arguments of the model."""
-
-    forward: Forward | None = None
-    carried: Mapping[str, Any] = {}
 
 
 class Patched(Encodings):
@@ -86,7 +79,7 @@ class Patched(Encodings):
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._shares_keys = bool(getattr(text_config(model), "num_kv_shared_layers", 0))
         self._layers, self._chunks = num_layers, chunked_layers(text_config(model))
-        self._thread = _ThreadState()
+        self._forwards = Forwards()
 
     @property
     def smallest_window(self) -> int | None:
@@ -100,7 +93,7 @@ class Patched(Encodings):
             RuntimeError: inside another forward of this model on the same thread, or with gradient checkpointing.
             ValueError: when the keyword argument of ``encoding`` does not fit the rows or their length.
         """
-        if self._thread.forward is not None:
+        if self._forwards.running is not None:
             raise RuntimeError("forwards of a patched model do not nest: one already runs on this thread")
         if self.model.training and getattr(self.model, "is_activation_checkpointing", False):
             raise RuntimeError("gradient checkpointing runs layers again outside of a forward: switch it off")
@@ -113,32 +106,21 @@ class Patched(Encodings):
                 if not self._takes_positions:
                     del kwargs["position_ids"]
             if self._shares_keys:
-                kwargs |= _logits_by_index(kwargs, encoded)
-            self._thread.forward = Forward(encoded, padding_mask, **self._thread.carried)
-            try:
+                kwargs |= logits_by_index(kwargs, encoded)
+            with self._forwards.opened(encoded, padding_mask):
                 return forward(*args, **kwargs)
-            finally:
-                self._thread.forward = None
 
     @cached_property
     def continues(self) -> bool:
         """True if a prompt may be read in chunks; ``continuation`` explains it. Measured outside of a forward."""
-        with self._carrying_nothing():
+        with self._forwards.carrying_nothing():
             return continues(self.model, int(text_config(self.model).vocab_size))
 
     @cached_property
     def returns_cache(self) -> bool:
         """False for a model that has to read a sequence from its start in each forward. Measured as ``continues``."""
-        with self._carrying_nothing():
+        with self._forwards.carrying_nothing():
             return returns_cache(self.model)
-
-    @contextmanager
-    def _carrying_nothing(self) -> Iterator[None]:
-        carried, self._thread.carried = self._thread.carried, {}
-        try:
-            yield
-        finally:
-            self._thread.carried = carried
 
     def packed(self, batch: Batch, paged: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within it, each forward on this thread is of one packed row; ``Forward`` explains ``paged``."""
@@ -157,25 +139,15 @@ class Patched(Encodings):
     @property
     def carried(self) -> Mapping[str, Any]:
         """Fields of ``Forward`` that the next forward on this thread has beside its positions."""
-        return self._thread.carried
+        return self._forwards.carried
 
-    @contextmanager
-    def carrying(self, **carried: Any) -> Iterator[None]:
-        """Within it, each forward on this thread has these fields of ``Forward``."""
-        if self._thread.carried or self._thread.forward is not None:
-            raise RuntimeError("packed rows and observers do not nest, and begin outside of a forward")
-        self._thread.carried = carried
-        try:
-            yield
-        finally:
-            self._thread.carried = {}
+    def carrying(self, **carried: Any) -> AbstractContextManager[None]:
+        """Within it, each forward on this thread has these fields of ``Forward``.
 
-    @property
-    def _forward(self) -> Forward:
-        forward = self._thread.forward
-        if forward is None:
-            raise RuntimeError("no forward runs on this thread: call the patched model, not a part of it")
-        return forward
+        Raises:
+            RuntimeError: within another one, or in a forward.
+        """
+        return self._forwards.carrying(**carried)
 
     def rotary(
         self,
@@ -189,7 +161,7 @@ class Patched(Encodings):
 
         Tables that requests do not choose keep their own frequencies.
         """
-        position, slot = decode(self._forward.position_ids)
+        position, slot = decode(self._forwards.current.position_ids)
         if module is not None and not self.rotary_tables.is_chosen(module, layer_type):
             arguments = () if layer_type is None else (layer_type,)
             return type(module).forward(module, x, position, *arguments)
@@ -197,7 +169,7 @@ class Patched(Encodings):
             module in self._elsewhere or position_ids.shape[-1] != position.shape[-1]
         )
         if position_ids is not None and elsewhere:  # cached tokens too, or keys that cover several
-            if self._forward.packed is not None:
+            if self._forwards.current.packed is not None:
                 raise ValueError("position_ids: a layer rotates cached keys anew, which a packed row does not carry")
             position, slot = plain_positions(position_ids), slot[:, -1:]
         if position_ids is not None and len(position) == 1:
@@ -238,7 +210,7 @@ class Patched(Encodings):
         """
         if dropout and module.training:
             raise ValueError(f"attention dropout {dropout:g} does not apply here: load the model with 0 to train it")
-        forward = self._forward
+        forward = self._forwards.current
         bias = bias_of(attention_mask, indices, query, key.shape[2])
         if block_indices is not None:
             size: int = module.indexer.block_size  # type: ignore[assignment, union-attr]
@@ -301,7 +273,7 @@ class Patched(Encodings):
     ) -> torch.Tensor:
         """Attention [rows, heads, q, value dim] of one segment's query, key and value."""
         recipe, (query, key, value) = self._recipe(segment.slot, index), states
-        if (observer := self._forward.observer) is not None:
+        if (observer := self._forwards.current.observer) is not None:
             observer(Observed(query, key, recipe, layer, segment.q_start, num_sinks))
         start = segment.q_start
         return fused.attend(query, key, value, recipe, batch, layer, q_start=start, num_sinks=num_sinks)
@@ -359,7 +331,7 @@ class Patched(Encodings):
 
         Layers of one role and one window share the answer: decoding many sequences asks this most often.
         """
-        if self._forward.observer is not None or not layer.is_ordinary:
+        if self._forwards.current.observer is not None or not layer.is_ordinary:
             return [False] * len(batch.segments)
 
         def make() -> list[bool]:
@@ -406,7 +378,7 @@ class Patched(Encodings):
     def embed(self, *_: Any, **__: Any) -> torch.Tensor:
         """Seam C: position embeddings [rows, tokens, width] of this forward, each token's by the recipe of its slot."""
         assert self.embedding is not None
-        return embeddings(self.embedding, self._forward.position_ids, self.slots)
+        return embeddings(self.embedding, self._forwards.current.position_ids, self.slots)
 
     def sink_window(self, resolved: ResolvedRecipe) -> tuple[int, int] | None:
         """(num_sinks, window_size) that any later query can reach under ``resolved``; None: caches need every key."""
@@ -426,15 +398,3 @@ def _num_sinks(resolved: ResolvedRecipe, layer: Layer, num_kv: int, q_stop: int)
     the layer has a window."""
     sink_window = resolved.recipe.sink_window if num_kv < q_stop and layer.mask is CAUSAL else None
     return None if sink_window is None else sink_window[0]
-
-
-def _logits_by_index(kwargs: Mapping[str, Any], positions: torch.Tensor) -> dict[str, torch.Tensor]:
-    """``logits_to_keep`` as indices into ``positions`` [rows, tokens].
-
-    Layers that share keys (Gemma 4) take a number as leave to compute the last queries only, with their masks cut.
-    """
-    kept = kwargs.get("logits_to_keep", 0)
-    if isinstance(kept, torch.Tensor):
-        return {}
-    tokens = positions.shape[-1]
-    return {"logits_to_keep": torch.arange(max(0, tokens - kept) if kept else 0, tokens, device=positions.device)}
