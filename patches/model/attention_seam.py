@@ -1,6 +1,6 @@
 """Seam B, the attention of a patched model: segment by segment, each under the recipe of its slot.
 
-transformers calls it by name, with the arguments of its own attention functions.
+transformers calls it by name, with the arguments that every attention function gets.
 """
 
 from __future__ import annotations
