@@ -78,7 +78,7 @@ class SlotTable:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every encoding but the model's own; none may be in use."""
+        """Forget every encoding but the model's own; none may be in use. Seams and engines keep this very table."""
         self._slot_of: dict[ResolvedRecipe, int] = {self._native: 0}
         self._users = [0] * MAX_SLOTS
         self.recipes: list[ResolvedRecipe | None] = [None] * MAX_SLOTS
