@@ -20,19 +20,19 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks import gpu_parts
-from benchmarks.gpu_parts import GPU, SMOKE, Row, Scale
+from benchmarks.gpu import decoding, forwards
+from benchmarks.gpu.scale import GPU, SMOKE, Row, Scale, peak, reset_peak
 from benchmarks.timing import Report, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 
 PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
-    (gpu_parts.roofline, 10),
-    (gpu_parts.patched_forward, 40),
-    (gpu_parts.decode_1b, 100),
-    (gpu_parts.attentions, 60),
-    (gpu_parts.scoring_rate, 40),
-    (gpu_parts.decode_8b, 150),
+    (forwards.roofline, 10),
+    (forwards.patched_forward, 40),
+    (decoding.decode_1b, 100),
+    (decoding.attentions, 60),
+    (forwards.scoring_rate, 40),
+    (decoding.decode_8b, 150),
 )
 """Each part, and the seconds it may need: what no longer fits is skipped."""
 
@@ -85,14 +85,14 @@ def run_part(
         add("not run", None, "", skipped)
         return
     began = time.monotonic()
-    gpu_parts.reset_peak(scale)
+    reset_peak(scale)
     try:
         for row in part():
             add(*row, failed=row[3].startswith("failed"))
     except Exception as error:
         traceback.print_exc()
         add("failed", None, "", f"{type(error).__name__}: {str(error)[:200]}", failed=True)
-    memory = f"peak memory {gpu_parts.peak(scale) / 1e9:.2f} GB" if gpu_parts.peak(scale) else ""
+    memory = f"peak memory {peak(scale) / 1e9:.2f} GB" if peak(scale) else ""
     add("whole part", time.monotonic() - began, "s", memory)
     gc.collect()
     if scale.device == "cuda":

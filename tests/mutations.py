@@ -84,7 +84,7 @@ TOKENS_OF = f"{HYBRIDS}::test_tokens_are_those_of_generate_alone_and_among_other
 QUEUE = "tests/service/jobs/test_queue.py"
 UNITS = "tests/service/jobs/test_units.py"
 STORE = "tests/service/jobs/test_store.py"
-RUNNER = "tests/service/jobs/test_runner.py"
+FAILING = "tests/service/jobs/test_failing.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
 ATTENTION = [
@@ -207,7 +207,7 @@ JOBS = [
     Mutation("jobs of other tenants", "service/jobs", "select(Job).where(Job.id == job_id, Job.tenant == tenant)",
              "select(Job).where(Job.id == job_id)", (STORE,)),
     Mutation("one retry less", "service/jobs", "job.failures[position] > MOST_RETRIES",
-             "job.failures[position] >= MOST_RETRIES", (RUNNER,)),
+             "job.failures[position] >= MOST_RETRIES", (FAILING,)),
 ]  # fmt: skip
 
 CARRIED = [

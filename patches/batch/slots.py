@@ -73,16 +73,21 @@ class SlotTable:
         base_of: Callable[[ResolvedRecipe], BaseNumbers],
     ) -> None:
         """``base_of`` gives the numbers of an encoding's base map."""
+        self._native, self._pairs_of_head, self._device = native, rotary_dim // 2, device
         self._lock, self._base_of = threading.Lock(), base_of
-        self._slot_of: dict[ResolvedRecipe, int] = {native: 0}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every encoding but the model's own; none may be in use. Seams and engines keep this very table."""
+        self._slot_of: dict[ResolvedRecipe, int] = {self._native: 0}
         self._users = [0] * MAX_SLOTS
         self.recipes: list[ResolvedRecipe | None] = [None] * MAX_SLOTS
-        self.inv_freq = torch.zeros(MAX_SLOTS, rotary_dim // 2, device=device)
-        self.attention_factor = torch.ones(MAX_SLOTS, 1, device=device)
-        self._maps = torch.ones(MAX_SLOTS, 3, device=device)
-        self._pairs = torch.ones(MAX_SLOTS, 2, max(rotary_dim // 2, 1), device=device)
+        self.inv_freq = torch.zeros(MAX_SLOTS, self._pairs_of_head, device=self._device)
+        self.attention_factor = torch.ones(MAX_SLOTS, 1, device=self._device)
+        self._maps = torch.ones(MAX_SLOTS, 3, device=self._device)
+        self._pairs = torch.ones(MAX_SLOTS, 2, max(self._pairs_of_head, 1), device=self._device)
         self._moves = False
-        self._write(0, native)
+        self._write(0, self._native)
 
     def acquire(self, resolved: ResolvedRecipe) -> int:
         """Slot of ``resolved``, interned if new; pair every call with ``release``.

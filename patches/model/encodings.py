@@ -37,8 +37,9 @@ class Encodings:
 
     def __init__(self, geometry: RopeGeometry, layers: Mapping[str, int], device: torch.device) -> None:
         """``layers`` counts the layers by role: under the encoding, with another rotary type, without rotation."""
-        self.geometry, self.layers, self._device = geometry, dict(layers), device
-        self.slots = self._slot_table()
+        self.geometry, self.layers = geometry, dict(layers)
+        native = self.resolve(parse({"method": "default"}), geometry.original_max_position_embeddings)
+        self.slots = SlotTable(native, geometry.rotary_dim, device, base_of)
         self._number_of: dict[tuple[ResolvedRecipe, int | None], int] = {}
         self._resolved: dict[int, ResolvedRecipe] = {}
 
@@ -87,13 +88,9 @@ class Encodings:
         """The echo of an encoding for this model and a reserved length of ``length`` tokens."""
         return describe(parse(encoding), self.geometry, length, self.layers)
 
-    def _slot_table(self) -> SlotTable:
-        native = self.resolve(parse({"method": "default"}), self.geometry.original_max_position_embeddings)
-        return SlotTable(native, self.geometry.rotary_dim, self._device, base_of)
-
     def forget_encodings(self) -> None:
         """Empty the table of slots; none may be in use."""
-        self.slots = self._slot_table()
+        self.slots.clear()
 
     @contextmanager
     def encoded(

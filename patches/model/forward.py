@@ -1,8 +1,13 @@
-"""The state of one forward of a patched model. All seams of the forward share it, and it ends with the forward."""
+"""The state of one forward of a patched model. All seams of the forward share it, and it ends with the forward.
+
+Every thread has its own forward, and its own fields that the next forwards carry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,54 +40,51 @@ class Forward:
         return self._padded
 
 
-def tokens_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """Token ids [rows, tokens] or embeddings [rows, tokens, width] of a call of a model."""
-    given = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-    tokens: torch.Tensor = next(value for value in given if value is not None)
-    return tokens
+class Forwards(threading.local):
+    """The forward of one model that runs on a thread, and the fields that the thread's next forwards carry."""
 
+    running: Forward | None = None
+    carried: Mapping[str, Any] = {}
 
-def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(``position_ids``, padding mask) of a call of a model. Positions that are not given count unpadded tokens.
+    @property
+    def current(self) -> Forward:
+        """Raises:
+        RuntimeError: when no forward runs on this thread.
+        """
+        forward = self.running
+        if forward is None:
+            raise RuntimeError("no forward runs on this thread: call the patched model, not a part of it")
+        return forward
 
-    Raises:
-        ValueError: for images, video or sound.
-    """
-    _refuse_other_input(kwargs)
-    mask = kwargs.get("attention_mask")
-    padding = mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
-    positions = kwargs.get("position_ids")
-    if positions is not None:
-        return _of_text(positions, padding), padding
-    tokens = tokens_of(args, kwargs)
-    if padding is not None and not bool(padding.all()):
-        return (padding.long().cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :], padding
-    past = kwargs.get("past_key_values")
-    seen = 0 if past is None else past.get_seq_length()
-    return torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None], padding
+    @contextmanager
+    def opened(self, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Iterator[None]:
+        """Within it, a ``Forward`` of these inputs and the carried fields runs on this thread."""
+        self.running = Forward(position_ids, padding_mask, **self.carried)
+        try:
+            yield
+        finally:
+            self.running = None
 
+    @contextmanager
+    def carrying(self, **carried: Any) -> Iterator[None]:
+        """Within it, each forward on this thread has these fields of ``Forward``.
 
-OTHER_INPUT = ("pixel_values", "image_", "video_", "audio_", "input_features")
-"""Names, or beginnings of names, of arguments with images, video or sound."""
+        Raises:
+            RuntimeError: within another one, or in a forward.
+        """
+        if self.carried or self.running is not None:
+            raise RuntimeError("packed rows and observers do not nest, and begin outside of a forward")
+        self.carried = carried
+        try:
+            yield
+        finally:
+            self.carried = {}
 
-
-def _refuse_other_input(kwargs: Mapping[str, Any]) -> None:
-    for name, value in kwargs.items():
-        if value is not None and name.startswith(OTHER_INPUT):
-            raise ValueError(f"{name}: a patched model takes text only; images, video and sound have other positions")
-
-
-def _of_text(position_ids: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
-    """Positions [rows, tokens] of multimodal ones [planes, rows, tokens], which are alike for text.
-
-    Qwen2-VL, arXiv:2409.12191, section 2.1.
-    """
-    if position_ids.ndim != 3:
-        return position_ids
-    text = position_ids[0]
-    unlike = (position_ids != text).any(0)
-    if padding is not None:
-        unlike = unlike & padding[:, -text.shape[1] :].bool()
-    if bool(unlike.any()):
-        raise ValueError("position_ids: a patched model takes text only, whose positions are alike in every plane")
-    return text
+    @contextmanager
+    def carrying_nothing(self) -> Iterator[None]:
+        """Within it, forwards on this thread carry nothing; then they carry what they carried before."""
+        carried, self.carried = self.carried, {}
+        try:
+            yield
+        finally:
+            self.carried = carried

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from benchmarks import gpu_suite
-from benchmarks.gpu_parts import SMOKE
+from benchmarks.gpu.scale import SMOKE
 from tests.forks.process import forked
 
 

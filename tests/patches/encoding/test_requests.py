@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from pydantic import BaseModel
 
 from patches import (
@@ -23,7 +21,6 @@ from patches import (
     resolve,
     to_shorthand,
 )
-from tests import oracles
 from tests.methods import REQUESTS, ROWS, Fields, Row, request_id
 
 TRAINED = 256
@@ -261,26 +258,6 @@ def test_a_list_of_frequencies_takes_no_base() -> None:
     assert "rope_theta" in fields_named({"method": "custom", "inv_freq": [0.5] * 32, "rope_theta": 10_000.0})
 
 
-def test_proportional_needs_whole_heads_and_a_pair_to_rotate() -> None:
-    method = parse({"method": "proportional", "partial_rotary_factor": 0.5})
-    with pytest.raises(ValueError, match=r"^method: proportional .*\b16 of 64"):
-        resolve(method, replace(GEOMETRY, rotary_dim=16), 1000)
-    resolve(parse({"method": "proportional", "partial_rotary_factor": 1 / 32}), GEOMETRY, 1000)
-    with pytest.raises(ValueError, match=r"^partial_rotary_factor: .*1/32"):
-        resolve(parse({"method": "proportional", "partial_rotary_factor": 0.03}), GEOMETRY, 1000)
-
-
-def test_clipping_more_pairs_than_there_are_or_one_softly() -> None:
-    small = replace(GEOMETRY, rotary_dim=16)
-    assert describe(parse({"method": "clipped_rope"}), GEOMETRY, 1000)["n"] == 20
-    assert describe(parse({"method": "clipped_rope"}), small, 1000)["n"] == 8
-    with pytest.raises(ValueError, match=r"^n: .*\b8 rotary pairs.*\b9$"):
-        resolve(parse({"method": "clipped_rope", "n": 9}), small, 1000)
-    with pytest.raises(ValueError, match=r"^n: .*hard"):
-        resolve(parse({"method": "clipped_rope", "n": 1}), small, 1000)
-    resolve(parse({"method": "clipped_rope", "n": 1, "hard": True}), small, 1000)
-
-
 @pytest.mark.parametrize("name", ["resonance", "clipped_rope"])
 def test_wrappers_stand_on_frequency_schedules_only(name: str) -> None:
     for base in ({"method": "alibi"}, {"method": name}, {"method": "none"}, "alibi", 4):
@@ -291,140 +268,3 @@ def test_wrappers_stand_on_frequency_schedules_only(name: str) -> None:
     assert resolve(parse({"method": name, "base": pasted}), GEOMETRY, 1000).inv_freq == (
         resolve(parse({"method": name, "base": named}), GEOMETRY, 1000).inv_freq
     )
-
-
-@pytest.mark.parametrize(
-    "row",
-    [row for row in ROWS if "partial_rotary_factor" in METHODS[row.name].model_fields and not row.whole_head],
-    ids=lambda row: row.name,
-)
-def test_partial_rotary_factor_must_be_the_models(row: Any) -> None:
-    fields = {"method": row.name, **row.easy}
-    resolve(parse({**fields, "partial_rotary_factor": 1.0}), GEOMETRY, 1000)
-    with pytest.raises(ValueError, match=r"^partial_rotary_factor: .*64 of 64"):
-        resolve(parse({**fields, "partial_rotary_factor": 0.5}), GEOMETRY, 1000)
-
-
-def test_partial_rotary_factor_is_rounded_as_transformers_does() -> None:
-    phi = replace(GEOMETRY, head_dim=80, rotary_dim=32)
-    resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": 0.4}), phi, 1)
-    with pytest.raises(ValueError, match="partial_rotary_factor"):
-        resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}), phi, 1)
-    odd = replace(GEOMETRY, head_dim=104, rotary_dim=30)
-    assert int(104 * (30 / 104)) == 29
-    for encoding in ({"method": "linear", "factor": 2.0}, {"method": "default"}):
-        shown = parse(encoding).parameters(odd)
-        resolve(parse({**encoding, **shown}), odd, 1)
-
-
-def test_partial_rotary_factor_must_be_that_of_a_model_that_ships_an_encoding() -> None:
-    scaled = replace(GEOMETRY, native=parse("yarn:4"))
-    with pytest.raises(ValueError, match=r"^partial_rotary_factor: .*64 of 64"):
-        resolve(parse({"method": "default", "partial_rotary_factor": 0.5}), scaled, 1000)
-
-
-def test_an_encoding_of_a_checkpoint_does_not_stand_on_itself() -> None:
-    for name in ("self_extend", "resonance"):
-        scaled = replace(GEOMETRY, native=parse(name))
-        assert resolve(parse("default"), scaled, 1000) == resolve(parse(name), GEOMETRY, 1000)
-
-
-HARMLESS_OR_REFUSED = [
-    {"method": "longrope", "short_factor": [1.0] * 32, "long_factor": [1.0] * 32, "factor": 2.0},
-    {"method": "yarn", "factor": 2.0, "beta_slow": 1e-320},
-    {"method": "yarn", "factor": 2.0, "beta_fast": 1e308},
-    {"method": "yarn", "factor": 2.0, "mscale": 1e300, "mscale_all_dim": 1e-300},
-    {"method": "ntk_by_parts", "factor": 2.0, "gamma_0": 1e300},
-    {"method": "ntk_by_parts", "factor": 2.0, "gamma_1": 1e-320},
-    {"method": "ntk_by_parts", "factor": 2.0, "beta_1": 1e-320},
-    {"method": "llama3", "low_freq_factor": 1e-320},
-    {"method": "ntk", "factor": 4096.0, "rope_theta": 1e308},
-    {"method": "yarn", "factor": 2.0, "rope_theta": 1.0000000000000002},
-    {"method": "linear", "factor": 4096.0, "rope_theta": 1e308},
-    {"method": "dynamic", "factor": 4096.0, "original_max_position_embeddings": 1, "rope_theta": 1e308},
-    {"method": "dynamic_linear", "rope_theta": 1e15},
-    {"method": "dynamic_yarn", "beta_fast": 1e6, "beta_slow": 1e-6, "rope_theta": 1e15},
-    {"method": "dynamic_yarn", "beta_fast": 1e6, "beta_slow": 9e5, "truncate": False},
-    {"method": "yarn_paper", "factor": 4096.0, "alpha": 9.99999e5, "beta": 1e6},
-    {"method": "yarn_paper", "factor": 4096.0, "alpha": 1e-6, "beta": 2e-6, "rope_theta": 1e15},
-    {"method": "ntk_mixed", "factor": 4096.0, "b": 10.0, "rope_theta": 1e15},
-    {"method": "ntk_mixed", "factor": 1.0, "b": 1e-300},
-    {"method": "mrrope_uni", "factor": 4096.0, "beta_fast": 1e6, "beta_slow": 9e5, "truncate": False},
-    {"method": "mrrope_pro", "factor": 4096.0, "beta_fast": 2e-6, "beta_slow": 1e-6},
-    {"method": "tailspline", "factor": 4096.0, "beta_fast": 1e6, "beta_slow": 1e-6, "rope_theta": 1e15},
-    {"method": "proportional", "factor": 4096.0, "partial_rotary_factor": 1e-300},
-    {"method": "custom", "inv_freq": [5e-324] * 32, "attention_factor": 100.0},
-    {"method": "resonance", "base": {"method": "linear", "factor": 4096.0, "rope_theta": 1e15}},
-    {"method": "resonance", "base": {"method": "custom", "inv_freq": [6.284] * 31 + [5e-324]}},
-    {"method": "clipped_rope", "base": {"method": "linear", "factor": 4096.0, "rope_theta": 1e15}, "n": 32},
-    {"method": "self_extend", "log_n": True, "neighbor_window": 4},
-]
-
-
-@pytest.mark.parametrize("fields", HARMLESS_OR_REFUSED, ids=request_id)
-def test_extreme_numbers_are_refused_or_give_finite_ones(fields: Fields) -> None:
-    """Every request that passes validation resolves to finite numbers, or is refused with a field's name."""
-    if "original_max_position_embeddings" not in METHODS[fields["method"]].model_fields:
-        finite_or_refused(fields)
-        return
-    for trained_length in (1, 2, 256, 1 << 24):
-        finite_or_refused({"original_max_position_embeddings": trained_length, **fields})
-
-
-def finite_or_refused(fields: Fields) -> None:
-    refused = ""
-    try:
-        resolved = resolve(parse(fields), GEOMETRY, 1 << 20)
-    except ValueError as error:
-        refused = str(error)
-    if refused:
-        assert any(name in refused for name in fields if name != "method"), f"names no field: {refused}"
-        return
-    assert math.isfinite(resolved.rope_theta), "answers carry it as JSON"
-    numbers = [*resolved.inv_freq, resolved.attention_factor]
-    if resolved.recipe.attention_temperature is not None:
-        numbers += resolved.recipe.attention_temperature(torch.arange(10)).tolist()
-    assert torch.tensor(numbers, dtype=torch.float32).isfinite().all(), "attention computes in float32"
-    assert min(numbers) >= 0
-
-
-# "default" and the geometry
-
-
-def test_default_means_the_checkpoints_own_encoding() -> None:
-    native = {"method": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED}
-    scaled = replace(GEOMETRY, native=parse(native))
-    default = parse({"method": "default"})
-    assert resolve(default, scaled, 500) == resolve(parse(native), scaled, 500)
-    assert resolve(default, GEOMETRY, 500).inv_freq == pytest.approx(oracles.default(10_000.0, 64), rel=5e-7)
-    assert resolve(default, GEOMETRY, 500) != resolve(default, scaled, 500)
-    plain = resolve(parse({"method": "default", "rope_theta": 10_000.0}), scaled, 500)
-    assert plain == resolve(default, GEOMETRY, 500), "asking for a base asks for plain RoPE"
-    assert resolve(parse({"method": "linear", "factor": 2.0}), scaled, 500) == resolve(
-        parse({"method": "linear", "factor": 2.0}), GEOMETRY, 500
-    ), "other methods start from the unscaled frequencies"
-
-
-def test_a_native_longrope_keeps_its_lists() -> None:
-    lists = {"short_factor": (1.0,) * 32, "long_factor": (2.0,) * 32}
-    native = {"rope_type": "longrope", "original_max_position_embeddings": TRAINED, **lists}
-    scaled = replace(GEOMETRY, native=parse(native))
-    default = parse({"method": "default"})
-    assert hash(scaled) == hash(replace(GEOMETRY, native=parse(native)))
-    short, long = resolve(default, scaled, TRAINED), resolve(default, scaled, TRAINED + 1)
-    assert short.inv_freq == pytest.approx([2 * f for f in long.inv_freq])
-    assert short.attention_factor == pytest.approx(oracles.longrope_attention_factor(4.0, TRAINED))
-
-
-@pytest.mark.parametrize("fields", REQUESTS, ids=request_id)
-def test_a_model_trained_without_rotation_refuses_to_rotate(fields: Fields) -> None:
-    unrotated = replace(GEOMETRY, family="bias", native=parse({"method": "alibi"}))
-    rotates = next(row for row in ROWS if row.name == fields["method"]).rotates
-    if fields == {"method": "default"}:
-        native = resolve(parse({"method": "alibi"}), unrotated, 10)
-        assert resolve(parse(fields), unrotated, 10) == native
-    elif rotates:
-        with pytest.raises(ValueError, match=r"without rotary|rotates nothing"):
-            resolve(parse(fields), unrotated, 10)
-    else:
-        assert not resolve(parse(fields), unrotated, 10).rotates

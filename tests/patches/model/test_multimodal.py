@@ -80,7 +80,9 @@ def test_a_plain_mask_that_the_wrapper_insists_on_chooses_no_keys(kind: str) -> 
 @kinds("llama4")
 def test_temperatures_of_the_language_model_follow_positions(kind: str) -> None:
     with patched(wrapper(kind)) as patch:
-        assert patch._temperatures.keys() == {layer for layer, role in patch.roles.items() if role == "never"}
+        assert patch.attention_seam.temperatures.keys() == {
+            layer for layer, role in patch.roles.items() if role == "never"
+        }
 
 
 @kinds("qwen2_5_vl")

@@ -137,6 +137,18 @@ def test_encodings_that_move_positions_leave_those_of_others(table: SlotTable) -
     assert torch.equal(moved, position[..., None].float().expand(-1, -1, 32))
 
 
+def test_a_cleared_table_has_the_native_encoding_only(table: SlotTable) -> None:
+    position = torch.tensor([[0, 7, 999]])
+    moving = resolved({"method": "self_extend", "group_size": 4, "neighbor_window": 8})
+    table.release(table.acquire(moving))
+    table.acquire(resolved({"method": "default"}))
+    table.clear()
+    assert table.in_use() == 0
+    assert [recipe for recipe in table.recipes if recipe is not None] == [table[0]]
+    assert torch.equal(table.at_write(position, torch.zeros_like(position))[0], position[..., None])
+    assert table.acquire(linear(2.0)) == 1
+
+
 def test_the_native_encoding_keeps_slot_zero(table: SlotTable) -> None:
     native = table[0]
     for factor in range(1, 3 * MAX_SLOTS):

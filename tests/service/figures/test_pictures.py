@@ -17,7 +17,8 @@ from service.figures import Picture, pictures_of
 from service.figures.drawing.style import COLOURS
 from service.figures.results import html_of, png_of
 from tests.service.figures import examples
-from tests.service.figures.examples import EVERY, LENGTHS, NAMES, pictures
+from tests.service.figures.examples import EVERY, pictures
+from tests.service.figures.measured import LENGTHS, NAMES
 
 
 def named(evaluation: str, name: str) -> Picture:

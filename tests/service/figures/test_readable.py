@@ -11,7 +11,8 @@ from service.evaluation.results import EvaluationResult
 from service.figures import Picture, pictures_of
 from service.figures.results import png_of
 from tests.service.figures import examples
-from tests.service.figures.examples import EVERY, LENGTHS, NAMES, pictures
+from tests.service.figures.examples import EVERY, pictures
+from tests.service.figures.measured import LENGTHS, NAMES
 from tests.service.results import result_of
 
 

@@ -14,7 +14,7 @@ from service.jobs.storage.owner import Owner
 from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.units import Finished
-from tests.service.jobs.conftest import body
+from tests.service.jobs.bench import body
 
 LEASE_S = 30.0
 PLAN = "a plan"

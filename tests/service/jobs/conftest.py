@@ -1,29 +1,24 @@
-"""Stores in both databases, and a registry of the tiny models with a runner on it."""
+"""Stores in both databases, a registry of the tiny models, and a bench of both."""
 
 from __future__ import annotations
 
-import gzip
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 from sqlalchemy import make_url
 
-from service.api.errors import as_api_error
-from service.evaluation.catalogue import EVALUATIONS
-from service.evaluation.results import EvaluationResult
-from service.evaluation.unit import Plan, evaluate
-from service.jobs.runner import JobRunner
-from service.jobs.storage.calls import StoreCalls
+from service.evaluation.perplexity.plan import WindowsUnit
+from service.evaluation.unit import Outcome
+from service.jobs import execution
+from service.jobs.storage import calls
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from service.sharing.workers import Workers
+from tests.service.jobs.bench import Bench
 from tests.service.jobs.postgres import postgres_server
 from tests.service.serving import SMALL
 
@@ -78,40 +73,16 @@ def models(job_settings: Settings) -> Iterator[ModelRegistry]:
     registry.close()
 
 
-def body(**fields: Any) -> dict[str, Any]:
-    """A perplexity request of two documents and three encodings: six units of 64 tokens."""
-    methods = [{"method": "default"}, {"method": "linear", "factor": 2.0}, {"method": "dynamic", "factor": 2.0}]
-    documents = [[n % 380 + 2 for n in range(start, start + 80)] for start in (0, 7)]
-    return {"evaluation": "perplexity", "input": documents, "methods": methods, "lengths": [64]} | fields
+@pytest.fixture
+def bench(store: JobStore, models: ModelRegistry, job_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench(store, models, job_settings)
+    run = WindowsUnit.run
 
+    def counted(unit: WindowsUnit) -> Generator[int, None, Outcome]:
+        made.started.append((unit.subject.label, unit.name))
+        return (yield from run(unit))
 
-@asynccontextmanager
-async def running(store: JobStore, models: ModelRegistry, settings: Settings) -> AsyncIterator[JobRunner]:
-    """A runner at work."""
-    workers, calls = Workers(shared=False), StoreCalls()
-    runner = JobRunner(store, models, settings, workers, calls, as_api_error)
-    runner.start()
-    try:
-        yield runner
-    finally:
-        await runner.close()
-        workers.close()
-        calls.close()
-
-
-def result_of(store: JobStore, tenant: str, job_id: str) -> EvaluationResult:
-    """The stored result of a job that is done."""
-    packed = store.result(tenant, job_id)
-    assert packed is not None
-    return EVALUATIONS[packed.evaluation].result.model_validate_json(gzip.decompress(packed.data))
-
-
-def in_one_run(plan: Plan) -> dict[str, Any]:
-    """The numbers of an evaluation that nothing interrupts, made on this thread."""
-    work = evaluate(plan)
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            numbers: dict[str, Any] = stop.value.numbers()
-            return numbers
+    monkeypatch.setattr(WindowsUnit, "run", counted)
+    for module in (execution, calls):
+        monkeypatch.setattr(module, "RETRY_S", 0.01)
+    return made

@@ -16,7 +16,7 @@ from service.jobs import address
 from service.jobs.address import Addresses, hash_of_sources
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.service.jobs.conftest import body
+from tests.service.jobs.bench import body
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from service.jobs.storage.database import VERSION_TABLE, Database, StoreUnusable
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import VERSION, Base
 from tests.conftest import ROOT as REPOSITORY
-from tests.service.jobs.conftest import body
+from tests.service.jobs.bench import body
 from tests.service.jobs.postgres import NOBODY, ROOT
 
 

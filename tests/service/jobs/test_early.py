@@ -20,7 +20,7 @@ from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.conftest import TEXT
 from tests.service.jobs.adding import claimed, queue_of, unit
-from tests.service.jobs.conftest import body
+from tests.service.jobs.bench import body
 from tests.service.serving import serving, wait_for
 
 LONG: dict[str, Any] = {

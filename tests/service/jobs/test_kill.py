@@ -20,7 +20,7 @@ from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.forks.process import Forked, forked
 from tests.service.jobs import server
-from tests.service.jobs.conftest import in_one_run, result_of
+from tests.service.jobs.bench import in_one_run, result_of
 from tests.service.serving import SMALL, wait_for
 
 Rows = dict[tuple[int, int], tuple[Any, ...]]

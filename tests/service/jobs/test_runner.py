@@ -3,101 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import case, select, update
-from structlog.testing import CapturingLogger
 
-from patches import SlotsExhausted, parse
-from service.engine.failures import EngineFailed
+from patches import parse
 from service.engine.request import SamplingParams
-from service.evaluation.catalogue import plan_of
-from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.evaluation.unit import Outcome, Plan
-from service.jobs import execution
-from service.jobs.execution import MOST_RETRIES
-from service.jobs.records import JobInfo
-from service.jobs.runner import JobRunner
 from service.jobs.signals import within
-from service.jobs.storage import calls, outcomes
-from service.jobs.storage.owner import Owner
 from service.jobs.storage.queue import JobQueue, Recorded
 from service.jobs.storage.store import JobStore
-from service.jobs.storage.tables import Job, StoredOutcome, UnfinishedUnit
+from service.jobs.storage.tables import Job, StoredOutcome
 from service.jobs.storage.units import Finished
-from service.models.registry import ModelRegistry
-from service.settings import Settings
-from service.sharing.admission import QueueFull
-from tests.service.jobs.adding import queue_of
-from tests.service.jobs.conftest import body, in_one_run, result_of, running
-
-LONG: dict[str, Any] = {"input": [[n % 380 + 2 for n in range(2000)]], "lengths": [2000]}
-"""Units of some 150 chunks."""
-
-
-class Bench:
-    """A store, the models and what was measured on them, unit by unit."""
-
-    def __init__(self, store: JobStore, models: ModelRegistry, settings: Settings) -> None:
-        self.store, self.models, self.settings = store, models, settings
-        self.started: list[tuple[str, str]] = []
-
-    def plan(self, **fields: Any) -> Plan:
-        return plan_of(PerplexityRequest.model_validate(body(**fields)), self.models, self.settings)
-
-    def add(self, tenant: str = "anna", **fields: Any) -> str:
-        plan, request = self.plan(**fields), PerplexityRequest.model_validate(body(**fields))
-        names = [unit.subject.model for unit in plan.units]
-        return self.store.add(tenant, request, models=names, units=len(plan.units), tokens=plan.tokens).id
-
-    @asynccontextmanager
-    async def running(self, store: JobStore | None = None, **settings: Any) -> AsyncIterator[JobRunner]:
-        chosen = self.settings.model_copy(update=settings)
-        async with running(store or self.store, self.models, chosen) as runner:
-            yield runner
-
-    async def until(self, condition: Callable[[], object], seconds: float = 30) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.005)
-
-    async def ended(self, *ids: str, tenant: str = "anna") -> list[JobInfo]:
-        await self.until(lambda: all(self.store.get(tenant, i).state not in ("queued", "running") for i in ids))
-        return [self.store.get(tenant, i) for i in ids]
-
-    def numbers(self, job_id: str, tenant: str = "anna") -> dict[str, Any]:
-        result = result_of(self.store, tenant, job_id)
-        assert (result.id, result.seconds) == (job_id, None)
-        return result.numbers()
-
-    def expected(self, **fields: Any) -> dict[str, Any]:
-        """Of the same evaluation on this thread, without a job."""
-        return in_one_run(self.plan(**fields))
-
-
-@pytest.fixture
-def bench(store: JobStore, models: ModelRegistry, job_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    made = Bench(store, models, job_settings)
-    run = WindowsUnit.run
-
-    def counted(unit: WindowsUnit) -> Generator[int, None, Outcome]:
-        made.started.append((unit.subject.label, unit.name))
-        return (yield from run(unit))
-
-    monkeypatch.setattr(WindowsUnit, "run", counted)
-    for module in (execution, calls):
-        monkeypatch.setattr(module, "RETRY_S", 0.01)
-    return made
-
-
-only_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+from tests.service.jobs.bench import LONG, Bench, body, only_sqlite
 
 
 async def test_a_job_gives_what_the_evaluation_gives(bench: Bench) -> None:
@@ -211,94 +132,6 @@ async def test_tenants_take_turns_and_each_has_its_oldest_job_first(
 
 
 @only_sqlite
-@pytest.mark.parametrize(
-    ("error", "times", "state", "code"),
-    [
-        (MemoryError("out of memory"), MOST_RETRIES, "done", None),
-        (MemoryError("out of memory"), MOST_RETRIES + 1, "failed", "out_of_memory"),
-        (EngineFailed("stalls"), MOST_RETRIES, "done", None),
-        (EngineFailed("stalls"), MOST_RETRIES + 1, "failed", "engine_failed"),
-        (SlotsExhausted("128"), 2 * MOST_RETRIES, "done", None),
-        (QueueFull("full"), 2 * MOST_RETRIES, "done", None),
-        (KeyError("a defect"), 1, "failed", "internal_error"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
-)
-async def test_units_that_fail(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int, state: str, code: str | None
-) -> None:
-    run, left = WindowsUnit.run, [times]
-
-    def failing(unit: WindowsUnit) -> Generator[int, None, Outcome]:
-        if unit.subject.method.method == "linear" and left[0]:
-            left[0] -= 1
-            raise error
-        return (yield from run(unit))
-
-    monkeypatch.setattr(WindowsUnit, "run", failing)
-    job_id, other = bench.add(), bench.add("berta", methods=[{"method": "default"}])
-    async with bench.running():
-        (job,) = await bench.ended(job_id)
-        (unharmed,) = await bench.ended(other, tenant="berta")
-    assert (job.state, unharmed.state, left) == (state, "done", [0])
-    assert (job.error.code if job.error else None) == code
-    assert bench.models.default.engine.patch.slots.in_use() == 0
-    if state == "done":
-        assert set(Counter(unit.number for unit in bench.store.done_units(job_id)).values()) == {1}
-
-
-@only_sqlite
-async def test_what_cannot_be_planned_any_more_fails_with_its_message(bench: Bench) -> None:
-    job_id, other = bench.add(), bench.add("berta", methods=[{"method": "default"}])
-    async with bench.running(max_scored_tokens=200):
-        (job,) = await bench.ended(job_id)
-        (unharmed,) = await bench.ended(other, tenant="berta")
-    assert job.error is not None
-    assert (job.state, job.error.code) == ("failed", "invalid_value")
-    assert "200" in job.error.message
-    assert unharmed.state == "done"
-
-
-async def test_a_damaged_outcome_is_measured_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = CapturingLogger()
-    monkeypatch.setattr(outcomes, "log", log)
-    expected = bench.expected()
-    first = bench.add()
-    async with bench.running() as runner:
-        await bench.ended(first)
-        bench.started.clear()
-        with bench.store.database.writing() as session:
-            key = session.scalars(select(StoredOutcome.key)).first()
-            session.execute(update(StoredOutcome).where(StoredOutcome.key == key).values(data=b"PK broken"))
-        again = bench.add()
-        runner.notify()
-        (job,) = await bench.ended(again)
-    assert (job.units_reused, len(bench.started)) == (5, 1)
-    assert bench.numbers(again) == expected
-    assert {call.args for call in log.calls} == {("outcome_damaged",)}
-
-
-@only_sqlite
-async def test_damage_during_a_job_is_repaired_before_its_result(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, finish = bench.expected(), JobQueue.outcomes
-    damaged = []
-
-    def damaging(queue: JobQueue, number: int) -> dict[int, Outcome]:
-        if not damaged:
-            with bench.store.database.writing() as session:
-                damaged.append(session.execute(update(StoredOutcome).values(data=b"")))
-        return finish(queue, number)
-
-    monkeypatch.setattr(JobQueue, "outcomes", damaging)
-    bench.started.clear()
-    job_id = bench.add()
-    async with bench.running():
-        (job,) = await bench.ended(job_id)
-    assert (job.state, job.units_done, len(bench.started)) == ("done", 6, 12)
-    assert bench.numbers(job_id) == expected
-
-
-@only_sqlite
 async def test_generation_is_answered_while_a_long_unit_runs(bench: Bench) -> None:
     engine, job_id = bench.models.default.engine, bench.add(**LONG)
     async with bench.running() as runner:
@@ -347,24 +180,6 @@ async def test_two_processes_do_every_unit_once(bench: Bench, url: str) -> None:
     other.close()
     assert {job.state for job in jobs} == {"done"}
     assert len(bench.started) == sum(job.units_total for job in jobs) == 24
-
-
-@only_sqlite
-async def test_units_of_a_lost_server_are_taken_over_within_a_second_after_the_lease(bench: Bench) -> None:
-    job_id = bench.add(**LONG)
-    lost = queue_of(bench.store, owner=Owner("elsewhere", 1, 0.0, "lost"), lease_s=2.0)
-    async with bench.running(lease_s=2.0) as runner:
-        await bench.until(lambda: runner.progress(job_id) > 0)
-        began, taken = time.monotonic(), lost.take(1, "tiny", 2)
-        assert taken is not None
-        freed = False
-        while not freed:
-            await asyncio.sleep(0.05)
-            with bench.store.database.reading() as session:
-                freed = not session.scalars(select(UnfinishedUnit).where(UnfinishedUnit.owner == lost._owner)).all()
-        assert 1.5 < time.monotonic() - began < 3, "within the lease and a second"
-        (job,) = await bench.ended(job_id)
-    assert (job.state, job.units_done, len(bench.started)) == ("done", 3, 3)
 
 
 @only_sqlite

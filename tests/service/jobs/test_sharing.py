@@ -16,7 +16,7 @@ from service.evaluation.unit import Outcome
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.service.jobs.conftest import in_one_run, result_of, running
+from tests.service.jobs.bench import in_one_run, result_of, running
 
 DOCUMENTS = [[n % 380 + 2 for n in range(start, start + 140)] for start in (0, 7)]
 BODY: dict[str, Any] = {

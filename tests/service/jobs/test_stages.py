@@ -16,7 +16,7 @@ from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.conftest import TEXT
-from tests.service.jobs.conftest import in_one_run, result_of, running
+from tests.service.jobs.bench import in_one_run, result_of, running
 
 METHODS = [{"method": "yarn", "factor": factor} for factor in (1.0, 1.5, 2.0, 2.5, 3.0)]
 BODY: dict[str, Any] = {"model": "tiny", "input": TEXT[:9000], "length": 128, "windows": 4, "methods": METHODS}

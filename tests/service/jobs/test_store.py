@@ -17,7 +17,7 @@ from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import Job
 from service.policy.policy import Policy
 from tests.service.jobs.adding import add, queue_of
-from tests.service.jobs.conftest import body
+from tests.service.jobs.bench import body
 
 
 class TestIdempotency:

@@ -25,7 +25,7 @@ from service.settings import Settings
 from tests.models import randomise
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
 from tests.service.engine.test_architectures import LIMITS, NEW, assert_greedy, finished
-from tests.service.models.test_training import CPU, TINY, story
+from tests.service.models.training_runs import CPU, TINY, story
 
 STEPS = 12
 KINDS = [kind for kind in shape.FAMILIES if kind not in shape.KINDS]

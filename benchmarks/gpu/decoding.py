@@ -1,0 +1,151 @@
+"""Decode steps of every engine, timed by the difference of two lengths."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.generate_speed import concurrent, methods_of
+from benchmarks.gpu.engines import batching, engine_of, generate
+from benchmarks.gpu.scale import Row, Scale, decoded_weights, random_ids, twin_of
+from benchmarks.models import BANDED, ENCODINGS, cached_bytes_per_token
+from benchmarks.timing import interleaved
+from patches import patched
+from service.engine.choice import choices
+
+FEW = 4
+"""New tokens of the shorter of two runs whose difference is timed."""
+
+ALONE = {
+    "default": ENCODINGS[:1],
+    "yarn": ENCODINGS[3:4],
+    "self_extend": BANDED[6:7],
+    "alibi": BANDED[7:8],
+}
+MIXES = {"default": ENCODINGS[:1], "8 encodings": ENCODINGS, "8 with self_extend and alibi": BANDED}
+"""Encodings of the requests of a batch, in turn."""
+
+
+def decode_1b(scale: Scale) -> Iterator[Row]:
+    """Decode steps of the 1B shape."""
+    for batch in scale.batches:
+        yield from decode(scale, "1B", batch, limit_s=20)
+
+
+def decode_8b(scale: Scale) -> Iterator[Row]:
+    """Decode steps of the 8B shape."""
+    for batch in scale.batches:
+        yield from decode(scale, "8B", batch, limit_s=30)
+
+
+def decode(scale: Scale, name: str, batch: int, limit_s: float) -> Iterator[Row]:
+    """Seconds per step of every way to decode ``batch`` requests, as shares of the copy bandwidth.
+
+    A step's time is the difference of two runs that differ by ``steps`` tokens, so prefill cancels out.
+    """
+    model = scale.model(name)
+    twin = twin_of(model)
+    context = scale.prompt + FEW + scale.steps // 2
+    read = decoded_weights(model) + batch * context * cached_bytes_per_token(model)
+    prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
+    with (
+        patched(model) as patch,
+        engine_of(patch, scale, batch) as (loop, engine),
+        batching(twin, scale, batch) as peer,
+    ):
+        runs: dict[str, Callable[[int], object]] = {}
+        for what, encodings in (ALONE if batch == 1 else MIXES).items():
+            methods = methods_of(encodings, batch)
+            runs[what] = lambda n, methods=methods: loop.run(concurrent(engine, prompts, methods, n))
+        runs["transformers continuous batching"] = lambda n: peer(prompts, n)
+        runs["transformers generate"] = lambda n: generate(twin, prompts, n)
+        steps, failures = time_steps(runs, scale, limit_s)
+        share = manager_share(model, batch, lambda: runs["default"](FEW + scale.steps))
+    for what, seconds in steps.items():
+        compared = "" if what == "default" else f", {seconds / steps['default']:.2f} x default"
+        remark = f"{read / seconds / scale.copy_rate:.1%} of copy bandwidth{compared}"
+        yield f"{name} batch {batch}, {what}", 1e3 * seconds, "ms/step", remark
+    for what, error in failures.items():
+        yield f"{name} batch {batch}, {what}", float("nan"), "ms/step", f"failed: {error}"
+    yield f"{name} batch {batch}, share of a step outside the model", 100 * share, "%", "manager, sampling, streaming"
+
+
+def attentions(scale: Scale) -> Iterator[Row]:
+    """Decode steps of the 1B shape, all requests at once: attention over block tables against one by one."""
+    model, batch = scale.model("1B"), scale.batches[-1]
+    every = choices("triton" if scale.device == "cuda" else "eager", torch.device(scale.device))
+    kinds = [choice for choice in every if choice.kind == "paged"]
+    prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
+    for mix, encodings in MIXES.items():
+        methods = methods_of(encodings, batch)
+        with patched(model) as patch, ExitStack() as engines:
+            runs: dict[str, Callable[[int], object]] = {}
+            for kind in kinds:
+                loop, engine = engines.enter_context(engine_of(patch, scale, batch, kind))
+                runs[kind.attention] = lambda n, loop=loop, engine=engine, methods=methods: loop.run(
+                    concurrent(engine, prompts, methods, n)
+                )
+                runs[kind.attention](1)  # two engines of one model start one after the other
+            steps, failures = time_steps(runs, scale, limit_s=15)
+        for what, seconds in steps.items():
+            others = [steps[other] for other in steps if other != what]
+            remark = f"{seconds / others[0]:.2f} x the other" if others else ""
+            yield f"1B batch {batch}, {mix}, {what}", 1e3 * seconds, "ms/step", remark
+        for what, error in failures.items():
+            yield f"1B batch {batch}, {mix}, {what}", float("nan"), "ms/step", f"failed: {error}"
+
+
+def time_steps(
+    runs: dict[str, Callable[[int], object]], scale: Scale, limit_s: float
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Median seconds per decode step of each run, and the error of those that cannot run."""
+    working: dict[str, Callable[[], object]] = {}
+    failures = {}
+    for what, run in runs.items():
+        try:
+            run(FEW)
+        except Exception as error:
+            failures[what] = f"{type(error).__name__}: {str(error)[:100]}"
+            continue
+        working[f"{what}, few"] = lambda run=run: run(FEW)
+        working[f"{what}, many"] = lambda run=run: run(FEW + scale.steps)
+    seconds = interleaved(working, scale.rounds, warmup=0, limit_s=limit_s).seconds
+    steps = {}
+    for what in runs.keys() - failures.keys():
+        rounds = zip(seconds[f"{what}, few"], seconds[f"{what}, many"], strict=True)
+        steps[what] = statistics.median(many - few for few, many in rounds) / scale.steps
+    return {what: steps[what] for what in runs if what in steps}, failures
+
+
+def manager_share(model: PreTrainedModel, batch: int, run: Callable[[], object]) -> float:
+    """Median share of a decode step's time that passes outside the model's forward."""
+    spans: list[list[float]] = []
+
+    def enter(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        synchronize()
+        spans.append([kwargs["input_ids"].shape[-1], time.perf_counter(), 0.0])
+
+    def leave(*_: Any) -> None:
+        synchronize()
+        spans[-1][2] = time.perf_counter()
+
+    hooks = (model.register_forward_pre_hook(enter, with_kwargs=True), model.register_forward_hook(leave))
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    steps = [(a, b) for a, b in itertools.pairwise(spans) if a[0] == b[0] == batch]
+    return statistics.median((b[1] - a[2]) / (b[1] - a[1]) for a, b in steps)
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,73 @@
+"""The arguments of a call of a model, as the seams need them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def tokens_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """Token ids [rows, tokens] or embeddings [rows, tokens, width] of a call of a model."""
+    given = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    tokens: torch.Tensor = next(value for value in given if value is not None)
+    return tokens
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(``position_ids``, padding mask) of a call of a model. Positions that are not given count unpadded tokens.
+
+    Raises:
+        ValueError: for images, video or sound.
+    """
+    _refuse_other_input(kwargs)
+    mask = kwargs.get("attention_mask")
+    padding = mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
+    positions = kwargs.get("position_ids")
+    if positions is not None:
+        return _of_text(positions, padding), padding
+    tokens = tokens_of(args, kwargs)
+    if padding is not None and not bool(padding.all()):
+        return (padding.long().cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :], padding
+    past = kwargs.get("past_key_values")
+    seen = 0 if past is None else past.get_seq_length()
+    return torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None], padding
+
+
+def logits_by_index(kwargs: Mapping[str, Any], positions: torch.Tensor) -> dict[str, torch.Tensor]:
+    """``logits_to_keep`` as indices into ``positions`` [rows, tokens].
+
+    Layers that share keys (Gemma 4) take a number as leave to compute the last queries only, with their masks cut.
+    """
+    kept = kwargs.get("logits_to_keep", 0)
+    if isinstance(kept, torch.Tensor):
+        return {}
+    tokens = positions.shape[-1]
+    return {"logits_to_keep": torch.arange(max(0, tokens - kept) if kept else 0, tokens, device=positions.device)}
+
+
+OTHER_INPUT = ("pixel_values", "image_", "video_", "audio_", "input_features")
+"""Names, or beginnings of names, of arguments with images, video or sound."""
+
+
+def _refuse_other_input(kwargs: Mapping[str, Any]) -> None:
+    for name, value in kwargs.items():
+        if value is not None and name.startswith(OTHER_INPUT):
+            raise ValueError(f"{name}: a patched model takes text only; images, video and sound have other positions")
+
+
+def _of_text(position_ids: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
+    """Positions [rows, tokens] of multimodal ones [planes, rows, tokens], which are alike for text.
+
+    Qwen2-VL, arXiv:2409.12191, section 2.1.
+    """
+    if position_ids.ndim != 3:
+        return position_ids
+    text = position_ids[0]
+    unlike = (position_ids != text).any(0)
+    if padding is not None:
+        unlike = unlike & padding[:, -text.shape[1] :].bool()
+    if bool(unlike.any()):
+        raise ValueError("position_ids: a patched model takes text only, whose positions are alike in every plane")
+    return text

@@ -1,0 +1,131 @@
+"""Jobs among failures: units that fail, plans that no longer fit, damaged outcomes, a lost server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Generator
+
+import pytest
+from sqlalchemy import select, update
+from structlog.testing import CapturingLogger
+
+from patches import SlotsExhausted
+from service.engine.failures import EngineFailed
+from service.evaluation.perplexity.plan import WindowsUnit
+from service.evaluation.unit import Outcome
+from service.jobs.execution import MOST_RETRIES
+from service.jobs.storage import outcomes
+from service.jobs.storage.owner import Owner
+from service.jobs.storage.queue import JobQueue
+from service.jobs.storage.tables import StoredOutcome, UnfinishedUnit
+from service.sharing.admission import QueueFull
+from tests.service.jobs.adding import queue_of
+from tests.service.jobs.bench import LONG, Bench, only_sqlite
+
+
+@only_sqlite
+@pytest.mark.parametrize(
+    ("error", "times", "state", "code"),
+    [
+        (MemoryError("out of memory"), MOST_RETRIES, "done", None),
+        (MemoryError("out of memory"), MOST_RETRIES + 1, "failed", "out_of_memory"),
+        (EngineFailed("stalls"), MOST_RETRIES, "done", None),
+        (EngineFailed("stalls"), MOST_RETRIES + 1, "failed", "engine_failed"),
+        (SlotsExhausted("128"), 2 * MOST_RETRIES, "done", None),
+        (QueueFull("full"), 2 * MOST_RETRIES, "done", None),
+        (KeyError("a defect"), 1, "failed", "internal_error"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+async def test_units_that_fail(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int, state: str, code: str | None
+) -> None:
+    run, left = WindowsUnit.run, [times]
+
+    def failing(unit: WindowsUnit) -> Generator[int, None, Outcome]:
+        if unit.subject.method.method == "linear" and left[0]:
+            left[0] -= 1
+            raise error
+        return (yield from run(unit))
+
+    monkeypatch.setattr(WindowsUnit, "run", failing)
+    job_id, other = bench.add(), bench.add("berta", methods=[{"method": "default"}])
+    async with bench.running():
+        (job,) = await bench.ended(job_id)
+        (unharmed,) = await bench.ended(other, tenant="berta")
+    assert (job.state, unharmed.state, left) == (state, "done", [0])
+    assert (job.error.code if job.error else None) == code
+    assert bench.models.default.engine.patch.slots.in_use() == 0
+    if state == "done":
+        assert set(Counter(unit.number for unit in bench.store.done_units(job_id)).values()) == {1}
+
+
+@only_sqlite
+async def test_what_cannot_be_planned_any_more_fails_with_its_message(bench: Bench) -> None:
+    job_id, other = bench.add(), bench.add("berta", methods=[{"method": "default"}])
+    async with bench.running(max_scored_tokens=200):
+        (job,) = await bench.ended(job_id)
+        (unharmed,) = await bench.ended(other, tenant="berta")
+    assert job.error is not None
+    assert (job.state, job.error.code) == ("failed", "invalid_value")
+    assert "200" in job.error.message
+    assert unharmed.state == "done"
+
+
+async def test_a_damaged_outcome_is_measured_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(outcomes, "log", log)
+    expected = bench.expected()
+    first = bench.add()
+    async with bench.running() as runner:
+        await bench.ended(first)
+        bench.started.clear()
+        with bench.store.database.writing() as session:
+            key = session.scalars(select(StoredOutcome.key)).first()
+            session.execute(update(StoredOutcome).where(StoredOutcome.key == key).values(data=b"PK broken"))
+        again = bench.add()
+        runner.notify()
+        (job,) = await bench.ended(again)
+    assert (job.units_reused, len(bench.started)) == (5, 1)
+    assert bench.numbers(again) == expected
+    assert {call.args for call in log.calls} == {("outcome_damaged",)}
+
+
+@only_sqlite
+async def test_damage_during_a_job_is_repaired_before_its_result(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, finish = bench.expected(), JobQueue.outcomes
+    damaged = []
+
+    def damaging(queue: JobQueue, number: int) -> dict[int, Outcome]:
+        if not damaged:
+            with bench.store.database.writing() as session:
+                damaged.append(session.execute(update(StoredOutcome).values(data=b"")))
+        return finish(queue, number)
+
+    monkeypatch.setattr(JobQueue, "outcomes", damaging)
+    bench.started.clear()
+    job_id = bench.add()
+    async with bench.running():
+        (job,) = await bench.ended(job_id)
+    assert (job.state, job.units_done, len(bench.started)) == ("done", 6, 12)
+    assert bench.numbers(job_id) == expected
+
+
+@only_sqlite
+async def test_units_of_a_lost_server_are_taken_over_within_a_second_after_the_lease(bench: Bench) -> None:
+    job_id = bench.add(**LONG)
+    lost = queue_of(bench.store, owner=Owner("elsewhere", 1, 0.0, "lost"), lease_s=2.0)
+    async with bench.running(lease_s=2.0) as runner:
+        await bench.until(lambda: runner.progress(job_id) > 0)
+        began, taken = time.monotonic(), lost.take(1, "tiny", 2)
+        assert taken is not None
+        freed = False
+        while not freed:
+            await asyncio.sleep(0.05)
+            with bench.store.database.reading() as session:
+                freed = not session.scalars(select(UnfinishedUnit).where(UnfinishedUnit.owner == lost._owner)).all()
+        assert 1.5 < time.monotonic() - began < 3, "within the lease and a second"
+        (job,) = await bench.ended(job_id)
+    assert (job.state, job.units_done, len(bench.started)) == ("done", 3, 3)
