@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from service.models.grouping import is_grouped
 from service.models.packing import packed_bytes
 from service.models.weights import parts, whole
 
@@ -73,7 +74,8 @@ def numerics(model: Any) -> list[Any]:
         hardware = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     versions = [torch.__version__, metadata.version("transformers")]
     ranks = getattr(model, "tp_size", None) or 1  # parts of sums are added in another order
-    more = [*([ranks] if ranks > 1 else []), *(["packed"] if packed_bytes(model) else [])]
+    products = [*(["packed"] if packed_bytes(model) else []), *(["grouped"] if is_grouped(model) else [])]
+    more = [*([ranks] if ranks > 1 else []), *products]
     return [versions, device.type, hardware, dtype, torch.get_num_threads(), *more]
 
 

@@ -13,6 +13,7 @@ from service.engine.choice import AttentionUnavailable, EngineChoice
 from service.engine.verification import verify
 from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
+from service.models.grouping import group
 from service.models.loading import Checkpoint, ModelLoadError, load, packed, quantized, sources
 from service.settings import Settings
 
@@ -41,13 +42,14 @@ def started(settings: Settings) -> Iterator[list[AbstractContextManager[Started]
     for name, source in served.items():
         log.info("loading", model=name)
         base = load(name, source, settings)
-        group = [base, *(adapted(base, adapter) for adapter in adapters.get(name, ()))]
-        yield [_started(packed(quantized(checkpoint, settings), settings), settings) for checkpoint in group]
+        related = [base, *(adapted(base, adapter) for adapter in adapters.get(name, ()))]
+        yield [_started(packed(quantized(checkpoint, settings), settings), settings) for checkpoint in related]
 
 
 @contextmanager
 def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
     model = checkpoint.model
+    group(model)
     weights = contents(model)  # before anything runs
     identity = fingerprint(model, weights)
     try:
