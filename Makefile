@@ -20,9 +20,9 @@ DEV := $(VENV)/.installed-dev
 PINS := pyproject.toml constraints.txt
 TRAIN_FAMILY = all $(foreach family,$(FAMILY),--model $(family)) --preset $(PRESET) \
 	$(if $(CORPUS),--corpus $(CORPUS),--stdlib) --run-dir runs/$(PRESET) --output models/$(PRESET)
-# One thread per worker, and two workers per core: tests of servers wait for other processes.
+# One thread per worker, and one worker more than cores: tests of servers wait for other processes.
 # Work stealing keeps tests of one file, which share a server, together.
-WORKERS = $$((2 * $$(getconf _NPROCESSORS_ONLN)))
+WORKERS = $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 # Compiled files are kept: without them, every process of the tests compiles the sources again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 # Python compiles a module at its first import. Compiling all of them, most never imported, is half of the installation.

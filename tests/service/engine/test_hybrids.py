@@ -64,7 +64,7 @@ EVALUATIONS: dict[str, dict[str, Any]] = {
     "passkey": {"methods": ["default"], "lengths": [220]},
     "probe": {"input": TEXT, "segment": 8, "methods": ["default"], "lengths": [64]},
 }
-NEW = 32
+NEW = 20
 LIMITS = EngineLimits(cache_tokens=4096, score_tokens=64, max_batch_tokens=32)
 DEFAULT = parse({"method": "default"})
 
