@@ -164,7 +164,7 @@ def install(app: FastAPI) -> None:
 
 def problems_in(errors: Iterable[Any]) -> list[Problem]:
     """pydantic's errors about a request; errors of the whole body get the field ``body``."""
-    found = problems_of(map(_in_the_body, errors), NO_FIELDS)
+    found = problems_of(map(_of_a_field, map(_in_the_body, errors)), NO_FIELDS)
     return [problem if problem.field else Problem("body", problem.message) for problem in found]
 
 
@@ -173,3 +173,11 @@ def _in_the_body(error: Any) -> Any:
     if error["type"] != "json_invalid":
         return error
     return {**error, "loc": (), "ctx": {"error": f"{error['ctx']['error']} at character {error['loc'][-1] + 1}"}}
+
+
+def _of_a_field(error: Any) -> Any:
+    """A field may have the name of its evaluation (`needle`): errors about a text are errors of a field."""
+    *before, last = error["loc"] or ("",)
+    if last not in EVALUATIONS or not error["type"].startswith(("missing", "string_")):
+        return error
+    return {**error, "loc": tuple(before), "ctx": {**error.get("ctx", {}), "field": last}}
