@@ -56,7 +56,7 @@ def run(quick: bool = False, seconds: float = 60.0) -> Report:
     """One server: idle, under all attacks at once, quiet again, and stopped."""
     report = Report("siege", f"ten attacks at once for {seconds:g} s, demo models", ("what", "value", "goal", "remark"))
     with server(SETTINGS) as process, Display() as display:
-        asyncio.run(_measure(process, report, display, 3.0 if quick else seconds, 2.0 if quick else REST_S))
+        asyncio.run(_measure(process, report, display, 3.0 if quick else seconds, 1.0 if quick else REST_S))
         _add_end(report, process)
     return report
 
@@ -71,7 +71,7 @@ async def _measure(process: Served, report: Report, display: Display, seconds: f
         before = memory_of(process.pid)
         display.begin("siege", seconds)
         watch = _Watch(process, client, display)
-        async with _attacking(process.url, seconds + 5) as attackers:
+        async with _attacking(process.url, seconds + min(seconds, 5.0)) as attackers:
             job = asyncio.create_task(_finished(worker, JOB))
             await watch.through(seconds)
             statuses = json.loads((await attackers.communicate())[0])

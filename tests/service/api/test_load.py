@@ -19,7 +19,7 @@ from tests.service.conftest import TEXT
 from tests.service.serving import serving
 
 CLIENTS = 24
-SECONDS = 8.0
+SECONDS = 4.0
 
 
 def drawing(tokens: list[int], **sizes: int) -> Drawing:

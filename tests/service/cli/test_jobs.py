@@ -69,7 +69,7 @@ def interrupted(*arguments: str) -> tuple[int, str]:
 @pytest.fixture
 def endless(client: Ropeway) -> Iterator[str]:
     """A job of many units that no client waits for."""
-    many = LONG | {"input": [TEXT[n : n + 12_000] for n in range(60)], "methods": ["default"]}
+    many = LONG | {"input": [TEXT[n : n + 5_000] for n in range(60)], "methods": ["default"]}
     job_id = client.submit("perplexity", **many).id
     yield job_id
     client.cancel(job_id)

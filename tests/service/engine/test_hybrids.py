@@ -64,7 +64,7 @@ EVALUATIONS: dict[str, dict[str, Any]] = {
     "passkey": {"methods": ["default"], "lengths": [220]},
     "probe": {"input": TEXT, "segment": 8, "methods": ["default"], "lengths": [64]},
 }
-NEW = 20
+NEW = 12
 LIMITS = EngineLimits(cache_tokens=4096, score_tokens=64, max_batch_tokens=32)
 DEFAULT = parse({"method": "default"})
 
@@ -191,7 +191,7 @@ async def test_states_leave_room_for_one_request_of_any_tenant() -> None:
             running = set()
             while not work.done():
                 running.add(engine.load()["running"])
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             assert max(running) == 1
             assert await work == expected
 

@@ -85,8 +85,9 @@ def resolves(patch: Patched, fields: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("model", MODELS)
 def test_every_method_scores_as_in_one_process(both: Both, model: str) -> None:
     patch = both.app.state.models.get(model).patch
-    taken = [fields for row in rows(8, 64, 4) if resolves(patch, fields := {"method": row.name, **row.hard})]
-    assert len(taken) > 20
+    every = [fields for row in rows(8, 64, 4) if resolves(patch, fields := {"method": row.name, **row.hard})]
+    assert len(every) > 20
+    taken = every if model == "llama" else every[::4]  # ranks divide heads alike under every method
     for start in range(0, len(taken), 12):
         body = {"model": model, "input": TEXT[:1200], "methods": taken[start : start + 12], "lengths": [64, 128]}
         found, expected = of_both(both, "/perplexity", body)
