@@ -8,66 +8,65 @@ between their written distance and that of the band.
 from __future__ import annotations
 
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from patches.attention.log_sum_exp import Attended, merged, sdpa_with_lse
-from patches.attention.states import SegmentStates
+from patches.attention.log_sum_exp import merged, sdpa_with_lse
+from patches.attention.states import SegmentStates, Table
 from patches.encoding.recipe import Band
 from patches.encoding.rotary import per_pair
+
+
+class Part(NamedTuple):
+    """A band's keys for one query, the same in all layers: their ``columns`` and the additive ``bias``
+    [1, heads, 1, keys]. The query turns by ``query``, or the keys by ``key``, or neither."""
+
+    columns: slice
+    query: Table | None
+    key: Table | None
+    bias: torch.Tensor | None
 
 
 def single_query(states: SegmentStates) -> torch.Tensor:
     """Output [rows, heads, 1, value dim]."""
     parts = states.shared("parts", lambda: _parts(states))
     if len(parts) == 1:
-        return _one_part(states, *parts[0])
-    out, _ = reduce(merged, (_with_lse(states, *part) for part in parts))
+        query, key, value, bias = _seen(states, parts[0])
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, bias, scale=states.scaling, enable_gqa=grouped)
+    out, _ = reduce(merged, (sdpa_with_lse(*_seen(states, part), states.scaling) for part in parts))
     return out.to(states.query.dtype)
 
 
-def _parts(states: SegmentStates) -> list[tuple[Band, slice]]:
-    """The bands that the query reaches keys in, and the columns of these keys."""
-    parts = [(band, states.reached(band)) for band in states.resolved.recipe.bands]
-    return [(band, columns) for band, columns in parts if columns.start < columns.stop]
+def _parts(states: SegmentStates) -> list[Part]:
+    """One for each band that the query reaches keys in."""
+    bands = [(band, states.reached(band)) for band in states.resolved.recipe.bands]
+    return [_part(states, band, columns) for band, columns in bands if columns.start < columns.stop]
 
 
-def _one_part(states: SegmentStates, band: Band, columns: slice) -> torch.Tensor:
-    query, key = _seen(states, band, columns)
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        states.value[:, :, columns],
-        attn_mask=_bias(states, band, columns),
-        scale=states.scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+def _part(states: SegmentStates, band: Band, columns: slice) -> Part:
+    biased = states.resolved.recipe.score_bias is not None
+    bias = states.bias([band], states.q_start, 1, columns) if biased else None
+    if not states.is_as_written(band.key_map):
+        return Part(columns, None, states.table(_excess(states, band, columns)), bias)
+    moves = not states.is_as_written(band.query_map)
+    return Part(columns, states.table(states.moved(band.query_map, states.q_idx)) if moves else None, None, bias)
 
 
-def _with_lse(states: SegmentStates, band: Band, columns: slice) -> Attended:
-    value, bias = states.value[:, :, columns], _bias(states, band, columns)
-    return sdpa_with_lse(*_seen(states, band, columns), value, bias, states.scaling)
-
-
-def _bias(states: SegmentStates, band: Band, columns: slice) -> torch.Tensor | None:
-    """The recipe's bias [1, heads, 1, keys]."""
-    if states.resolved.recipe.score_bias is None:
-        return None
-    return states.shared(("bias", band), lambda: states.bias([band], states.q_start, 1, columns))
-
-
-def _seen(states: SegmentStates, band: Band, columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """The query and the keys of ``columns``, one of them turned to their distance in ``band``."""
-    query, key = states.query, states.key[:, :, columns]
-    if states.is_as_written(band.key_map):
-        return states.queries(query, states.q_start, band), key
-    return query, states.turned(key, ("distance", band), lambda: _excess(states, band, columns))
+def _seen(states: SegmentStates, part: Part) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The query, keys, values and bias of a part, turned to their distance in its band."""
+    query, key = states.query, states.key[:, :, part.columns]
+    if part.query is not None:
+        query = states.turn(query, part.query)
+    if part.key is not None:
+        key = states.turn(key, part.key)
+    return query, key, states.value[:, :, part.columns], part.bias
 
 
 def _excess(states: SegmentStates, band: Band, columns: slice) -> torch.Tensor:
     """Positions [keys, 1 or pairs] by which the distance to keys as they were written exceeds that in ``band``."""
-    base = states.resolved.recipe.base
-    q_idx, kv_idx = torch.tensor([states.q_start], device=states.key.device), states.positions(columns)
+    base, q_idx, kv_idx = states.resolved.recipe.base, states.q_idx, states.positions(columns)
     written = per_pair(base(q_idx)) - per_pair(base(kv_idx))
     return written - (per_pair(band.query_map(q_idx)) - per_pair(band.key_map(kv_idx)))

@@ -42,6 +42,11 @@ class SegmentStates:
         self.scaling, self.query = self._tempered(query)
 
     @property
+    def q_idx(self) -> torch.Tensor:
+        """Positions int64 of the queries."""
+        return torch.arange(self.q_start, self.q_stop, device=self.key.device)
+
+    @property
     def is_bare(self) -> bool:
         """True if a kernel for long calls exists and bands alone decide over pairs.
 
@@ -91,7 +96,7 @@ class SegmentStates:
         if self.is_as_written(band.key_map):
             return key
         kind = ("key", band.key_map, columns.start, columns.stop)
-        return self.turned(key, kind, lambda: self._moved(band.key_map, self.positions(columns)))
+        return self.turn(key, self.shared(kind, lambda: self.table(self.moved(band.key_map, self.positions(columns)))))
 
     def queries(self, query: torch.Tensor, q_low: int, band: Band) -> torch.Tensor:
         """``query`` at positions q_low, q_low + 1, ... as ``band`` sees it."""
@@ -100,22 +105,21 @@ class SegmentStates:
         stop = q_low + query.shape[2]
         kind = ("query", band.query_map, q_low, stop)
         q_idx = torch.arange(q_low, stop, device=query.device)
-        return self.turned(query, kind, lambda: self._moved(band.query_map, q_idx))
+        return self.turn(query, self.shared(kind, lambda: self.table(self.moved(band.query_map, q_idx))))
 
-    def _moved(self, position_map: PositionMap, position: torch.Tensor) -> torch.Tensor:
+    def moved(self, position_map: PositionMap, position: torch.Tensor) -> torch.Tensor:
         """Positions [n, 1 or pairs] from those of the base to those of ``position_map``."""
         return per_pair(position_map(position)) - per_pair(self.resolved.recipe.base(position))
 
-    def turned(self, states: torch.Tensor, kind: Hashable, by: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """``states`` [rows, heads, n, head_dim], turned by positions [n, 1 or pairs]; layers share the table."""
+    def table(self, by: torch.Tensor) -> Table:
+        """The rotation of states by ``by`` positions [n, 1 or pairs]: cos and ``signed`` sin."""
+        inv_freq, layout = torch.tensor(self.resolved.turns, device=self.key.device), self.resolved.interleaved
+        cos, sin = rotary_table(by, inv_freq, 1.0, interleaved=layout)  # states have the attention factor
+        return cos, signed(sin, interleaved=layout)
 
-        def make() -> Table:
-            inv_freq = torch.tensor(self.resolved.turns, device=self.key.device)
-            cos, sin = rotary_table(by(), inv_freq, 1.0, interleaved=layout)  # states have the attention factor
-            return cos, signed(sin, interleaved=layout)
-
-        layout = self.resolved.interleaved
-        return turn(states, *self.shared(kind, make), interleaved=layout, offset=self.resolved.offset)
+    def turn(self, states: torch.Tensor, table: Table) -> torch.Tensor:
+        """``states`` [rows, heads, n, head_dim], rotated by ``table``."""
+        return turn(states, *table, interleaved=self.resolved.interleaved, offset=self.resolved.offset)
 
     def _tempered(self, query: torch.Tensor) -> tuple[float, torch.Tensor]:
         """Factor on scores, and the queries multiplied by what depends on their positions."""
@@ -124,8 +128,7 @@ class SegmentStates:
             if isinstance(temperature, ConstantTemperature):
                 scaling *= temperature.multiplier
             elif temperature is not None:
-                q_idx = torch.arange(self.q_start, self.q_stop, device=query.device)
-                query = (query * temperature(q_idx)[:, None]).to(query.dtype)
+                query = (query * temperature(self.q_idx)[:, None]).to(query.dtype)
         return scaling, query
 
     def tempered(self, logits: torch.Tensor, q_low: int) -> torch.Tensor:

@@ -62,9 +62,9 @@ def test_each_band_is_a_part(fields: Fields, kv_heads: int) -> None:
 @pytest.mark.parametrize("fields", MOVING, ids=str)
 def test_most_keys_are_read_as_they_were_written(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turning every cached key at every step would cost as much as attention."""
-    turned, turn = [], SegmentStates.turned
+    turned, turn = [], SegmentStates.turn
     seen = lambda self, states, *rest: turned.append(states.shape[2]) or turn(self, states, *rest)  # noqa: E731
-    monkeypatch.setattr(SegmentStates, "turned", seen)
+    monkeypatch.setattr(SegmentStates, "turn", seen)
     query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 300, 16)
     attend(query, key, key, resolve(parse(fields), GEOMETRY, 300), Batch([]), Layer(0.3), q_start=299)
     assert turned
