@@ -142,8 +142,9 @@ def manager_share(model: PreTrainedModel, batch: int, run: Callable[[], object])
     finally:
         for hook in hooks:
             hook.remove()
-    steps = [(a, b) for a, b in itertools.pairwise(spans) if a[0] == b[0] == batch]
-    return statistics.median((b[1] - a[2]) / (b[1] - a[1]) for a, b in steps)
+    steps = [(a, b) for a, b in itertools.pairwise(spans) if a[0] == b[0] <= batch]
+    largest = max(a[0] for a, _ in steps)  # below `batch` where the sequences never decode all at once
+    return statistics.median((b[1] - a[2]) / (b[1] - a[1]) for a, b in steps if a[0] == largest)
 
 
 def synchronize() -> None:
