@@ -15,7 +15,8 @@ from patches.attention import fused
 from patches.attention.layer import Layer, bias_of, bias_of_blocks, index_of
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observed, Observer
-from patches.attention.paged.batch import PagedBatch
+from patches.attention.paged.batch import ModelRows, PagedBatch, Role
+from patches.attention.paged.tables import Pairs
 from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
 from patches.batch.slots import MAX_SLOTS, SlotTable
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
@@ -50,6 +51,9 @@ class AttentionSeam:
         self._chooses_keys, self._compressed = measurement.chooses_keys, measurement.compressed
         self._layers, self._slots, self._forwards = int(config.num_hidden_layers), slots, forwards
         self._of_rank = None if heads is None else lru_cache(2 * MAX_SLOTS)(lambda resolved: resolved.of_heads(heads))
+        geometry = measurement.geometry
+        pairs = Pairs(geometry.rotary_dim // 2, geometry.interleaved, geometry.rotary_offset)
+        self.rows = ModelRows(self._recipe, pairs)
 
     def attention(
         self,
@@ -131,15 +135,18 @@ class AttentionSeam:
             return ChunkRange(self.chunks[index], 0, 1)
         return CAUSAL if sliding_window is None else DistanceRange(0, sliding_window)
 
-    def _recipe(self, slot: int, index: int) -> ResolvedRecipe:
-        """The encoding of a slot in one layer."""
-        role = self._roles.get(index, "slots")
-        if role == "own":
+    def _role(self, index: int) -> Role:
+        return self._roles.get(index, "slots"), index in self._compressed
+
+    def _recipe(self, role: Role, slot: int) -> ResolvedRecipe:
+        """The encoding of a slot in layers of a role."""
+        kind, is_compressed = role
+        if kind == "own":
             return PLAIN
-        resolved = self._slots[slot] if role == "slots" else self._slots[slot].unrotated
+        resolved = self._slots[slot] if kind == "slots" else self._slots[slot].unrotated
         if self._of_rank is not None:
             resolved = self._of_rank(resolved)
-        return resolved.unmasked if index in self._compressed else resolved
+        return resolved.unmasked if is_compressed else resolved
 
     def _attend(
         self,
@@ -152,7 +159,7 @@ class AttentionSeam:
         num_sinks: int = 0,
     ) -> torch.Tensor:
         """Attention [rows, heads, q, value dim] of one segment's query, key and value."""
-        recipe, (query, key, value) = self._recipe(segment.slot, index), states
+        recipe, (query, key, value) = self._recipe(self._role(index), segment.slot), states
         if observer is not None:
             observer(Observed(query, key, recipe, layer, segment.q_start, num_sinks))
         start = segment.q_start
@@ -170,7 +177,7 @@ class AttentionSeam:
     ) -> torch.Tensor:
         num_kv, first = key.shape[2], batch.segments[0]
         whole = len(batch.segments) == 1 and first.query == slice(0, query.shape[2])
-        num_sinks = _num_sinks(self._recipe(first.slot, index), layer, num_kv, first.q_stop)
+        num_sinks = _num_sinks(self._recipe(self._role(index), first.slot), layer, num_kv, first.q_stop)
         if whole and num_sinks is not None:
             attended = self._attend((query, key, value), first, batch, layer, index, observer, num_sinks)
             return attended.transpose(1, 2).contiguous()
@@ -209,7 +216,7 @@ class AttentionSeam:
             if is_ordinary:
                 attended.append(fused.ordinary_query(*states, layer.scaling))
                 continue
-            recipe = self._recipe(segment.slot, index)
+            recipe = self._recipe(self._role(index), segment.slot)
             num_sinks = _num_sinks(recipe, layer, states[1].shape[2], segment.q_stop) or 0
             attended.append(self._attend(states, segment, batch, layer, index, observer, num_sinks))
         return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
@@ -222,16 +229,18 @@ class AttentionSeam:
         if observer is not None or not layer.is_ordinary:
             return [False] * len(batch.segments)
 
+        role = self._role(index)
+
         def make() -> list[bool]:
             return [
                 segment.q_stop - segment.q_start == 1
-                and (resolved := self._recipe(segment.slot, index)).is_plain
+                and (resolved := self._recipe(role, segment.slot)).is_plain
                 and resolved.recipe.attention_temperature is None
                 and layer.mask.is_causal_below(segment.q_stop)
                 for segment in batch.segments
             ]
 
-        return batch.shared(("ordinary", self._roles.get(index, "slots"), index in self._compressed, layer.mask), make)
+        return batch.shared(("ordinary", role, layer.mask), make)
 
     def _attend_paged(
         self,
@@ -246,9 +255,8 @@ class AttentionSeam:
         key_pages, value_pages = (each[..., : states.shape[-1]] for each, states in zip(pages, new, strict=True))
         for states, target in zip(new, (key_pages, value_pages), strict=True):
             batch.step.write(states[0].transpose(0, 1), target)
-        role = self._roles.get(index, "slots")
         rows = query[0].transpose(0, 1)
-        return batch.attend(rows, key_pages, value_pages, layer, role, lambda slot: self._recipe(slot, index))[None]
+        return batch.attend(rows, key_pages, value_pages, layer, self._role(index), self.rows)[None]
 
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, arguments: dict[str, Any], index: int

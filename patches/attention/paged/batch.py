@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Literal
 
@@ -13,13 +12,17 @@ import torch
 from patches.attention.layer import Layer
 from patches.attention.paged import eager, launch
 from patches.attention.paged.compilation import compiled
-from patches.attention.paged.rows import Row
+from patches.attention.paged.decode import DecodeStep
+from patches.attention.paged.rows import Row, Variant
 from patches.attention.paged.step import PagedSequence, Step, step_of
-from patches.attention.paged.tables import RowTables, power_of_two, stacked
+from patches.attention.paged.tables import Pairs, RowTables, power_of_two
 from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
 
 PagedBackend = Literal["triton", "eager"]
+
+Role = tuple[str, bool]
+"""What an encoding means in a layer: the role of its rotation, and whether the layer has its own whole mask."""
 
 SHORTEST = 1024
 """Least number of tokens for which a row is made: tables of biases have one number per distance."""
@@ -36,12 +39,62 @@ def runs_triton(device: torch.device) -> bool:
     return device.type == "cpu" and bool(kernel.INTERPRETED)
 
 
+class ModelRows:
+    """The rows of one model by slot: tables for every role of a layer and number of heads.
+
+    Slots are written when a step needs them, by the thread that computes it.
+    """
+
+    def __init__(self, recipe: Callable[[Role, int], ResolvedRecipe], pairs: Pairs) -> None:
+        """``recipe`` gives the encoding of a slot in layers of a role; ``pairs`` are those of layers that rotate."""
+        self._recipe, self._pairs = recipe, pairs
+        self._tables: dict[tuple[Role, int], RowTables] = {}
+        self._compiled: dict[tuple[Role, int], tuple[ResolvedRecipe, int, Row]] = {}
+
+    def tables(self, role: Role, heads: int, longest: Mapping[int, int], device: torch.device) -> RowTables:
+        """The tables of layers with a role and ``heads`` query heads, for the slots and the tokens of ``longest``.
+
+        Raises:
+            DoesNotFit: for an encoding without a row.
+        """
+        found = self._tables.get((role, heads))
+        if found is None:
+            pairs = self._pairs if role[0] == "slots" else Pairs()
+            found = self._tables[role, heads] = RowTables(heads, pairs, device)
+        found.write({slot: self._row(role, slot, tokens) for slot, tokens in longest.items()})
+        return found
+
+    def write(self, longest: Mapping[int, int]) -> None:
+        """Have the slots and the tokens of ``longest`` in all tables: a replayed graph reads them."""
+        for (role, heads), tables in self._tables.items():
+            self.tables(role, heads, longest, tables.slots.device)
+
+    def variant(self, slots: Iterable[int]) -> Variant:
+        """What the kernel has to be able to do for ``slots`` in the layers that have attended so far."""
+        return max((tables.variant(slots) for tables in self._tables.values()), default=Variant.PLAIN)
+
+    def key(self, slots: Iterable[int]) -> Hashable:
+        """What a captured graph has from the tables: addresses, and the variants of the kernel."""
+        return tuple((key, tables.version, tables.variant(slots)) for key, tables in self._tables.items())
+
+    def _row(self, role: Role, slot: int, tokens: int) -> Row:
+        resolved, known = self._recipe(role, slot), self._compiled.get((role, slot))
+        if known is None or known[0] is not resolved or known[1] < tokens:
+            length = power_of_two(tokens, SHORTEST)
+            known = self._compiled[role, slot] = (resolved, length, compiled(resolved, length))
+        return known[2]
+
+
 @dataclass
 class PagedBatch(Batch):
     """``step`` has the sequences; there are no segments. Keys and queries are written under the base of their row."""
 
-    step: Step = field(kw_only=True)
+    step: Step | DecodeStep = field(kw_only=True)
     backend: PagedBackend = field(kw_only=True)
+
+    @property
+    def is_static(self) -> bool:
+        return isinstance(self.step, DecodeStep)
 
     def attend(
         self,
@@ -49,32 +102,27 @@ class PagedBatch(Batch):
         key_pages: torch.Tensor,
         value_pages: torch.Tensor,
         layer: Layer,
-        role: str,
-        recipe: Callable[[int], ResolvedRecipe],
+        role: Role,
+        rows: ModelRows,
     ) -> torch.Tensor:
         """Attention output [tokens, heads, value dim] in the dtype of ``query``.
 
-        ``query`` is [tokens, heads, head_dim], and pages are [pages, size, kv_heads, dim]. ``recipe`` gives the
-        encoding of a slot in layers with this ``role``.
+        ``query`` is [tokens, heads, head_dim], and pages are [pages, size, kv_heads, dim].
 
         Raises:
             DoesNotFit: for a layer or an encoding without a row.
         """
-        rows = self.shared(("rows", role), lambda: self._rows(recipe))
+        heads, kv_heads, dim, longest = query.shape[1], key_pages.shape[2], query.shape[2], self.step.longest
+        tables = self.shared(("rows", role, heads), lambda: rows.tables(role, heads, longest, query.device))
         if self.backend == "eager":
-            return eager.attend(query, key_pages, value_pages, self.step, rows, layer)
-        heads, kv_heads, dim = query.shape[1], key_pages.shape[2], query.shape[2]
+            assert isinstance(self.step, Step), "the specification is not captured"
+            return eager.attend(query, key_pages, value_pages, self.step, tables.rows, layer)
 
         def make() -> launch.Plan:
-            tables = _tables(tuple(rows.items()), heads, query.device)
             return launch.planned(self.step, tables, heads, kv_heads, launch.blocks_for(query.dtype, dim))
 
         plan = self.shared(("plan", role, heads, kv_heads, dim), make)
         return launch.attend(query, key_pages, value_pages, plan, layer)
-
-    def _rows(self, recipe: Callable[[int], ResolvedRecipe]) -> Mapping[int, Row]:
-        longest = power_of_two(max(sequence.q_stop for sequence in self.step.sequences), SHORTEST)
-        return {slot: _row(recipe(slot), longest) for slot in sorted({s.slot for s in self.step.sequences})}
 
 
 def paged_batch(
@@ -88,12 +136,6 @@ def paged_batch(
     return PagedBatch([], packed=True, step=step_of(sequences, page_size, device), backend=backend)
 
 
-@lru_cache(maxsize=256)
-def _row(resolved: ResolvedRecipe, length: int) -> Row:
-    return compiled(resolved, length)
-
-
-@lru_cache(maxsize=16)
-def _tables(rows: tuple[tuple[int, Row], ...], heads: int, device: torch.device) -> RowTables:
-    """Tables change only when encodings join or leave a batch."""
-    return stacked(dict(rows), heads, device)
+def decode_batch(step: DecodeStep) -> PagedBatch:
+    """The batch of one forward of ``step``: what a forward computes for all its layers must not outlive it."""
+    return PagedBatch([], packed=True, step=step, backend="triton")

@@ -9,25 +9,23 @@ import torch
 
 from patches.attention.layer import Layer
 from patches.attention.paged.compilation import DoesNotFit, mask_row
-from patches.attention.paged.rows import UNBOUNDED
+from patches.attention.paged.decode import DecodeStep
+from patches.attention.paged.rows import Variant
 from patches.attention.paged.step import Step
 from patches.attention.paged.tables import RowTables, power_of_two
 
-Item = tuple[int, int, int, int]
-"""Sequence, its first query, and the range of keys [low, high) of one program."""
+SPLIT = 512
+"""Keys of one part of a single new token."""
 
 
 @dataclass(frozen=True)
 class Blocks:
     """Sizes of the kernel's blocks: rows (queries times heads of a key head) of several new tokens, keys, and keys of
-    one part of a single new token.
-
-    A part ends at a multiple of its size, so the parts of a sequence depend on its own length only.
-    """
+    one part of a single new token."""
 
     rows: int
     keys: int
-    split: int = 512
+    split: int = SPLIT
 
 
 def blocks_for(dtype: torch.dtype, head_dim: int) -> Blocks:
@@ -39,12 +37,9 @@ def blocks_for(dtype: torch.dtype, head_dim: int) -> Blocks:
 
 @dataclass(frozen=True)
 class Plan:
-    """The work of one step, shared by all layers. Integers are int32.
+    """The work of one step, shared by all layers of a role. ``Work`` explains the tensors of items.
 
-    ``sequences`` [n, 6]: slot, first position, first token, new tokens, pages before the gap, evicted pages.
-    ``factor`` float32 [tokens] is the temperature of each token. ``chunks`` [items, 4] are the work items of sequences
-    with several new tokens. ``singles`` [items, 4] are those with one, and ``edges`` [singles + 1] are the first items
-    of each.
+    ``factor`` float32 [tokens] is the temperature of each token.
     """
 
     sequences: torch.Tensor
@@ -57,6 +52,7 @@ class Plan:
     page_size: int
     blocks: Blocks
     tables: RowTables
+    variant: Variant
     heads: int
     kv_heads: int
 
@@ -65,42 +61,25 @@ class Plan:
         return power_of_two(self.heads // self.kv_heads, least=1)
 
 
-def planned(step: Step, tables: RowTables, heads: int, kv_heads: int, blocks: Blocks) -> Plan:
+def planned(step: Step | DecodeStep, tables: RowTables, heads: int, kv_heads: int, blocks: Blocks) -> Plan:
     """The plan of ``step`` for layers with ``heads`` query heads and ``kv_heads`` key heads."""
     group_width = power_of_two(heads // kv_heads, least=1)
-    per_item = max(1, blocks.rows // group_width)
-    chunks: list[Item] = []
-    singles: list[Item] = []
-    edges = [0]
-    for index, sequence in enumerate(step.sequences):
-        if sequence.queries > 1:
-            chunks += [(index, first, 0, UNBOUNDED) for first in range(0, sequence.queries, per_item)]
-        else:
-            singles += [(index, 0, low, low + blocks.split) for low in range(0, sequence.q_stop, blocks.split)]
-            edges.append(len(singles))
-    about = [
-        (s.slot, s.q_start, edge, s.queries, s.first_pages, s.evicted_pages)
-        for s, edge in zip(step.sequences, step.query_edges, strict=False)
-    ]
-    slots = torch.tensor([s.slot for s in step.sequences]).to(step.device)[step.sequence_of]
+    work = step.work(max(1, blocks.rows // group_width), blocks.split)
     return Plan(
-        _integers(about, step.device),
+        work.sequences,
         step.block_table,
-        tables.temperature(slots, step.positions).float(),
-        _integers(chunks, step.device),
-        _integers(singles, step.device),
-        _integers(edges, step.device),
+        tables.temperature(step.slots, step.positions).float(),
+        work.chunks,
+        work.singles,
+        work.edges,
         step.positions,
         step.page_size,
         blocks,
         tables,
+        tables.variant(step.longest),
         heads,
         kv_heads,
     )
-
-
-def _integers(numbers: object, device: torch.device) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32).to(device)
 
 
 def attend(
@@ -177,14 +156,14 @@ def _tensors(tables: RowTables) -> tuple[torch.Tensor, ...]:
 def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch.Tensor) -> dict[str, object]:
     """Numbers that the kernel is compiled for."""
     tables, head_dim, value_dim = plan.tables, query.shape[-1], value_pages.shape[-1]
-    everything = tables.has_bias or tables.by_pair  # one variant for both: each takes seconds to compile
+    layout, everything = tables.layout, plan.variant == Variant.EVERYTHING
     return {
-        "NUM_PAIRS": tables.num_pairs,
+        "NUM_PAIRS": layout.count,
         "WIDTH": tables.frequencies.shape[-1],
-        "OFFSET": tables.offset,
-        "INTERLEAVED": tables.interleaved,
+        "OFFSET": layout.offset,
+        "INTERLEAVED": layout.interleaved,
         "HEAD_DIM": head_dim,
-        "REST_WIDTH": power_of_two(head_dim - 2 * tables.num_pairs),
+        "REST_WIDTH": power_of_two(head_dim - 2 * layout.count),
         "VALUE_DIM": value_dim,
         "VALUE_WIDTH": power_of_two(value_dim),
         "KV_HEADS": plan.kv_heads,
@@ -194,7 +173,7 @@ def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch
         "SOFTCAP": layer.softcap is not None,
         "HAS_SINKS": layer.sinks is not None,
         "BIAS": everything,
-        "TURNS": everything or tables.turns,
+        "TURNS": plan.variant >= Variant.TURNED,
         "BY_PAIR": everything,
         "PAGE": plan.page_size,
         "BLOCK_N": plan.blocks.keys,

@@ -111,6 +111,16 @@ class TemperatureRow:
         return (self.constant + self.weight * grouped.double().log1p()).clamp_min(self.least)
 
 
+class Variant(IntEnum):
+    """What the kernel has to be able to do for a row. Each does what those before it do."""
+
+    PLAIN = 0
+    TURNED = 1
+    """Bands turn queries or keys."""
+    EVERYTHING = 2
+    """Also biases, and maps that differ by pair: one variant for both, since each takes seconds to compile."""
+
+
 @dataclass(frozen=True, eq=False)
 class Row:
     """One encoding; keys and queries are written under ``base``.
@@ -136,6 +146,17 @@ class Row:
     def turns_keys(self) -> bool:
         """True if some band turns cached keys when it reads them."""
         return any(band.key_map != self.base for band in self.bands)
+
+    def turned(self, band: BandRow) -> tuple[bool, bool]:
+        """Whether queries and keys turn in ``band``."""
+        query, key = (bool(self.frequencies) and each != self.base for each in (band.query_map, band.key_map))
+        return query, key
+
+    @cached_property
+    def variant(self) -> Variant:
+        if self.bias is not None or any(each.is_by_pair for each in self.maps):
+            return Variant.EVERYTHING
+        return Variant.TURNED if any(any(self.turned(band)) for band in self.bands) else Variant.PLAIN
 
     def turn(self, to: MapRow, position: torch.Tensor) -> torch.Tensor | None:
         """Positions float64 [n, 1 or pairs] by which states written at ``position`` int64 [n] turn; None for none."""

@@ -8,6 +8,11 @@ from functools import cached_property
 
 import torch
 
+from patches.attention.paged.rows import UNBOUNDED
+
+Item = tuple[int, int, int, int]
+"""Sequence, its first query, and the range of keys [low, high) of one program."""
+
 
 @dataclass(frozen=True)
 class PagedSequence:
@@ -28,10 +33,60 @@ class PagedSequence:
     def q_stop(self) -> int:
         return self.q_start + self.queries
 
+    def page_of(self, position: int, page_size: int) -> int:
+        """The physical page of a cached ``position``."""
+        page = position // page_size
+        return self.pages[page - (self.evicted_pages if page >= self.first_pages else 0)]
+
     def kv_idx(self, page_size: int) -> torch.Tensor:
         """Positions int64 [k] of all keys that the cache still has."""
         gap = min(self.first_pages * page_size, self.q_stop)
         return torch.cat((torch.arange(gap), torch.arange(gap + self.evicted_pages * page_size, self.q_stop)))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the programs of a step compute, int32.
+
+    ``sequences`` [n, 6]: slot, first position, first token, new tokens, pages before the gap, evicted pages.
+    ``chunks`` [items, 4] are the work items of sequences with several new tokens. ``singles`` [items, 4] are those with
+    one, and ``edges`` [singles + 1] are the first items of each.
+    """
+
+    sequences: torch.Tensor
+    chunks: torch.Tensor
+    singles: torch.Tensor
+    edges: torch.Tensor
+
+
+def about(sequences: Sequence[PagedSequence]) -> list[tuple[int, ...]]:
+    """``Work.sequences``."""
+    rows, token = list[tuple[int, ...]](), 0
+    for s in sequences:
+        rows.append((s.slot, s.q_start, token, s.queries, s.first_pages, s.evicted_pages))
+        token += s.queries
+    return rows
+
+
+def singles_of(sequences: Sequence[PagedSequence], split: int) -> tuple[list[Item], list[int]]:
+    """``Work.singles`` and ``Work.edges``, each item for ``split`` keys.
+
+    An item ends at a multiple of its size, so the parts of a sequence depend on its own length only.
+    """
+    items, edges = list[Item](), [0]
+    for index, sequence in enumerate(sequences):
+        if sequence.queries == 1:
+            items += [(index, 0, low, low + split) for low in range(0, sequence.q_stop, split)]
+            edges.append(len(items))
+    return items, edges
+
+
+def longest(sequences: Sequence[PagedSequence]) -> dict[int, int]:
+    """Tokens of the longest sequence of every slot."""
+    tokens: dict[int, int] = {}
+    for sequence in sequences:
+        tokens[sequence.slot] = max(sequence.q_stop, tokens.get(sequence.slot, 0))
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -54,6 +109,27 @@ class Step:
     def positions(self) -> torch.Tensor:
         """int64 [tokens]."""
         return torch.cat([torch.arange(s.q_start, s.q_stop) for s in self.sequences]).to(self.device)
+
+    @cached_property
+    def longest(self) -> dict[int, int]:
+        """Tokens of the longest sequence of every slot."""
+        return longest(self.sequences)
+
+    @cached_property
+    def slots(self) -> torch.Tensor:
+        """int64 [tokens]."""
+        return torch.tensor([s.slot for s in self.sequences]).to(self.device)[self.sequence_of]
+
+    def work(self, queries: int, split: int) -> Work:
+        """Items of up to ``queries`` queries, and for single ones of ``split`` keys."""
+        chunks = [
+            (index, first, 0, UNBOUNDED)
+            for index, sequence in enumerate(self.sequences)
+            if sequence.queries > 1
+            for first in range(0, sequence.queries, queries)
+        ]
+        numbers = about(self.sequences), chunks, *singles_of(self.sequences, split)
+        return Work(*(torch.tensor(each, dtype=torch.int32).to(self.device) for each in numbers))
 
     @cached_property
     def block_table(self) -> torch.Tensor:

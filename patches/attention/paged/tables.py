@@ -1,20 +1,33 @@
-"""Rows stacked by slot, as the kernel reads them."""
+"""Rows by slot at fixed addresses, as the kernel reads them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from patches.attention.paged.rows import BandRow, MapRow, Row
+from patches.attention.paged.rows import BandRow, MapRow, Row, Variant
+from patches.batch.slots import MAX_SLOTS
 
 MOST_BANDS = 4
-"""Bands of the tables; the kernel is compiled anew for an encoding that has more."""
+"""Bands of a row; no method has more."""
+
+LEAST_DISTANCES = 1 << 20
+"""Numbers for tables of biases from the first such table on: 4 MB. A new size has a new address."""
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """The rotary pairs of a head: how many, and where they are."""
+
+    count: int = 0
+    interleaved: bool = False
+    offset: int = 0
+
+
 class RowTables:
     """Tensors by slot. P is the number of rotary pairs up to a power of two, M = 1 + 2 bands the number of maps.
 
@@ -24,24 +37,22 @@ class RowTables:
     base, and those of queries and keys alternate behind it. ``frequencies`` float32 [slots, 2, P]: turns per position
     as the sum of two numbers. ``biases`` float32 [slots, 2, heads]. ``distances`` float32: the tables of biases.
     ``temperatures`` float64 [slots, 5]: the fields of ``TemperatureRow``.
+
+    ``rows`` are those that the tensors have. All addresses stay, but that of ``distances`` changes with ``version``.
     """
 
-    slots: torch.Tensor
-    bands: torch.Tensor
-    maps: torch.Tensor
-    pairs: torch.Tensor
-    frequencies: torch.Tensor
-    biases: torch.Tensor
-    distances: torch.Tensor
-    temperatures: torch.Tensor
-    num_pairs: int
-    interleaved: bool
-    offset: int
-    turns: bool
-    """True if some row turns queries or keys."""
-    by_pair: bool
-    """True if some map differs by pair."""
-    has_bias: bool
+    def __init__(self, heads: int, layout: Pairs, device: torch.device) -> None:
+        width, maps = power_of_two(layout.count), 1 + 2 * MOST_BANDS
+        zeros = partial(torch.zeros, device=device)
+        self.layout, self.rows, self.version, self._stop = layout, dict[int, Row](), 0, 0
+        self.slots = zeros(MAX_SLOTS, 4, dtype=torch.int32)
+        self.bands = zeros(MAX_SLOTS, MOST_BANDS, 6, dtype=torch.int32)
+        self.maps = zeros(MAX_SLOTS, maps, 3)
+        self.pairs = zeros(MAX_SLOTS, maps, 2, width)
+        self.frequencies = zeros(MAX_SLOTS, 2, width)
+        self.biases = zeros(MAX_SLOTS, 2, heads)
+        self.distances = zeros(1)
+        self.temperatures = zeros(MAX_SLOTS, 5, dtype=torch.float64)
 
     def temperature(self, slot: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Slots and positions int64 [n] -> float64 [n], as ``TemperatureRow``."""
@@ -49,59 +60,72 @@ class RowTables:
         grouped = ((position + shift) / group).floor()
         return torch.maximum(constant + weight * grouped.log1p(), least)
 
+    def variant(self, slots: Iterable[int]) -> Variant:
+        """What the rows of ``slots`` need together."""
+        return max(self.rows[slot].variant for slot in slots)
 
-def stacked(rows: Mapping[int, Row], heads: int, device: torch.device) -> RowTables:
-    """The tables of ``rows`` by slot, for a model with ``heads`` query heads. Slots without a row are unused.
+    def write(self, rows: Mapping[int, Row]) -> None:
+        """Have ``rows`` by slot: those that are not there yet are written in place.
 
-    Raises:
-        ValueError: when rows place their rotary pairs differently: they are of different models.
-    """
-    rotating = [row for row in rows.values() if row.frequencies]
-    places = {(len(row.frequencies), row.interleaved, row.offset) for row in rotating} or {(0, False, 0)}
-    if len(places) > 1:
-        raise ValueError(f"rows place their rotary pairs differently: {sorted(places)}")
-    num_pairs, interleaved, offset = places.pop()
-    width, most = power_of_two(num_pairs), max(MOST_BANDS, *(len(row.bands) for row in rows.values()))
-    count = max(rows) + 1
-    slots, bands = torch.zeros(count, 4, dtype=torch.int32), torch.zeros(count, most, 6, dtype=torch.int32)
-    maps, pairs = torch.ones(count, 1 + 2 * most, 3), torch.zeros(count, 1 + 2 * most, 2, width)
-    pairs[:, :, 0] = 1.0
-    frequencies, biases, distances = torch.zeros(count, 2, width), torch.zeros(count, 2, heads), [torch.zeros(1)]
-    temperatures = torch.ones(count, 5, dtype=torch.float64)
-    for slot, row in rows.items():
-        t = row.temperature
-        temperatures[slot] = torch.tensor([t.constant, t.weight, t.group, t.shift, t.least], dtype=torch.float64)
-        slots[slot, 0] = len(row.bands)
-        for index, band in enumerate(row.bands):
-            bands[slot, index] = torch.tensor(_band(row, band), dtype=torch.int32)
+        Raises:
+            ValueError: for a row with other rotary pairs, of another model, or with too many bands.
+        """
+        new = {slot: row for slot, row in rows.items() if self.rows.get(slot) is not row}
+        for row in new.values():
+            self._check(row)
+        needed = _distances(new)
+        if needed and self._stop + needed > len(self.distances):
+            new = self._made_room(rows)
+        for slot, row in new.items():
+            start = self._stop
+            if row.bias is not None and row.bias.table is not None:
+                self._stop += row.bias.table.numel()
+                self.distances[start : self._stop].copy_(row.bias.table.flatten())
+            for target, numbers in self._numbers(row, start):
+                target[slot].copy_(numbers)
+            self.rows[slot] = row
+
+    def _made_room(self, rows: Mapping[int, Row]) -> dict[int, Row]:
+        """Forget the tables of biases of all other slots, whose rows are written again when a step needs them."""
+        self.rows.clear()
+        self._stop = 0
+        if _distances(rows) > len(self.distances):
+            count = power_of_two(_distances(rows), LEAST_DISTANCES)
+            self.distances, self.version = self.distances.new_zeros(count), self.version + 1
+        return dict(rows)
+
+    def _check(self, row: Row) -> None:
+        own = Pairs(len(row.frequencies), row.interleaved, row.offset)
+        if row.frequencies and own != self.layout:
+            raise ValueError(f"a row places its rotary pairs differently: {own}, and the model has {self.layout}")
+        if len(row.bands) > MOST_BANDS:
+            raise ValueError(f"a row has {len(row.bands)} bands, and the tables take {MOST_BANDS}")
+
+    def _numbers(self, row: Row, start: int) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor by slot, and what it has for ``row``, whose table of biases begins at ``start``."""
+        bias, t = row.bias, row.temperature
+        kind, length = 0, 0
+        if bias is not None:
+            kind, length = int(bias.kind), 0 if bias.table is None else bias.table.shape[1]
+            yield self.biases, torch.stack((bias.a, bias.b))
+        yield self.slots, torch.tensor((len(row.bands), kind, start, length))
+        bands = torch.zeros(self.bands.shape[1:], dtype=torch.int32)
+        bands[: len(row.bands)] = torch.tensor([_band(row, band) for band in row.bands])
+        yield self.bands, bands
+        maps, pairs = torch.ones(self.maps.shape[1:]), torch.zeros(self.pairs.shape[1:])
+        pairs[:, 0] = 1.0
         for index, each in enumerate(row.maps):
-            maps[slot, index] = torch.tensor([each.period, each.cap, each.divisor])
-            _fill_pairs(pairs[slot, index, :, : max(num_pairs, 1)], each)
-        turns = torch.tensor(row.frequencies, dtype=torch.float64) / (2 * math.pi)
-        frequencies[slot, 0, : len(turns)] = turns.float()
-        frequencies[slot, 1, : len(turns)] = (turns - turns.float().double()).float()
-        if row.bias is not None:
-            biases[slot, 0], biases[slot, 1] = row.bias.a, row.bias.b
-            slots[slot, 1] = int(row.bias.kind)
-            if row.bias.table is not None:
-                slots[slot, 2], slots[slot, 3] = sum(map(len, distances)), row.bias.table.shape[1]
-                distances.append(row.bias.table.flatten())
-    return RowTables(
-        slots=slots.to(device),
-        bands=bands.to(device),
-        maps=maps.to(device),
-        pairs=pairs.to(device),
-        frequencies=frequencies.to(device),
-        biases=biases.to(device),
-        distances=torch.cat(distances).to(device),
-        temperatures=temperatures.to(device),
-        num_pairs=num_pairs,
-        interleaved=interleaved,
-        offset=offset,
-        turns=bool(bands[:, :, 4:].any()),
-        by_pair=any(each.is_by_pair for row in rows.values() for each in row.maps),
-        has_bias=any(row.bias is not None for row in rows.values()),
-    )
+            maps[index] = torch.tensor([each.period, each.cap, each.divisor])
+            _fill_pairs(pairs[index, :, : max(self.layout.count, 1)], each)
+        yield self.maps, maps
+        yield self.pairs, pairs
+        frequencies, turns = torch.zeros(self.frequencies.shape[1:]), torch.tensor(row.frequencies, dtype=torch.float64)
+        turns = turns / (2 * math.pi)
+        frequencies[0, : len(turns)] = turns.float()
+        frequencies[1, : len(turns)] = (turns - turns.float().double()).float()
+        yield self.frequencies, frequencies
+        fields = t.constant, t.weight, t.group, t.shift, t.least
+        yield self.temperatures, torch.tensor(fields, dtype=torch.float64)
 
 
 def power_of_two(number: int, least: int = 16) -> int:
@@ -109,9 +133,14 @@ def power_of_two(number: int, least: int = 16) -> int:
     return max(least, 1 << max(number - 1, 0).bit_length())
 
 
+def _distances(rows: Mapping[int, Row]) -> int:
+    """Numbers in the tables of biases."""
+    biases = [row.bias for row in rows.values() if row.bias is not None]
+    return sum(bias.table.numel() for bias in biases if bias.table is not None)
+
+
 def _band(row: Row, band: BandRow) -> tuple[int, ...]:
-    turns = [bool(row.frequencies) and each != row.base for each in (band.query_map, band.key_map)]
-    return band.chunk, band.low, band.high, band.first, *turns
+    return band.chunk, band.low, band.high, band.first, *row.turned(band)
 
 
 def _fill_pairs(target: torch.Tensor, of: MapRow) -> None:

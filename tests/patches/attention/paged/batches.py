@@ -12,6 +12,7 @@ from patches.attention.layer import Layer
 from patches.attention.paged.compilation import compiled
 from patches.attention.paged.rows import Row
 from patches.attention.paged.step import PagedSequence, Step, step_of
+from patches.attention.paged.tables import Pairs, RowTables
 from tests.methods import Fields, one_per_shape, rows
 from tests.patches.forward import written
 
@@ -110,6 +111,12 @@ class PagedBatch:
 
     def rows(self) -> dict[int, Row]:
         return {slot: compiled(resolved, LENGTH) for slot, resolved in enumerate(self.recipes)}
+
+    def tables(self, device: torch.device = CPU) -> RowTables:
+        shape = self.shape
+        found = RowTables(shape.heads, Pairs(shape.rotary_dim // 2, shape.interleaved, shape.offset), device)
+        found.write(self.rows())
+        return found
 
     def build(self, device: torch.device = CPU) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Step]:
         """Query, key pages, value pages and step. Pages are in random order, and empty places are large numbers."""

@@ -12,7 +12,6 @@ from patches.attention.layer import Layer
 from patches.attention.paged import launch
 from patches.attention.paged.compilation import DoesNotFit
 from patches.attention.paged.launch import Blocks
-from patches.attention.paged.tables import stacked
 from patches.encoding.masks import ChunkRange, DistanceRange
 from patches.encoding.temperature import FloorLogTemperature
 from tests.patches.attention.paged.batches import LENGTH, WINDOWED, PagedBatch, Shape, ragged
@@ -47,7 +46,7 @@ LAYERS = {
 def outputs(batch: PagedBatch, blocks: Blocks = SMALL) -> list[torch.Tensor]:
     """Output [new tokens, heads, value dim] of each sequence."""
     query, key_pages, value_pages, step = batch.build(DEVICE)
-    tables = stacked(batch.rows(), batch.shape.heads, DEVICE)
+    tables = batch.tables(DEVICE)
     plan = launch.planned(step, tables, batch.shape.heads, batch.shape.kv_heads, blocks)
     result = launch.attend(query, key_pages, value_pages, plan, batch.layer)
     assert result.dtype == query.dtype

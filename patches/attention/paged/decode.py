@@ -1,0 +1,120 @@
+"""Steps of one new token per sequence as tensors at fixed addresses, for captured graphs (CUDA graphs).
+
+A graph has the addresses and the sizes of its tensors, and no other number of a step. Rows of padding are sequences of
+one token each, in a page that no other sequence has. Items of padding have the sequence -1, which the kernel skips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from patches.attention.paged.step import Item, PagedSequence, Work, about, longest, singles_of
+from patches.batch.slots import POSITION_BITS
+
+NO_ITEM: Item = (-1, 0, 0, 0)
+
+
+class BlockTable:
+    """The block tables of all rows, int32 [rows, pages] in ``pages``. Only rows that changed are written."""
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        self.pages = torch.full((rows, width), -1, dtype=torch.int32, device=device)
+        self._host = _on_host(rows * width, torch.int32, device).view(rows, width)
+        self._rows: list[tuple[int, ...]] = [()] * rows
+
+    def fill(self, sequences: Sequence[PagedSequence]) -> None:
+        """Have the pages of ``sequences``, one per row."""
+        for row, sequence in enumerate(sequences):
+            pages = sequence.pages
+            if pages != self._rows[row]:
+                self._rows[row] = pages
+                self._host[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+                self.pages[row, : len(pages)].copy_(self._host[row, : len(pages)], non_blocking=True)
+
+
+class DecodeStep:
+    """``rows`` sequences of one new token each, over ``items`` parts of ``split`` keys.
+
+    ``fill`` writes a step; all else is as in ``Step``. ``input_ids`` and ``position_ids`` int32 [1, rows] are the
+    inputs of the model, the latter with slots.
+    """
+
+    def __init__(self, rows: int, items: int, table: BlockTable, page_size: int, split: int) -> None:
+        self.device = table.pages.device
+        self._rows, self._items, self._table, self._split = rows, items, table, split
+        self.page_size, self.block_table = page_size, table.pages[:rows]
+        longs = {"page": rows, "place": rows, "positions": rows, "slots": rows}
+        integers = {"ids": rows, "encoded": rows, "sequences": 6 * rows, "edges": rows + 1, "singles": 4 * items}
+        count = sum(map(_aligned, longs.values())) + sum(map(_aligned, integers.values())) // 2
+        self._on_device = torch.zeros(count, dtype=torch.int64, device=self.device)
+        self._on_host = _on_host(count, torch.int64, self.device)
+        self._host = _parts(self._on_host, longs, integers)
+        parts = _parts(self._on_device, longs, integers)
+        self.positions, self.slots, self._places = parts["positions"], parts["slots"], (parts["page"], parts["place"])
+        self.input_ids, self.position_ids = parts["ids"][None], parts["encoded"][None]
+        self._work = Work(
+            parts["sequences"].view(rows, 6), parts["sequences"][:0], parts["singles"].view(items, 4), parts["edges"]
+        )
+        self.sequences: tuple[PagedSequence, ...] = ()
+        self.longest: Mapping[int, int] = {}
+
+    def fill(self, sequences: Sequence[PagedSequence], tokens: Sequence[int], spare: int) -> None:
+        """Have ``sequences`` and their new ``tokens``; rows of padding write into the page ``spare``."""
+        missing = self._rows - len(sequences)
+        every = [*sequences, *[PagedSequence(sequences[0].slot, 0, 1, (spare,))] * missing]
+        self.sequences, self.longest = tuple(every), longest(every)
+        items, edges = singles_of(every, self._split)
+        items += [NO_ITEM] * (self._items - len(items))
+        for name, numbers in {
+            "page": [s.page_of(s.q_start, self.page_size) for s in every],
+            "place": [s.q_start % self.page_size for s in every],
+            "positions": [s.q_start for s in every],
+            "slots": [s.slot for s in every],
+            "ids": [*tokens, *[0] * missing],
+            "encoded": [s.slot << POSITION_BITS | s.q_start for s in every],
+            "sequences": about(every),
+            "edges": edges,
+            "singles": items,
+        }.items():
+            self._host[name].copy_(torch.tensor(numbers).flatten())
+        self._on_device.copy_(self._on_host, non_blocking=True)  # the step before has ended: its tokens were read
+        self._table.fill(every)
+
+    def work(self, queries: int, split: int) -> Work:
+        """The items, of a step without sequences of several queries.
+
+        Raises:
+            ValueError: for another ``split`` than that of the tensors.
+        """
+        if split != self._split:
+            raise ValueError(f"the items of this step have {self._split} keys, and not {split}")
+        return self._work
+
+    def write(self, states: torch.Tensor, pages: torch.Tensor) -> None:
+        """As in ``Step``."""
+        pages.index_put_(self._places, states)
+
+
+def _on_host(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory that a card copies from by itself."""
+    return torch.zeros(count, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def _aligned(count: int) -> int:
+    """Numbers of a part that begins at a multiple of 16 bytes: the kernel is compiled for the alignment."""
+    return -(-count // 4) * 4
+
+
+def _parts(memory: torch.Tensor, longs: Mapping[str, int], integers: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """``memory`` int64 [n] in parts: ``longs`` of int64, and ``integers`` of int32 behind them."""
+    parts, start = {}, 0
+    for name, count in longs.items():
+        parts[name] = memory[start : start + count]
+        start += _aligned(count)
+    memory, start = memory[start:].view(torch.int32), 0
+    for name, count in integers.items():
+        parts[name] = memory[start : start + count]
+        start += _aligned(count)
+    return parts
