@@ -52,6 +52,11 @@ class Batch:
     _shared: dict[Hashable, object] = field(default_factory=dict)
     _calls: Counter[int] = field(default_factory=Counter)
 
+    @property
+    def is_static(self) -> bool:
+        """True if a graph of the forward may be captured: the forward reads nothing from the host."""
+        return False
+
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """``make()`` once per forward and ``key``: layers differ in weights, not in positions."""
         if key not in self._shared:

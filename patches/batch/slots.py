@@ -57,7 +57,8 @@ def decode(position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class SlotTable:
     """Interned encodings of one model, as stacked tensors indexed by slot.
 
-    Slot 0 is always the model's own encoding, so plain ``position_ids`` keep their meaning. ``inv_freq`` is
+    A new encoding reaches the tensors with ``upload``, which the thread of the next forward calls. Their addresses
+    stay. Slot 0 is always the model's own encoding, so plain ``position_ids`` keep their meaning. ``inv_freq`` is
     [128, rotary_dim / 2]. An encoding without rotation has zero frequencies and factor 1 there, which makes cos = 1
     and sin = 0. Queries and keys are written under the encoding's base map.
     """
@@ -75,6 +76,10 @@ class SlotTable:
         """``base_of`` gives the numbers of an encoding's base map."""
         self._native, self._pairs_of_head, self._device = native, rotary_dim // 2, device
         self._lock, self._base_of = threading.Lock(), base_of
+        self.inv_freq = torch.zeros(MAX_SLOTS, self._pairs_of_head, device=device)
+        self.attention_factor = torch.ones(MAX_SLOTS, 1, device=device)
+        self._maps = torch.ones(MAX_SLOTS, 3, device=device)
+        self._pairs = torch.ones(MAX_SLOTS, 2, max(self._pairs_of_head, 1), device=device)
         self.clear()
 
     def clear(self) -> None:
@@ -82,10 +87,7 @@ class SlotTable:
         self._slot_of: dict[ResolvedRecipe, int] = {self._native: 0}
         self._users = [0] * MAX_SLOTS
         self.recipes: list[ResolvedRecipe | None] = [None] * MAX_SLOTS
-        self.inv_freq = torch.zeros(MAX_SLOTS, self._pairs_of_head, device=self._device)
-        self.attention_factor = torch.ones(MAX_SLOTS, 1, device=self._device)
-        self._maps = torch.ones(MAX_SLOTS, 3, device=self._device)
-        self._pairs = torch.ones(MAX_SLOTS, 2, max(self._pairs_of_head, 1), device=self._device)
+        self._new: set[int] = set()
         self._moves = False
         self._write(0, self._native)
 
@@ -108,6 +110,15 @@ class SlotTable:
         """Write ``resolved`` into ``slot`` as another rank's table has it."""
         with self._lock:
             self._write(slot, resolved)
+
+    def upload(self) -> None:
+        """Write the encodings that are new since the last call into the tensors, in place, row by row."""
+        if not self._new:
+            return
+        with self._lock:
+            for slot in list(self._new):
+                self._upload(slot, self[slot])
+                self._new.remove(slot)
 
     def release(self, slot: int) -> None:
         """Give one use back; the encoding stays interned until its slot is needed."""
@@ -136,6 +147,12 @@ class SlotTable:
             position = torch.minimum(grouped + shift, cap) / divisor
         return position, self.inv_freq[slot], self.attention_factor[slot]
 
+    @property
+    def branches(self) -> tuple[bool, bool]:
+        """What decides the operations of a forward: whether some encoding moves rotated, and added, positions."""
+        adds = any(resolved is not None and resolved.recipe.absolute is not None for resolved in self.recipes)
+        return self._moves, adds
+
     def in_use(self) -> int:
         """Number of slots whose encodings live requests use."""
         return sum(users > 0 for users in self._users)
@@ -152,6 +169,10 @@ class SlotTable:
 
     def _write(self, slot: int, resolved: ResolvedRecipe) -> None:
         self.recipes[slot] = resolved
+        self._new.add(slot)
+        self._moves |= resolved.rotates and resolved.recipe.base != IDENTITY
+
+    def _upload(self, slot: int, resolved: ResolvedRecipe) -> None:
         if not resolved.rotates:
             self.inv_freq[slot], self.attention_factor[slot] = 0.0, 1.0
             return
@@ -160,4 +181,3 @@ class SlotTable:
         base = self._base_of(resolved)
         self._maps[slot] = torch.tensor((base.period, base.cap, base.divisor))
         self._pairs[slot, 0], self._pairs[slot, 1] = (torch.tensor(n).float() for n in (base.groups, base.shifts))
-        self._moves |= resolved.recipe.base != IDENTITY

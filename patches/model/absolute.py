@@ -99,7 +99,7 @@ def embeddings(embedding: AbsoluteEmbedding, position_ids: torch.Tensor, slots: 
     The host reads no slot back unless an encoding in the table moves positions.
     """
     position, slot = decode(position_ids)
-    if all(resolved is None or resolved.recipe.absolute is None for resolved in slots.recipes):
+    if not slots.branches[1]:
         return embedding.own(position)
     width = embedding.own(position[:0]).shape[-1]
     output = torch.empty(*position.shape, width, dtype=embedding.dtype, device=position.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from patches.attention.observation import Observer
+from patches.attention.paged.rows import Variant
 from patches.batch.segments import Batch
 from patches.batch.slots import decode
 from patches.encoding.recipe import AttentionTemperature, ResolvedRecipe
@@ -89,6 +90,7 @@ class Patched(Encodings):
             raise RuntimeError("forwards of a patched model do not nest: one already runs on this thread")
         if self.model.training and getattr(self.model, "is_activation_checkpointing", False):
             raise RuntimeError("gradient checkpointing runs layers again outside of a forward: switch it off")
+        packed = self.carried.get("packed")
         chosen = kwargs.pop(KEYWORD, None)
         position_ids, padding_mask = inputs_of(args, kwargs)
         with self.encoded(position_ids, chosen, len(tokens_of(args, kwargs))) as encoded:
@@ -99,6 +101,8 @@ class Patched(Encodings):
                     del kwargs["position_ids"]
             if self._shares_keys:
                 kwargs |= logits_by_index(kwargs, encoded)
+            if packed is None or not packed.is_static:
+                self.slots.upload()
             with self._forwards.opened(encoded, padding_mask):
                 return forward(*args, **kwargs)
 
@@ -127,6 +131,19 @@ class Patched(Encodings):
         if self.geometry.compresses_keys:
             raise ValueError("the attention of this model is not observed: some of its keys cover several tokens")
         return self.carrying(observer=observer)
+
+    def prepare(self, longest: Mapping[int, int]) -> Hashable:
+        """Have the slots of a captured forward in the tensors that it reads, for the tokens in ``longest`` by slot.
+
+        Returns what the operations of the forward depend on beside its inputs: a graph is for one such value.
+        """
+        self.slots.upload()
+        self.attention_seam.rows.write(longest)
+        return self.slots.branches, self.attention_seam.rows.key(longest)
+
+    def variant(self, slots: Iterable[int]) -> Variant:
+        """What the kernel of paged attention has to be able to do for ``slots``."""
+        return self.attention_seam.rows.variant(slots)
 
     @property
     def carried(self) -> Mapping[str, Any]:

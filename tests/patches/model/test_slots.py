@@ -106,6 +106,7 @@ def test_requests_of_different_lengths_with_the_same_numbers_share_a_slot(table:
 def test_a_slot_holds_what_the_rotary_seam_applies(table: SlotTable, fields: Fields) -> None:
     encoding = resolved(fields, 1000)
     slot = table.acquire(encoding)
+    table.upload()
     assert table[slot] == encoding
     if encoding.rotates:
         assert table.inv_freq[slot].tolist() == list(encoding.inv_freq)
@@ -120,7 +121,9 @@ def test_keys_are_written_under_the_base(table: SlotTable, fields: Fields) -> No
     encoding, position = resolved(fields, 1000), torch.tensor([[0, 1, 7, 999, (1 << 24) - 1]])
     for factor in range(2, MAX_SLOTS):  # the slot had other numbers before
         table.release(table.acquire(linear(float(factor))))
+    table.upload()
     slot = torch.full_like(position, table.acquire(encoding))
+    table.upload()
     at, inv_freq, factor = table.at_write(position, slot)
     assert inv_freq[0, 0].tolist() == list(encoding.inv_freq or [0.0] * 32)
     if encoding.rotates:
@@ -133,6 +136,7 @@ def test_encodings_that_move_positions_leave_those_of_others(table: SlotTable) -
     position = torch.tensor([[0, 1, 7, 999, (1 << 24) - 1]])
     assert torch.equal(table.at_write(position, torch.zeros_like(position))[0], position[..., None])
     table.acquire(resolved({"method": "self_extend", "group_size": 4, "neighbor_window": 8}))
+    table.upload()
     moved = table.at_write(position, torch.zeros_like(position))[0]
     assert torch.equal(moved, position[..., None].float().expand(-1, -1, 32))
 
@@ -170,9 +174,37 @@ def test_exhaustion_and_reuse(table: SlotTable) -> None:
     reused = table.acquire(linear(1000.0))
     assert reused == slots[40]
     assert table[reused] == linear(1000.0)
+    table.upload()
     assert table.inv_freq[reused].tolist() == list(linear(1000.0).inv_freq)
     with pytest.raises(SlotsExhausted):
         table.acquire(linear(1.0 + 41))  # its slot was given away
+
+
+def test_encodings_are_uploaded_row_by_row_and_in_place(table: SlotTable) -> None:
+    """Captured graphs have the addresses, and read other slots while a row is written."""
+    table.upload()
+    addresses = table.inv_freq.data_ptr(), table.attention_factor.data_ptr()
+    slot = table.acquire(linear(2.0))
+    assert not table.inv_freq[slot].any(), "the thread of the next forward writes it"
+    table.inv_freq[0] = 7.0
+    table.upload()
+    assert table.inv_freq[slot].tolist() == list(linear(2.0).inv_freq)
+    assert bool((table.inv_freq[0] == 7.0).all()), "it is not new"
+    table.release(slot)
+    table.clear()
+    table.upload()
+    assert table.inv_freq[0].tolist() == list(table[0].inv_freq)
+    assert addresses == (table.inv_freq.data_ptr(), table.attention_factor.data_ptr())
+
+
+def test_what_decides_the_operations_of_a_forward(table: SlotTable) -> None:
+    assert table.branches == (False, False)
+    table.acquire(linear(2.0))
+    assert table.branches == (False, False)
+    table.acquire(resolved({"method": "self_extend", "group_size": 4, "neighbor_window": 8}))
+    assert table.branches == (True, False)
+    table.clear()
+    assert table.branches == (False, False)
 
 
 def test_a_failed_acquire_changes_nothing(table: SlotTable) -> None:
