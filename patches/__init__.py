@@ -34,7 +34,8 @@ from patches.shorthand import field_value, from_shorthand, from_text, label_of, 
 
 if TYPE_CHECKING:
     from patches.attention.mass import AttentionMass
-    from patches.attention.paged.batch import PagedBackend, PagedBatch, paged_batch, runs_triton
+    from patches.attention.paged.batch import PagedBackend, PagedBatch, decode_batch, paged_batch, runs_triton
+    from patches.attention.paged.decode import DecodeStep, DecodeSteps
     from patches.attention.paged.step import PagedSequence
     from patches.batch.segments import Batch, packed_batch
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
@@ -51,6 +52,8 @@ __all__ = [
     "METHODS",
     "AttentionMass",
     "Batch",
+    "DecodeStep",
+    "DecodeSteps",
     "EchoMismatch",
     "InvalidEncoding",
     "KnownFields",
@@ -75,6 +78,7 @@ __all__ = [
     "candidates",
     "closest",
     "decode",
+    "decode_batch",
     "describe",
     "describe_method",
     "describe_methods",
@@ -110,7 +114,8 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "patches.attention.mass": {"AttentionMass"},
-    "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "paged_batch", "runs_triton"},
+    "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "decode_batch", "paged_batch", "runs_triton"},
+    "patches.attention.paged.decode": {"DecodeStep", "DecodeSteps"},
     "patches.attention.paged.step": {"PagedSequence"},
     "patches.encoding.distances": {"effective_distance"},
     "patches.batch.segments": {"Batch", "packed_batch"},

@@ -39,9 +39,14 @@ class Metrics:
         self.restarts = self._counter("engine_restarts", "Generation threads replaced.", ("model_name",))
         self.engine_info = Gauge(
             "ropeway_engine_info",
-            "1 for the engine, the attention and the number of ranks that serve a model.",
-            ("model_name", "engine", "attention", "tensor_parallel"),
+            "1 for the engine, the attention, CUDA graphs or not, and the number of ranks that serve a model.",
+            ("model_name", "engine", "attention", "cuda_graphs", "tensor_parallel"),
             registry=self.registry,
+        )
+        self.steps = self._counter(
+            "engine_steps",
+            "Steps of the paged engine, by their CUDA graph and the variant of the kernel.",
+            ("model_name", "graph", "variant"),
         )
         self.first_token = self._histogram("time_to_first_token", "From admission to the first token.", SLOW)
         self.inter_token = self._histogram("inter_token_latency", "Between two tokens of a sequence.", FAST)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from patches import PagedBackend, Patched, runs_triton
-from service.engine.adapter import EncodingManager
+from service.engine.adapter import EncodingManager, OnStep
 from service.engine.limits import EngineLimits
 from service.engine.padded import PaddedLoop
 
@@ -21,18 +21,26 @@ class AttentionUnavailable(ValueError):
     """The machine cannot run the attention that a setting asks for."""
 
 
+class GraphsUnavailable(ValueError):
+    """The machine or the attention cannot do with the CUDA graphs that a setting asks for."""
+
+
 class CannotGenerate(RuntimeError):
     """No engine serves this model: it is scored, and generates nothing."""
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """``reason`` says why the model has no faster engine. ``together`` lets rows share a forward of the padded one."""
+    """``reason`` says why the model has no faster engine. ``together`` lets rows share a forward of the padded one.
+
+    ``graphs``: decode steps are captured and replayed.
+    """
 
     kind: EngineKind = "paged"
     together: bool = True
     reason: str | None = None
     attention: Attention = "segments"
+    graphs: bool = False
 
     @property
     def backend(self) -> PagedBackend | None:
@@ -44,18 +52,21 @@ class EngineChoice:
         return self.kind != "none"
 
     def __str__(self) -> str:
-        attention = "" if self.attention == "segments" else f" ({self.attention} attention)"
+        graphs = ", CUDA graphs" if self.graphs else ""
+        attention = "" if self.attention == "segments" else f" ({self.attention} attention{graphs})"
         return f"{self.kind} engine" + attention + ("" if self.together else " (one row at a time)")
 
-    def built(self, patch: Patched, limits: EngineLimits) -> EncodingManager | PaddedLoop:
-        """The engine, before its thread starts.
+    def built(
+        self, patch: Patched, limits: EngineLimits, on_step: OnStep = lambda use, variant: None
+    ) -> EncodingManager | PaddedLoop:
+        """The engine, before its thread starts. The paged one calls ``on_step`` after each step.
 
         Raises:
             UnsupportedModel: when it cannot serve the model.
         """
         if self.kind != "paged":  # without an engine, its thread computes scores only
             return PaddedLoop(patch, limits, together=self.together)
-        return EncodingManager(patch, limits, self.backend)
+        return EncodingManager(patch, limits, self.backend, graphs=self.graphs, on_step=on_step)
 
 
 PAGED = EngineChoice()
@@ -64,15 +75,25 @@ CHOICES = (PAGED, EngineChoice("padded"), EngineChoice("padded", together=False)
 """Engines from the fastest to the slowest."""
 
 
-def choices(attention: Attention, device: torch.device) -> tuple[EngineChoice, ...]:
-    """The engines to try, those with ``attention`` first.
+def choices(attention: Attention, device: torch.device, graphs: bool | None = None) -> tuple[EngineChoice, ...]:
+    """The engines to try, those with ``attention`` first. ``graphs`` None: with CUDA graphs where they are possible.
 
     Raises:
         AttentionUnavailable: for ``triton`` without Triton, or on a device without it.
+        GraphsUnavailable: for graphs on another device than CUDA, or with another attention than ``triton``.
     """
     if attention == "triton" and not runs_triton(device):
         raise AttentionUnavailable(
             f"attention 'triton' needs a CUDA device and the package triton, and the device is {device.type}: "
             "use 'eager' or 'segments'"
         )
-    return CHOICES if attention == "segments" else (EngineChoice(attention=attention), *CHOICES)
+    are_possible = attention == "triton" and device.type == "cuda"
+    if graphs and not are_possible:
+        raise GraphsUnavailable(
+            f"CUDA graphs need a CUDA device and the attention 'triton', and they are {device.type} and '{attention}'"
+        )
+    if attention == "segments":
+        return CHOICES
+    own = EngineChoice(attention=attention)
+    captured = (replace(own, graphs=True),) if are_possible and graphs is not False else ()
+    return (*captured, own, *CHOICES)

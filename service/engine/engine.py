@@ -39,7 +39,7 @@ class Engine:
     ) -> None:
         self.patch, self.limits, self.eos_token_ids, self.choice = patch, limits, eos_token_ids, choice
         self._metrics = metrics or EngineMetrics(Metrics(), "")
-        self._metrics.serves(choice.kind, choice.attention, patch.ranks.size)
+        self._metrics.serves(choice.kind, choice.attention, patch.ranks.size, graphs=choice.graphs)
         waiting, waiting_tokens, shared = limits.max_queue, limits.max_queue_tokens, limits.shared
         self.generations = Admission(limits.cache_tokens, waiting, limits.page_size, waiting_tokens, shared=shared)
         self.scores = Admission(limits.score_tokens, waiting, 1, waiting_tokens, shared=shared)

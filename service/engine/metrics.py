@@ -20,9 +20,13 @@ class EngineMetrics:
         self._all, self._model = metrics, model_name
         self._labelled: dict[tuple[MetricWrapperBase, str], Any] = {}
 
-    def serves(self, engine: str, attention: str, ranks: int) -> None:
-        """The engine, its attention and the processes that compute together, which stay."""
-        self._all.engine_info.labels(self._model, engine, attention, str(ranks)).set(1)
+    def serves(self, engine: str, attention: str, ranks: int, *, graphs: bool) -> None:
+        """The engine, its attention, its graphs and the processes that compute together, which stay."""
+        self._all.engine_info.labels(self._model, engine, attention, str(graphs).lower(), str(ranks)).set(1)
+
+    def step(self, graph: str, variant: str) -> None:
+        """A step of the paged engine: what it had of a graph, and the variant of its kernel."""
+        self._all.steps.labels(self._model, graph, variant).inc()
 
     def first_token(self, method: str, generation: Generation, prompt_tokens: int) -> None:
         labels = (self._model, method)

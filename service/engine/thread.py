@@ -42,7 +42,7 @@ class GenerationThread:
         self._watching: asyncio.Task[None] | None = None
 
     def _started(self) -> EncodingManager | PaddedLoop:
-        manager = self._choice.built(self._patch, self._limits)
+        manager = self._choice.built(self._patch, self._limits, self._metrics.step)
         manager.start()
         return manager
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from patches import Method, Patched, UnsupportedModel, allowed_rounding, encode, one_per_route
+from service.engine.adapter import EncodingManager
 from service.engine.adapter.compatibility import IncompatibleTransformers
 from service.engine.choice import Attention, EngineChoice, choices
 from service.engine.limits import EngineLimits
@@ -31,7 +32,9 @@ DRIFT = 0.02
 """Largest difference between the plain forward and single tokens from a cache: 1e-3 in a tiny Zamba 2."""
 
 
-def verify(patch: Patched, attention: Attention = "segments", page_size: int = PAGE) -> EngineChoice:
+def verify(
+    patch: Patched, attention: Attention = "segments", page_size: int = PAGE, graphs: bool | None = None
+) -> EngineChoice:
     """The first engine that computes what the model computes: a few tokens under its own encoding and one per route.
 
     Engines with ``attention`` come first. A kernel is also compiled and checked for pages of ``page_size``. Without an
@@ -39,12 +42,12 @@ def verify(patch: Patched, attention: Attention = "segments", page_size: int = P
 
     Raises:
         UnsupportedModel: when the model's own forward gives no numbers.
-        AttentionUnavailable: when the machine cannot run ``attention``.
+        AttentionUnavailable, GraphsUnavailable: when the machine cannot run ``attention``, or ``graphs`` with it.
     """
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
     prompt = torch.linspace(1, vocab_size - 1, checked_length(patch) - NEW).long().tolist()
     reasons: list[str] = []
-    for choice in choices(attention, patch.model.device):
+    for choice in choices(attention, patch.model.device, graphs):
         try:
             _check(patch, choice, prompt, page_size)
         except IncompatibleTransformers:
@@ -119,11 +122,15 @@ def _generated(patch: Patched, choice: EngineChoice, requests: list[EngineReques
         max_requests_per_batch=len(requests),
     )
     try:
-        return choice.built(patch, limits).run_to_end(requests)
+        engine = choice.built(patch, limits)
+        token_ids = engine.run_to_end(requests)
     except UnsupportedModel:
         raise
     except Exception as error:
         raise UnsupportedModel(f"the {choice} fails on it: {error}") from error
+    if isinstance(engine, EncodingManager) and engine.failures:
+        raise UnsupportedModel(f"the {choice} cannot capture its decode steps: {engine.failures[0]}")
+    return token_ids
 
 
 def _compare(

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from patches.attention.paged.step import Item, PagedSequence, Work, about, longest, singles_of
+from patches.attention.paged.step import SPLIT, Item, PagedSequence, Work, about, longest, singles_of
+from patches.attention.paged.tables import power_of_two
 from patches.batch.slots import POSITION_BITS
 
 NO_ITEM: Item = (-1, 0, 0, 0)
@@ -35,15 +36,15 @@ class BlockTable:
 
 
 class DecodeStep:
-    """``rows`` sequences of one new token each, over ``items`` parts of ``split`` keys.
+    """``size`` = (rows, items): sequences of one new token each, over parts of ``split`` keys.
 
     ``fill`` writes a step; all else is as in ``Step``. ``input_ids`` and ``position_ids`` int32 [1, rows] are the
     inputs of the model, the latter with slots.
     """
 
-    def __init__(self, rows: int, items: int, table: BlockTable, page_size: int, split: int) -> None:
-        self.device = table.pages.device
-        self._rows, self._items, self._table, self._split = rows, items, table, split
+    def __init__(self, size: tuple[int, int], table: BlockTable, page_size: int, split: int) -> None:
+        rows, items = size
+        self.size, self.device, self._table, self._split = size, table.pages.device, table, split
         self.page_size, self.block_table = page_size, table.pages[:rows]
         longs = {"page": rows, "place": rows, "positions": rows, "slots": rows}
         integers = {"ids": rows, "encoded": rows, "sequences": 6 * rows, "edges": rows + 1, "singles": 4 * items}
@@ -62,11 +63,11 @@ class DecodeStep:
 
     def fill(self, sequences: Sequence[PagedSequence], tokens: Sequence[int], spare: int) -> None:
         """Have ``sequences`` and their new ``tokens``; rows of padding write into the page ``spare``."""
-        missing = self._rows - len(sequences)
+        missing = self.size[0] - len(sequences)
         every = [*sequences, *[PagedSequence(sequences[0].slot, 0, 1, (spare,))] * missing]
         self.sequences, self.longest = tuple(every), longest(every)
         items, edges = singles_of(every, self._split)
-        items += [NO_ITEM] * (self._items - len(items))
+        items += [NO_ITEM] * (self.size[1] - len(items))
         for name, numbers in {
             "page": [s.page_of(s.q_start, self.page_size) for s in every],
             "place": [s.q_start % self.page_size for s in every],
@@ -95,6 +96,25 @@ class DecodeStep:
     def write(self, states: torch.Tensor, pages: torch.Tensor) -> None:
         """As in ``Step``."""
         pages.index_put_(self._places, states)
+
+
+class DecodeSteps:
+    """The steps of one engine by size: powers of two, up to ``rows`` sequences of up to ``width`` pages."""
+
+    def __init__(self, rows: int, width: int, page_size: int, spare: int, device: torch.device) -> None:
+        """Rows of padding write into the page ``spare``."""
+        self._rows, self._page_size, self._spare = rows, page_size, spare
+        self._table, self._steps = BlockTable(rows, width, device), dict[tuple[int, int], DecodeStep]()
+
+    def filled(self, sequences: Sequence[PagedSequence], tokens: Sequence[int]) -> DecodeStep:
+        """The step of ``sequences`` with their new ``tokens``. The one before must have ended."""
+        rows = min(power_of_two(len(sequences), 1), self._rows)
+        items = sum(-(-sequence.q_stop // SPLIT) for sequence in sequences) + rows - len(sequences)
+        size = rows, power_of_two(items, rows)
+        if size not in self._steps:
+            self._steps[size] = DecodeStep(size, self._table, self._page_size, SPLIT)
+        self._steps[size].fill(sequences, tokens, self._spare)
+        return self._steps[size]
 
 
 def _on_host(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

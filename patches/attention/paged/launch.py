@@ -11,11 +11,8 @@ from patches.attention.layer import Layer
 from patches.attention.paged.compilation import DoesNotFit, mask_row
 from patches.attention.paged.decode import DecodeStep
 from patches.attention.paged.rows import Variant
-from patches.attention.paged.step import Step
+from patches.attention.paged.step import SPLIT, Step
 from patches.attention.paged.tables import RowTables, power_of_two
-
-SPLIT = 512
-"""Keys of one part of a single new token."""
 
 
 @dataclass(frozen=True)

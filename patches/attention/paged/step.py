@@ -10,6 +10,9 @@ import torch
 
 from patches.attention.paged.rows import UNBOUNDED
 
+SPLIT = 512
+"""Keys of one part of a single new token."""
+
 Item = tuple[int, int, int, int]
 """Sequence, its first query, and the range of keys [low, high) of one program."""
 

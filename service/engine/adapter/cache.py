@@ -32,6 +32,11 @@ class EncodingCache(PagedAttentionCache):
         return self._whole.tokens_per_page
 
     @property
+    def spare_page(self) -> int:
+        """A page, as layers number them, that no request has: padding writes its keys there, and only padding reads."""
+        return self._whole.write_trash_index // self._whole.tokens_per_page
+
+    @property
     def _whole(self) -> WindowedAllocator:
         allocator = allocator_of(self)
         assert allocator is not None, "with paged attention, every layer caches every key"

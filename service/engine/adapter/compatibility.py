@@ -20,13 +20,15 @@ from patches import UnsupportedModel
 EXPECTED = "5.23"
 
 ATTRIBUTES: dict[type, str] = {
-    ContinuousBatchingIOs: "cache device position_ids requests_in_batch num_request_in_batch total_seqlen_q",
+    ContinuousBatchingIOs: "cache device position_ids requests_in_batch num_request_in_batch total_seqlen_q "
+    "compute_stream",
     ModelRunner: "inputs_and_outputs",
     PagedAttentionCache: "cache_allocators num_blocks read_cache_limit _infer_read_cache_limit evict_cached_blocks "
     "compute_free_capacity",
     FIFOScheduler: "active_requests waiting_requests max_requests_per_batch block_new_requests cache finish_request "
     "_process_candidates _cleanup_waiting_queue _get_waiting_candidates",
-    FullAttentionCacheAllocator: "index pool ledger block_table tokens_per_page block_physical_stride",
+    FullAttentionCacheAllocator: "index pool ledger block_table tokens_per_page block_physical_stride "
+    "write_trash_index",
 }
 """Class of a part -> its attributes that the adapter uses without overriding them."""
 

@@ -53,6 +53,11 @@ class SlottedInputs(ContinuousBatchingIOs):
         slots = torch.tensor([s for s, _, n in sequences for _ in range(n)], dtype=torch.int32, device=self.device)
         self.position_ids[:tokens] = encode(self.position_ids[:tokens], slots)
 
+    @property
+    def decodes(self) -> bool:
+        """True if every request of the batch has one new token, and gets the next one."""
+        return all(future.query_length == 1 and future.has_new_token for future in self.requests_in_batch)
+
     def undo_step(self) -> FutureRequestState:
         """Reset the requests of the batch to their state before it was prepared.
 

@@ -24,8 +24,9 @@ from service.engine import THREAD_NAME
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
 from service.engine.adapter.configuration import configured_as_cached
+from service.engine.adapter.graphs import DecodeGraphs
 from service.engine.adapter.inputs import SlottedInputs
-from service.engine.adapter.runner import RequestRunner
+from service.engine.adapter.runner import OnStep, RequestRunner
 from service.engine.adapter.scheduler import FairScheduler
 from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.fairness import PREFILL_BESIDE_OTHERS, interleave
@@ -61,8 +62,18 @@ class EncodingManager(ContinuousBatchingManager):
     until its last output.
     """
 
-    def __init__(self, patch: Patched, limits: EngineLimits, backend: PagedBackend | None = None) -> None:
+    def __init__(
+        self,
+        patch: Patched,
+        limits: EngineLimits,
+        backend: PagedBackend | None = None,
+        *,
+        graphs: bool = False,
+        on_step: OnStep = lambda use, variant: None,
+    ) -> None:
         """``backend`` computes paged attention; without one, attention goes sequence by sequence.
+
+        With ``graphs``, decode steps are captured; ``failures`` has the reasons of those that could not be.
 
         Raises:
             UnsupportedModel: when pages cannot cache its layers, or transformers has other private parts than expected.
@@ -70,6 +81,7 @@ class EncodingManager(ContinuousBatchingManager):
         check_overrides(type(self))
         check_scheduling()
         self.patch, self.backend, self._limits = patch, backend, limits
+        self._captures, self._on_step, self.failures = graphs, on_step, list[str]()
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
         self.turns = Turns()
@@ -85,8 +97,7 @@ class EncodingManager(ContinuousBatchingManager):
             allow_block_sharing=limits.prefix_sharing,
             safety_margin=0.0,  # admission reserves the most that a request ever caches, so decoding never runs out
             auto_switch_to_flash=False,
-            # CUDA graphs replay without running Python, and so would replay one batch's segments for another.
-            use_cuda_graph=False,
+            use_cuda_graph=False,  # those of transformers contain its sampling; ours end before it
             use_async_batching=False,
             disable_nccl_graph_mixing=False,  # without graphs it has no effect, and other ranks would be warned of it
         )
@@ -110,10 +121,14 @@ class EncodingManager(ContinuousBatchingManager):
         with self._configured():
             processor = super()._create_batch_processor()
         adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests, backend=self.backend)
-        adopt(processor.model_runner, RequestRunner, requests=self.requests, patch=self.patch)
         vocab_size = int(self.model.config.get_text_config().vocab_size)
         token_bits = (vocab_size - 1).bit_length()
         adopt(processor.cache, EncodingCache, requests=self.requests, numbers={}, live_keys={}, token_bits=token_bits)
+        rows, graphs = self.continuous_batching_config.max_requests_per_batch, None
+        if self._captures:
+            graphs = DecodeGraphs(self.patch, processor.cache, rows, self.failures)  # type: ignore[arg-type]
+        own = {"patch": self.patch, "graphs": graphs, "on_step": self._on_step}
+        adopt(processor.model_runner, RequestRunner, requests=self.requests, **own)
         adopt(
             processor.scheduler,
             FairScheduler,

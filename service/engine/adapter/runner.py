@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from typing_extensions import override
 
-from patches import Patched
+from patches import PagedBatch, Patched
+from service.engine.adapter.graphs import DecodeGraphs, GraphUse
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.request import EngineRequest
 from service.engine.sampling import sample, undone_on_error
+
+OnStep = Callable[[GraphUse, str], object]
+"""Called after each step with what it had of a graph, and with the variant of the kernel, or "none" without one."""
 
 
 class RequestRunner(ModelRunner):
@@ -20,12 +25,39 @@ class RequestRunner(ModelRunner):
     patch: Patched
     requests: dict[str, EngineRequest]
     inputs_and_outputs: SlottedInputs
+    graphs: DecodeGraphs | None
+    on_step: OnStep
+
+    @override
+    def compute_batch(self, model: Any, batch_data: dict[str, Any]) -> None:
+        stream = self.inputs_and_outputs.compute_stream
+        if stream is not None:  # the inputs were written on the current one
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+        super().compute_batch(model, batch_data)
 
     @override
     @torch.inference_mode()  # without version counters, a step of many small operations takes 5 to 10 % less time
     def _forward_process_and_sample(self, model: Any, batch_data: dict[str, Any], *args: Any) -> None:
-        with self.patch.packed(self.inputs_and_outputs.batch, batch_data):
-            super()._forward_process_and_sample(model, batch_data, *args)
+        batch, (*_, output_ids) = self.inputs_and_outputs.batch, args
+        use, scores = self._by_graph(batch_data)
+        if scores is None:
+            with self.patch.packed(batch, batch_data):
+                super()._forward_process_and_sample(model, batch_data, *args)
+        else:
+            self._sample(scores[None], output_ids)
+        variant = "none"
+        if isinstance(batch, PagedBatch) and batch.backend == "triton":
+            variant = self.patch.variant(batch.step.longest).name.lower()
+        self.on_step(use, variant)
+
+    def _by_graph(self, batch_data: dict[str, Any]) -> tuple[GraphUse, torch.Tensor | None]:
+        """(what the step has of a graph, logits [rows, vocabulary] or None for the ordinary forward)."""
+        inputs = self.inputs_and_outputs
+        if self.graphs is None or not inputs.decodes:
+            return "none", None
+        assert isinstance(inputs.batch, PagedBatch), "graphs are for block tables only"
+        tokens = [token for tokens in inputs.tokens_in_batch for token in tokens]
+        return self.graphs.logits(batch_data, inputs.batch.step.sequences, tokens)
 
     @override
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:

@@ -1,0 +1,117 @@
+"""CUDA graphs of decode steps: captured once for each size of a batch, and replayed over the same tensors.
+
+A replay runs no Python. A step is written into static tensors before it, and tokens are drawn behind it. Steps with
+prompt tokens run as ever, and so do sizes whose capture failed: each is logged once, and its steps are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, Protocol
+
+import structlog
+import torch
+
+from patches import DecodeStep, DecodeSteps, PagedSequence, Patched, decode_batch
+from service.engine.adapter.cache import EncodingCache
+from service.engine.out_of_memory import give_back, is_out_of_memory
+
+log = structlog.get_logger()
+
+GraphUse = Literal["replayed", "captured", "failed", "none"]
+"""What a step had of a graph. A step of a size whose capture failed has none, and neither has a step with prompts."""
+
+MOST_GRAPHS = 128
+"""Captured sizes; the one that was used longest ago makes room for another."""
+
+
+class Graph(Protocol):
+    """Captured operations."""
+
+    def replay(self) -> None: ...
+
+
+Capture = Callable[[Callable[[], None]], Graph]
+"""Captures the operations of a function."""
+
+
+class CudaCapture:
+    """Captures on the current stream. Graphs share their memory: nothing in it is read after a replay."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], None]) -> Graph:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        # Other threads may use the card during the capture: only this one must not.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            run()
+        return graph
+
+
+class DecodeGraphs:
+    """The graphs of one engine, for up to ``rows`` sequences. ``failures`` gets the reason of each failed capture."""
+
+    def __init__(self, patch: Patched, cache: EncodingCache, rows: int, failures: list[str]) -> None:
+        self._patch, self._rows, self._failures = patch, rows, failures
+        self._capture: Capture = CudaCapture()
+        self._steps = DecodeSteps(rows, cache.num_blocks, cache.page_size, cache.spare_page, patch.model.device)
+        self._graphs: dict[Hashable, Graph] = {}
+        self._failed: set[Hashable] = set()
+        self._logits: torch.Tensor | None = None
+
+    def logits(
+        self, arguments: dict[str, Any], sequences: Sequence[PagedSequence], tokens: Sequence[int]
+    ) -> tuple[GraphUse, torch.Tensor | None]:
+        """(what the step had of a graph, float32 logits [rows, vocabulary] or None for the ordinary forward).
+
+        ``sequences`` have one new token each, in ``tokens``; ``arguments`` are those of the model for the step. The
+        logits hold until the next step.
+        """
+        step = self._steps.filled(sequences, tokens)
+        key = step.size, self._patch.prepare(step.longest)
+        if key in self._failed:
+            return "failed", None
+        graph = self._graphs.pop(key, None)
+        if graph is None:
+            return self._captured(key, lambda: self._forward(arguments, step))
+        self._graphs[key] = graph
+        graph.replay()
+        return "replayed", self._logits
+
+    def _forward(self, arguments: dict[str, Any], step: DecodeStep) -> None:
+        """One forward of ``step``, up to logits at their address."""
+        given = arguments | {"input_ids": step.input_ids, "position_ids": step.position_ids}
+        for name in ("logits_indices", "logits_to_keep"):  # every row has a new token
+            given.pop(name, None)
+        with self._patch.packed(decode_batch(step), given):
+            logits = self._patch.model(**given).logits[0]
+        if self._logits is None:
+            self._logits = torch.empty(self._rows, logits.shape[-1], device=logits.device)
+        self._logits[: len(logits)].copy_(logits)
+
+    def _captured(self, key: Hashable, forward: Callable[[], None]) -> tuple[GraphUse, torch.Tensor | None]:
+        """Run the step once, which also compiles its kernels, and capture it for the next ones of its size.
+
+        Raises:
+            Exception: when the step itself fails for another reason than memory.
+        """
+        has_run, failure = False, None
+        try:
+            forward()
+            has_run = True
+            graph = self._capture(forward)
+        except Exception as error:
+            if not (has_run or is_out_of_memory(error)):
+                raise
+            failure = f"{type(error).__name__}: {error}"
+        if failure is None:
+            while len(self._graphs) >= MOST_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            self._graphs[key] = graph
+            return "captured", self._logits
+        give_back()
+        self._failed.add(key)
+        self._failures.append(failure)
+        log.warning("graph_failed", error=failure, key=str(key))
+        return "failed", self._logits if has_run else None

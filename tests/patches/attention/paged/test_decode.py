@@ -1,0 +1,182 @@
+"""Tables and steps at fixed addresses, against the specification and without Triton."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from patches import ResolvedRecipe, parse, resolve
+from patches.attention.layer import Layer
+from patches.attention.paged import launch
+from patches.attention.paged.compilation import compiled
+from patches.attention.paged.decode import DecodeSteps
+from patches.attention.paged.launch import Blocks
+from patches.attention.paged.rows import BandRow, Row, Variant
+from patches.attention.paged.step import PagedSequence
+from patches.attention.paged.tables import MOST_BANDS, Pairs, RowTables
+from patches.encoding.masks import ChunkRange, DistanceRange
+from patches.encoding.temperature import FloorLogTemperature
+from tests.methods import Fields
+from tests.patches.attention.paged import by_tables
+from tests.patches.attention.paged.batches import CPU, LENGTH, WINDOWED, PagedBatch, Shape, ragged
+from tests.patches.forward import relative
+
+SMALL = Blocks(rows=32, keys=16, split=32)
+SINKS = torch.linspace(-1.0, 2.0, 4)
+SHAPES = {
+    "plain": Shape(),
+    "three_heads_share_a_key": Shape(heads=6),
+    "interleaved": Shape(rotary_dim=16, interleaved=True),
+    "latent": Shape(kv_heads=4, head_dim=24, value_dim=12, rotary_dim=8, offset=16, interleaved=True),
+    "reversed": Shape(reverses=True),
+}
+LAYERS = {
+    "plain": Layer(0.3),
+    "window": Layer(0.3, DistanceRange(0, 13)),
+    "chunk": Layer(0.3, ChunkRange(16, 0, 1)),
+    "all": Layer(0.3, DistanceRange(0, 21), 3.0, SINKS, temperature=FloorLogTemperature(0.5, 8, 1)),
+}
+
+
+def check(batch: PagedBatch) -> None:
+    query, key_pages, value_pages, step = batch.build()
+    plan = launch.planned(step, batch.tables(), batch.shape.heads, batch.shape.kv_heads, SMALL)
+    result = by_tables.attend(query, key_pages, value_pages, plan, batch.layer)
+    parts = result.split([sequence.queries for sequence in step.sequences])
+    for part, expected, resolved in zip(parts, batch.expected, batch.recipes, strict=True):
+        assert relative(part, expected) < 1e-5, resolved
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tables_have_every_encoding_under_every_shape(shape: str) -> None:
+    check(ragged(SHAPES[shape], Layer(0.3)))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_tables_have_every_encoding_in_every_layer(layer: str) -> None:
+    check(ragged(Shape(), LAYERS[layer], 5, seed=1))
+
+
+# The step
+
+
+def decoding(layer: Layer, page_size: int = 8) -> PagedBatch:
+    batch = ragged(Shape(), layer, page_size, seed=2, decode=True)
+    for fields in WINDOWED:
+        resolved = resolve(parse(fields), batch.shape.geometry, LENGTH)
+        batch.add(resolved, 131, 1, resolved.recipe.sink_window)
+    return batch
+
+
+@pytest.mark.parametrize("layer", ["plain", "all"])
+def test_one_step_serves_batches_of_other_lengths_slots_and_pages(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place, with rows and items of padding, and places of new keys."""
+    monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SMALL.split)
+    batch = decoding(LAYERS[layer])
+    query, key_pages, value_pages, step = batch.build()
+    tables, spare = batch.tables(), len(key_pages)
+    key_pages, value_pages = (torch.cat((pages, pages[:1])) for pages in (key_pages, value_pages))
+    steps = DecodeSteps(64, 40, 8, spare, CPU)
+    count, addresses = len(step.sequences), set[tuple[int, ...]]()
+    for chosen in (list(range(count)), [3, 0, 5, *range(6, count)], list(range(count))[::-1]):
+        sequences = [step.sequences[index] for index in chosen]
+        decode = steps.filled(sequences, [7] * len(chosen))
+        padding = decode.size[0] - len(chosen)
+        assert padding > 0
+        states = [torch.randn(decode.size[0], 2, 16) for _ in range(2)]
+        written = [pages.clone() for pages in (key_pages, value_pages)]
+        for state, pages in zip(states, written, strict=True):
+            decode.write(state, pages)
+        for row, sequence in enumerate(sequences):
+            at = sequence.page_of(sequence.q_start, 8), sequence.q_start % 8
+            assert torch.equal(written[0][at], states[0][row])
+            assert torch.equal(written[1][at], states[1][row])
+        plan = launch.planned(decode, tables, 4, 2, SMALL)
+        rows = torch.cat((torch.cat([query[index : index + 1] for index in chosen]), torch.zeros(padding, 4, 16)))
+        result = by_tables.attend(rows, key_pages, value_pages, plan, batch.layer)
+        assert bool(result.isfinite().all())
+        for row, index in enumerate(chosen):
+            assert relative(result[row : row + 1], batch.expected[index]) < 1e-5
+        addresses.add(tuple(each.data_ptr() for each in (decode.input_ids, plan.sequences, plan.singles, plan.edges)))
+    assert len(addresses) < 3, "the same size has the same tensors"
+    assert all(address % 16 == 0 for each in addresses for address in each)
+
+
+def test_a_step_has_the_inputs_of_the_model() -> None:
+    steps = DecodeSteps(3, 4, 8, 99, CPU)
+    step = steps.filled([PagedSequence(5, 17, 1, (4, 2, 7)), PagedSequence(1, 0, 1, (3,))], [11, 12])
+    assert step.size == (2, 2)
+    assert step.input_ids.tolist() == [[11, 12]]
+    assert step.position_ids.tolist() == [[5 << 24 | 17, 1 << 24]]
+    assert step.longest == {5: 18, 1: 1}
+    sequences = [PagedSequence(5, 1024, 1, tuple(range(129)), 1, 0)] * 3
+    with pytest.raises((ValueError, RuntimeError)):
+        steps.filled(sequences, [1, 2, 3])  # more pages than the tables have
+    three = steps.filled([PagedSequence(2, 3, 1, (1,))] * 3, [1, 2, 3])
+    assert three.size == (3, 4), "as many rows as there may be, and items of padding"
+    with pytest.raises(ValueError, match="512 keys, and not 32"):
+        three.work(1, 32)
+
+
+# The tables
+
+
+SANDWICH: Fields = {"method": "sandwich"}
+
+
+def recipes(*fields: Fields) -> list[ResolvedRecipe]:
+    return [resolve(parse(each), Shape().geometry, LENGTH) for each in fields]
+
+
+def test_only_new_rows_are_written_in_place() -> None:
+    tables = RowTables(4, Pairs(4), CPU)
+    default, string, alibi = (
+        compiled(each, LENGTH) for each in recipes({"method": "default"}, {"method": "string"}, {"method": "alibi"})
+    )
+    tables.write({0: default, 5: string})
+    addresses = [each.data_ptr() for each in (tables.slots, tables.bands, tables.maps, tables.biases)]
+    tables.slots[0, 0] = 77
+    tables.write({0: default, 5: alibi})
+    assert tables.slots[0, 0] == 77, "it is not new"
+    assert tables.slots[5].tolist() == [1, 1, 0, 0]
+    assert addresses == [each.data_ptr() for each in (tables.slots, tables.bands, tables.maps, tables.biases)]
+    assert (tables.variant([0]), tables.variant([0, 5])) == (Variant.PLAIN, Variant.EVERYTHING)
+
+
+def test_tables_of_biases_share_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patches.attention.paged.tables.LEAST_DISTANCES", 1 << 13)
+    tables, (resolved, other) = RowTables(4, Pairs(4), CPU), recipes(SANDWICH, SANDWICH | {"dim": 64})
+
+    def held(slot: int) -> torch.Tensor:
+        _, _, start, length = tables.slots[slot].tolist()
+        return tables.distances[start : start + 4 * length]
+
+    short, long = compiled(resolved, 512), compiled(resolved, 1024)
+    tables.write({1: short})
+    assert (tables.version, len(tables.distances)) == (1, 1 << 13)
+    for _ in range(9):  # room is made without another address
+        for slot, row in ((2, long), (3, compiled(other, 1024)), (1, compiled(resolved, 512))):
+            tables.write({slot: row})
+            assert row.bias is not None
+            assert row.bias.table is not None
+            assert torch.equal(held(slot), row.bias.table.flatten())
+    assert tables.version == 1
+    every = {slot: compiled(each, 1024) for slot, each in enumerate((resolved, other, resolved))}
+    tables.write(every)
+    assert (tables.version, len(tables.distances)) == (2, 1 << 14), "they do not fit together"
+    for slot, row in every.items():
+        assert row.bias is not None
+        assert row.bias.table is not None
+        assert torch.equal(held(slot), row.bias.table.flatten())
+
+
+def test_rows_of_another_model_are_refused() -> None:
+    (default,) = recipes({"method": "default"})
+    with pytest.raises(ValueError, match="places its rotary pairs differently"):
+        RowTables(4, Pairs(4, interleaved=True), CPU).write({0: compiled(default, LENGTH)})
+    row = replace(compiled(default, LENGTH), bands=(BandRow(),) * (MOST_BANDS + 1))
+    assert isinstance(row, Row)
+    with pytest.raises(ValueError, match="5 bands, and the tables take 4"):
+        RowTables(4, Pairs(4), CPU).write({0: row})

@@ -1,0 +1,131 @@
+"""Captured graphs without a card: operations on tensors are recorded once, and executed again on the same tensors.
+
+As on CUDA, a replay runs no Python: a number that Python knew at the capture stays, and what the host reads is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+Call = Callable[[], None]
+
+HOST_READS = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"}
+"""Operations that wait for numbers of the device."""
+
+
+class NotCapturable(RuntimeError):
+    """The operation waits for the device, or reads the host's memory."""
+
+
+class Recorded:
+    """A list of calls. ``replays`` counts how often it was executed again."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        for call in self.calls:
+            call()
+
+
+class Recorder:
+    """In place of ``CudaCapture``. ``graphs`` has everything that was captured."""
+
+    def __init__(self) -> None:
+        self.graphs: list[Recorded] = []
+
+    def __call__(self, run: Callable[[], None]) -> Recorded:
+        recorded = Recorded()
+        with _seen_as_capturing(), _kernels_recorded(recorded.calls), _Operations(recorded.calls):
+            run()
+        self.graphs.append(recorded)
+        return recorded
+
+
+class _Operations(TorchDispatchMode):
+    """Appends each operation on tensors, with its own tensors, to ``calls``."""
+
+    def __init__(self, calls: list[Call]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        _refuse(func, args)
+        result = func(*args, **kwargs)
+        taken = {_memory(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+        outputs = [
+            (place, each)
+            for place, each in enumerate(tree_leaves(result))
+            if isinstance(each, torch.Tensor) and _memory(each) not in taken
+        ]
+
+        def again() -> None:
+            found = tree_leaves(func(*args, **kwargs))
+            for place, output in outputs:
+                output.copy_(found[place])
+
+        self._calls.append(again)
+        return result
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The memory of a tensor: a view has that of another."""
+    return tensor.untyped_storage()._cdata
+
+
+def _refuse(func: Any, args: Any) -> None:
+    name = func.overloadpacket.__name__
+    if name in HOST_READS:
+        raise NotCapturable(f"operation not permitted when stream is capturing: {name}")
+    if name == "lift_fresh" and args[0].ndim:
+        raise NotCapturable(f"a capture cannot copy numbers of Python: {args[0]}")
+    if name in ("index", "index_put", "index_put_"):
+        if any(each is not None and each.dtype == torch.bool for each in args[1]):
+            raise NotCapturable(f"operation not permitted when stream is capturing: {name} by a mask")
+
+
+@contextmanager
+def _seen_as_capturing() -> Iterator[None]:
+    """transformers asks whether its stream is captured, and reads nothing back then."""
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
+        yield
+
+
+@contextmanager
+def _kernels_recorded(calls: list[Call]) -> Iterator[None]:
+    """Launches of the Triton kernels are recorded as such, where Triton is."""
+    with ExitStack() as undo:
+        if find_spec("triton") is not None:
+            from patches.attention.paged import kernel
+
+            for name in ("attention", "merge"):
+                launches = _Launches(getattr(kernel, name), calls)
+                undo.enter_context(mock.patch.object(kernel, name, launches))
+        yield
+
+
+class _Launches:
+    def __init__(self, function: Any, calls: list[Call]) -> None:
+        self._function, self._calls = function, calls
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **constants: Any) -> None:
+            def again() -> None:
+                self._function[grid](*args, **constants)
+
+            with _disable_current_modes():  # the interpreter itself computes with tensors
+                again()
+            self._calls.append(again)
+
+        return launch

@@ -1,0 +1,58 @@
+"""Engines that capture their decode steps, on a card or by a recorder, and what their steps had of a graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from patches import Method, Patched
+from service.engine.choice import EngineChoice
+from service.engine.limits import EngineLimits
+from service.engine.request import EngineRequest, SamplingParams
+
+TRITON = EngineChoice(attention="triton")
+CAPTURED = replace(TRITON, graphs=True)
+LIMITS = EngineLimits(512, 0, page_size=4, max_batch_tokens=48, max_requests_per_batch=32)
+
+
+@dataclass
+class Run:
+    """Tokens and log-probabilities of every request; steps by (graph, variant of the kernel)."""
+
+    tokens: list[list[int]]
+    logprobs: list[torch.Tensor]
+    steps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def count(self, use: str) -> int:
+        return sum(count for (graph, _), count in self.steps.items() if graph == use)
+
+    def equals(self, other: Run, atol: float = 1e-4) -> bool:
+        pairs = zip(self.logprobs, other.logprobs, strict=True)
+        return self.tokens == other.tokens and all(torch.allclose(*pair, atol=atol) for pair in pairs)
+
+
+def run(
+    patch: Patched,
+    choice: EngineChoice,
+    methods: list[Method],
+    prompts: list[list[int]],
+    new: list[int],
+    limits: EngineLimits = LIMITS,
+) -> Run:
+    """All requests through one engine, each with its own number of new tokens."""
+    requests = []
+    for method, prompt, count in zip(methods, prompts, new, strict=True):
+        resolved = patch.resolve(method, len(prompt) + count)
+        slot, window = patch.slots.acquire(resolved), patch.sink_window(resolved)
+        sampling = SamplingParams(logprobs=1)
+        requests.append(EngineRequest(prompt, slot, (None, None, resolved), count, sampling, sink_window=window))
+    steps: Counter[tuple[str, str]] = Counter()
+    engine = choice.built(patch, limits, lambda use, variant: steps.update([(use, variant)]))
+    tokens = engine.run_to_end(requests)
+    for request in requests:
+        patch.slots.release(request.slot)
+    logprobs = [torch.tensor([step.logprob for step in request.logprobs]) for request in requests]
+    return Run(tokens, logprobs, steps, list(getattr(engine, "failures", [])))
