@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from patches.model.geometry import UnsupportedModel, geometry_of
     from patches.model.hf import patched
     from patches.model.ranks import Ranks
+    from patches.model.recording import Recordings
     from patches.model.rounding import allowed_rounding
     from patches.model.seams import Patched
 
@@ -67,6 +68,7 @@ __all__ = [
     "Problem",
     "Ranks",
     "Recipe",
+    "Recordings",
     "ResolvedRecipe",
     "RopeGeometry",
     "RopeType",
@@ -122,6 +124,7 @@ _NEEDS_TORCH = {
     "patches.model.geometry": {"UnsupportedModel", "geometry_of"},
     "patches.model.hf": {"patched"},
     "patches.model.ranks": {"Ranks"},
+    "patches.model.recording": {"Recordings"},
     "patches.model.rounding": {"allowed_rounding"},
     "patches.model.seams": {"Patched"},
     "patches.batch.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},

@@ -55,7 +55,12 @@ class AttentionSeam:
         pairs = Pairs(geometry.rotary_dim // 2, geometry.interleaved, geometry.rotary_offset)
         self.rows = ModelRows(self._recipe, pairs)
 
-    def attention(
+    def attention(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        """As ``_attention``, by the name that the model's layers call."""
+        attended: tuple[torch.Tensor, None] = self._forwards.current.call(self._attention, *args, **kwargs)
+        return attended
+
+    def _attention(
         self,
         module: torch.nn.Module,
         query: torch.Tensor,

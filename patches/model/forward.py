@@ -6,7 +6,7 @@ Every thread has its own forward, and its own fields that the next forwards carr
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 from patches.attention.observation import Observer
 from patches.batch.segments import Batch, padded_batch
+from patches.model.recording import Recordings
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Forward:
     """``position_ids`` [rows or 1, new tokens] carry slots; ``padding_mask`` is [rows, seen tokens] or None.
 
     ``packed`` describes a packed row; ``paged`` says where its keys end (``cu_seq_lens_k``) and contains its paged
-    ``cache``, if it has one. ``observer`` sees every attention.
+    ``cache``, if it has one. ``observer`` sees every attention. ``recordings`` has the forward as a list, or gets it.
     """
 
     position_ids: torch.Tensor
@@ -30,7 +31,13 @@ class Forward:
     packed: Batch | None = None
     paged: Mapping[str, Any] = field(default_factory=dict)
     observer: Observer | None = None
+    recordings: Recordings | None = None
     _padded: Batch | None = None
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``function(*args, **kwargs)`` for a seam: one call of the list that is being written, if there is one."""
+        recorder = None if self.recordings is None else self.recordings.recorder
+        return function(*args, **kwargs) if recorder is None else recorder.call(function, *args, **kwargs)
 
     def padded(self, rows: int, padding_mask: torch.Tensor | None) -> Batch:
         """The segments of a padded batch of ``rows``, made at the first attention and shared by the layers."""

@@ -33,6 +33,7 @@ from patches.model.forward import Forwards
 from patches.model.geometry import text_config
 from patches.model.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
+from patches.model.recording import Recordings
 from patches.model.rotary_tables import plain_positions, planes_of
 
 
@@ -68,7 +69,7 @@ class Patched(Encodings):
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
         self.table_format, self._elsewhere = measurement.table, measurement.elsewhere
         self._mask, self._chooses_keys = measurement.mask, measurement.chooses_keys
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._parameters = inspect.signature(model.forward).parameters
         self._shares_keys = bool(getattr(config, "num_kv_shared_layers", 0))
         self._forwards = Forwards()
         self.attention_seam = AttentionSeam(config, measurement, temperatures, heads, self.slots, self._forwards)
@@ -97,14 +98,17 @@ class Patched(Encodings):
             if "position_ids" in kwargs:
                 # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
                 kwargs["position_ids"] = decode(encoded)[0]
-                if not self._takes_positions:
+                if "position_ids" not in self._parameters:
                     del kwargs["position_ids"]
             if self._shares_keys:
                 kwargs |= logits_by_index(kwargs, encoded)
             if packed is None or not packed.is_static:
                 self.slots.upload()
+            if packed is not None:  # the rest is for the attention, which has it from the forward
+                kwargs = {name: value for name, value in kwargs.items() if name in self._parameters}
+            recordings = self.carried.get("recordings")
             with self._forwards.opened(encoded, padding_mask):
-                return forward(*args, **kwargs)
+                return forward(*args, **kwargs) if recordings is None else recordings.run(forward, kwargs)
 
     @cached_property
     def continues(self) -> bool:
@@ -118,9 +122,14 @@ class Patched(Encodings):
         with self._forwards.carrying_nothing():
             return returns_cache(self.model)
 
-    def packed(self, batch: Batch, paged: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Within it, each forward on this thread is of one packed row; ``Forward`` explains ``paged``."""
-        return self.carrying(packed=batch, paged=paged)
+    def packed(
+        self, batch: Batch, paged: Mapping[str, Any], recordings: Recordings | None = None
+    ) -> AbstractContextManager[None]:
+        """Within it, each forward on this thread is of one packed row; ``Forward`` explains ``paged``.
+
+        With ``recordings``, it runs from the list of the first forward with as many tokens, and returns logits only.
+        """
+        return self.carrying(packed=batch, paged=paged, recordings=recordings)
 
     def observing(self, observer: Observer) -> AbstractContextManager[None]:
         """Within it, ``observer`` sees every attention of this model on this thread before it is computed.
@@ -170,6 +179,15 @@ class Patched(Encodings):
 
         Tables that requests do not choose keep their own frequencies.
         """
+        return self._forwards.current.call(self._rotary, x, position_ids, layer_type, module)
+
+    def _rotary(
+        self,
+        x: torch.Tensor,
+        position_ids: torch.Tensor | None,
+        layer_type: str | None,
+        module: torch.nn.Module | None,
+    ) -> Any:
         position, slot = decode(self._forwards.current.position_ids)
         if module is not None and not self.rotary_tables.is_chosen(module, layer_type):
             arguments = () if layer_type is None else (layer_type,)
@@ -196,6 +214,10 @@ class Patched(Encodings):
 
     def embed(self, *_: Any, **__: Any) -> torch.Tensor:
         """Seam C: position embeddings [rows, tokens, width] of this forward, each token's by the recipe of its slot."""
+        embedded: torch.Tensor = self._forwards.current.call(self._embed)
+        return embedded
+
+    def _embed(self) -> torch.Tensor:
         assert self.embedding is not None
         return embeddings(self.embedding, self._forwards.current.position_ids, self.slots)
 

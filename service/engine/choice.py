@@ -33,7 +33,7 @@ class CannotGenerate(RuntimeError):
 class EngineChoice:
     """``reason`` says why the model has no faster engine. ``together`` lets rows share a forward of the padded one.
 
-    ``graphs``: decode steps are captured and replayed.
+    ``graphs``: decode steps are captured and replayed on the card. ``recorded``: they run from lists of their calls.
     """
 
     kind: EngineKind = "paged"
@@ -41,6 +41,7 @@ class EngineChoice:
     reason: str | None = None
     attention: Attention = "segments"
     graphs: bool = False
+    recorded: bool = False
 
     @property
     def backend(self) -> PagedBackend | None:
@@ -56,6 +57,11 @@ class EngineChoice:
         attention = "" if self.attention == "segments" else f" ({self.attention} attention{graphs})"
         return f"{self.kind} engine" + attention + ("" if self.together else " (one row at a time)")
 
+    @property
+    def slower(self) -> EngineChoice:
+        """The same engine whose steps run as ever."""
+        return replace(self, graphs=False, recorded=False)
+
     def built(
         self, patch: Patched, limits: EngineLimits, on_step: OnStep = lambda use, variant: None
     ) -> EncodingManager | PaddedLoop:
@@ -66,12 +72,12 @@ class EngineChoice:
         """
         if self.kind != "paged":  # without an engine, its thread computes scores only
             return PaddedLoop(patch, limits, together=self.together)
-        return EncodingManager(patch, limits, self.backend, graphs=self.graphs, on_step=on_step)
+        return EncodingManager(patch, limits, self.backend, graphs=self.graphs, recorded=self.recorded, on_step=on_step)
 
 
-PAGED = EngineChoice()
+PAGED = EngineChoice(recorded=True)
 
-CHOICES = (PAGED, EngineChoice("padded"), EngineChoice("padded", together=False))
+CHOICES = (PAGED, PAGED.slower, EngineChoice("padded"), EngineChoice("padded", together=False))
 """Engines from the fastest to the slowest."""
 
 
@@ -92,8 +98,9 @@ def choices(attention: Attention, device: torch.device, graphs: bool | None = No
         raise GraphsUnavailable(
             f"CUDA graphs need a CUDA device and the attention 'triton', and they are {device.type} and '{attention}'"
         )
+    others = tuple(choice for choice in CHOICES if device.type == "cpu" or not choice.recorded)
     if attention == "segments":
-        return CHOICES
+        return others
     own = EngineChoice(attention=attention)
     captured = (replace(own, graphs=True),) if are_possible and graphs is not False else ()
-    return (*captured, own, *CHOICES)
+    return (*captured, own, *others)

@@ -46,19 +46,20 @@ def verify(
     """
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
     prompt = torch.linspace(1, vocab_size - 1, checked_length(patch) - NEW).long().tolist()
-    reasons: list[str] = []
+    reasons: dict[EngineChoice, str] = {}
     for choice in choices(attention, patch.model.device, graphs):
         try:
             _check(patch, choice, prompt, page_size)
         except IncompatibleTransformers:
             raise
         except UnsupportedModel as error:
-            reasons.append(str(error))
+            reasons[choice.slower] = str(error)  # without graphs or lists, one engine may fail in the same way
         else:
-            return replace(choice, reason="; ".join(reasons) or None)
+            return replace(choice, reason="; ".join(reasons.values()) or None)
+    reason = "; ".join(reasons.values())
     if bool(_logits(patch, prompt).isnan().any()):
-        raise UnsupportedModel("; ".join(reasons))
-    return EngineChoice("none", reason="; ".join(reasons))
+        raise UnsupportedModel(reason)
+    return EngineChoice("none", reason=reason)
 
 
 def checked_length(patch: Patched) -> int:
@@ -93,6 +94,8 @@ def _check(patch: Patched, choice: EngineChoice, prompt: list[int], page_size: i
     methods, rounding = one_per_route(patch.geometry, len(prompt) + NEW), _rounding(patch, prompt)
     # A kernel is compiled for a size of pages and for the kinds of encodings in a step: here, and in no served step.
     alone = [([method], page_size) for method in methods] if choice.attention == "triton" else []
+    if choice.recorded:  # alone, several steps have as many rows, and run from one list
+        alone = [(methods[:1], PAGE)]
     try:
         with frozen():  # transformers collects garbage when a batch is over
             for together, size in [(methods, PAGE), *alone]:
@@ -129,7 +132,8 @@ def _generated(patch: Patched, choice: EngineChoice, requests: list[EngineReques
     except Exception as error:
         raise UnsupportedModel(f"the {choice} fails on it: {error}") from error
     if isinstance(engine, EncodingManager) and engine.failures:
-        raise UnsupportedModel(f"the {choice} cannot capture its decode steps: {engine.failures[0]}")
+        how = "capture" if choice.graphs else "record"
+        raise UnsupportedModel(f"the {choice} cannot {how} its decode steps: {engine.failures[0]}")
     return token_ids
 
 

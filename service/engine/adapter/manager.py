@@ -19,7 +19,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.requests import RequestState
 from typing_extensions import override
 
-from patches import PagedBackend, Patched
+from patches import PagedBackend, Patched, Recordings
 from service.engine import THREAD_NAME
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
@@ -69,11 +69,13 @@ class EncodingManager(ContinuousBatchingManager):
         backend: PagedBackend | None = None,
         *,
         graphs: bool = False,
+        recorded: bool = False,
         on_step: OnStep = lambda use, variant: None,
     ) -> None:
         """``backend`` computes paged attention; without one, attention goes sequence by sequence.
 
-        With ``graphs``, decode steps are captured; ``failures`` has the reasons of those that could not be.
+        With ``graphs``, decode steps are captured, and with ``recorded`` they run from lists of their calls.
+        ``failures`` has the reasons of those that cannot.
 
         Raises:
             UnsupportedModel: when pages cannot cache its layers, or transformers has other private parts than expected.
@@ -82,6 +84,7 @@ class EncodingManager(ContinuousBatchingManager):
         check_scheduling()
         self.patch, self.backend, self._limits = patch, backend, limits
         self._captures, self._on_step, self.failures = graphs, on_step, list[str]()
+        self._recordings = Recordings(self.failures) if recorded else None
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
         self.turns = Turns()
@@ -127,7 +130,7 @@ class EncodingManager(ContinuousBatchingManager):
         rows, graphs = self.continuous_batching_config.max_requests_per_batch, None
         if self._captures:
             graphs = DecodeGraphs(self.patch, processor.cache, rows, self.failures)  # type: ignore[arg-type]
-        own = {"patch": self.patch, "graphs": graphs, "on_step": self._on_step}
+        own = {"patch": self.patch, "graphs": graphs, "recordings": self._recordings, "on_step": self._on_step}
         adopt(processor.model_runner, RequestRunner, requests=self.requests, **own)
         adopt(
             processor.scheduler,

@@ -9,7 +9,7 @@ import torch
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from typing_extensions import override
 
-from patches import PagedBatch, Patched
+from patches import PagedBatch, Patched, Recordings
 from service.engine.adapter.graphs import DecodeGraphs, GraphUse
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.request import EngineRequest
@@ -26,6 +26,7 @@ class RequestRunner(ModelRunner):
     requests: dict[str, EngineRequest]
     inputs_and_outputs: SlottedInputs
     graphs: DecodeGraphs | None
+    recordings: Recordings | None
     on_step: OnStep
 
     @override
@@ -41,7 +42,8 @@ class RequestRunner(ModelRunner):
         batch, (*_, output_ids) = self.inputs_and_outputs.batch, args
         use, scores = self._by_graph(batch_data)
         if scores is None:
-            with self.patch.packed(batch, batch_data):
+            recordings = self.recordings if self.inputs_and_outputs.decodes else None
+            with self.patch.packed(batch, batch_data, recordings):
                 super()._forward_process_and_sample(model, batch_data, *args)
         else:
             self._sample(scores[None], output_ids)
