@@ -14,9 +14,11 @@ from patches import PagedBatch, parse, patched
 from patches.attention.paged.decode import DecodeStep
 from patches.attention.paged.launch import Blocks
 from service.engine.adapter import graphs
+from service.engine.choice import EngineChoice
 from service.engine.engine import Engine
 from service.engine.request import SamplingParams
 from service.engine.verification import verify
+from tests.methods import Fields
 from tests.models import by_tier, tiny_model
 from tests.patches.attention.paged import by_tables
 from tests.recording import Recorded, Recorder
@@ -103,35 +105,50 @@ def test_the_kernel_has_a_graph_for_each_variant(fields: dict[str, object], vari
     assert captured.steps["replayed", variant] > 3
 
 
+async def one_after_another(choice: EngineChoice, encodings: list[Fields]) -> list[list[int]]:
+    """Tokens of one prompt in an engine that stays."""
+
+    async def tokens(engine: Engine, fields: Fields) -> list[int]:
+        resolved = engine.patch.resolve(parse(fields), 12)
+        async for generation in engine.generate([5, 9, 7, 3], resolved, SamplingParams(), 8, pe_method=""):
+            last = list(generation.token_ids)
+        return last
+
+    with patched(tiny_model("llama")[1]) as patch:
+        engine = Engine(patch, LIMITS, (), choice=choice)
+        try:
+            return [await tokens(engine, fields) for fields in encodings]
+        finally:
+            engine.thread.stop(1.0)
+
+
 async def test_a_slot_with_another_encoding_needs_no_other_graph(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("patches.batch.slots.MAX_SLOTS", 2)  # one beside the model's own
-    encodings = [
+    encodings: list[Fields] = [
         {"method": "linear", "factor": 2.0},
         {"method": "linear", "factor": 8.0},
         {"method": "ntk", "factor": 4.0},
     ]
-    prompt = [5, 9, 7, 3]
-
-    async def tokens(engine: Engine, fields: dict[str, object]) -> list[int]:
-        resolved = engine.patch.resolve(parse(fields), 12)
-        async for generation in engine.generate(prompt, resolved, SamplingParams(), 8, pe_method="linear"):
-            last = list(generation.token_ids)
-        return last
-
-    found = []
-    for choice in (CAPTURED, TRITON):
-        with patched(tiny_model("llama")[1]) as patch:
-            engine = Engine(patch, LIMITS, (), choice=choice)
-            try:
-                found.append([await tokens(engine, fields) for fields in encodings])
-            finally:
-                engine.thread.stop(1.0)
+    found = [await one_after_another(choice, encodings) for choice in (CAPTURED, TRITON)]
     assert found[0] == found[1]
-    assert len({tuple(each) for each in found[0]}) == 3, "the encodings tell"
+    assert len({tuple(each) for each in found[0]}) == 3, "the encodings differ"
     assert len(recorder.graphs) == 2, "one for each number of parts"
     assert sum(graph.replays for graph in recorder.graphs) == 3 * 7 - 2
+
+
+async def test_encodings_that_move_positions_have_other_graphs() -> None:
+    """The rotary seam of a graph that was captured before them does not move any."""
+    encodings: list[Fields] = [
+        {"method": "default"},
+        {"method": "dual_chunk", "chunk_size": 5, "formulation": "paper"},
+        {"method": "self_extend", "group_size": 4, "neighbor_window": 2},
+        {"method": "default"},
+    ]
+    found = [await one_after_another(choice, encodings) for choice in (CAPTURED, TRITON)]
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][3]
 
 
 def test_encodings_that_move_added_positions_cannot_be_captured_and_say_so() -> None:

@@ -29,7 +29,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 on_a_card = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs CUDA")
 
 FAMILIES = ["llama", "gemma3", "gpt_oss", "deepseek_v3", "llama4", "gemma2", "bloom", "diffllama"]
-"""The interpreter takes half a minute for each."""
+"""The interpreter takes minutes for each."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +41,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", FAMILIES if DEVICE.type == "cuda" else FAMILIES[:1])
 def test_replayed_steps_have_the_tokens_of_ordinary_ones(family: str) -> None:
     with patched(tiny_model(family)[1].to(DEVICE)) as patch:
-        methods = every_encoding(patch)
+        methods = every_encoding(patch)[:: 1 if DEVICE.type == "cuda" else 3]
         prompts = prompts_for(methods, 20)
-        new = [3 + 2 * (index % 3) for index in range(len(methods))]
+        new = [4 + 4 * (index % 2) for index in range(len(methods))]
         captured = run(patch, CAPTURED, methods, prompts, new)
         ordinary = run(patch, TRITON, methods, prompts, new)
     assert captured.failures == []
