@@ -31,6 +31,7 @@ PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
     (forwards.patched_forward, 40),
     (decoding.decode_1b, 100),
     (decoding.attentions, 60),
+    (decoding.graphs, 60),
     (forwards.scoring_rate, 40),
     (decoding.decode_8b, 150),
 )

@@ -167,6 +167,10 @@ class Settings(BaseSettings):
         description="Attention of the paged engine: `segments`, one sequence after another; or all at once over "
         "block tables, by one Triton kernel (CUDA) or in plain torch (`eager`).",
     )
+    cuda_graphs: bool | None = Field(
+        None,
+        description="Capture decode steps as CUDA graphs, with attention `triton` on CUDA. When unset: where possible.",
+    )
 
     database_url: str | None = Field(
         None,

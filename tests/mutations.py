@@ -73,6 +73,8 @@ BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
 ENGINE = "tests/service/engine/test_engine.py"
 SAMPLING = "tests/service/engine/test_sampling.py"
+GRAPHS = "tests/service/engine/test_graphs.py"
+JOINING, MOVING = "test_requests_join_a_batch_and_leave_it", "test_encodings_that_move_positions_have_other_graphs"
 EVICTION = "tests/service/engine/test_paged_eviction.py"
 FAIRNESS = "tests/service/engine/test_fairness.py"
 OUT_OF_MEMORY = "tests/service/engine/test_out_of_memory.py"
@@ -184,6 +186,12 @@ SERVED = [
              "parts[0][:1]", (f"{PADDED}::test_joined_caches_come_apart_again",)),
     Mutation("an answer stays in the states", "service/engine", "return torch.cat(parts)", "return parts[0]",
              (f"{HYBRIDS}::test_an_answer_is_forgotten_after_it_is_scored",)),
+    Mutation("padding writes into a request's page", "patches", "PagedSequence(sequences[0].slot, 0, 1, (spare,))",
+             "PagedSequence(sequences[0].slot, 0, 1, sequences[0].pages[:1])", (f"{GRAPHS}::{JOINING}[llama]",)),
+    Mutation("block tables of the first step only", "patches", "if pages != self._rows[row]:",
+             "if not self._rows[row]:", (f"{GRAPHS}::{JOINING}[llama]",)),
+    Mutation("a graph for every table of slots", "service", "key = step.size, self._patch.prepare(step.longest)",
+             "key = step.size, bool(self._patch.prepare(step.longest))", (f"{GRAPHS}::{MOVING}",)),
 ]  # fmt: skip
 
 JOBS = [

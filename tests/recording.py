@@ -90,15 +90,15 @@ def _refuse(func: Any, args: Any) -> None:
         raise NotCapturable(f"operation not permitted when stream is capturing: {name}")
     if name == "lift_fresh" and args[0].ndim:
         raise NotCapturable(f"a capture cannot copy numbers of Python: {args[0]}")
-    if name in ("index", "index_put", "index_put_"):
-        if any(each is not None and each.dtype == torch.bool for each in args[1]):
-            raise NotCapturable(f"operation not permitted when stream is capturing: {name} by a mask")
+    indices = args[1] if name in ("index", "index_put", "index_put_") else []
+    if any(each is not None and each.dtype == torch.bool for each in indices):
+        raise NotCapturable(f"operation not permitted when stream is capturing: {name} by a mask")
 
 
 @contextmanager
 def _seen_as_capturing() -> Iterator[None]:
     """transformers asks whether its stream is captured, and reads nothing back then."""
-    with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True):
         yield
 
 

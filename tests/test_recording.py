@@ -1,4 +1,4 @@
-"""The recorder that stands in for CUDA graphs behaves as they do."""
+"""The recorder behaves as CUDA graphs do."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,7 +18,7 @@ from benchmarks.gpu.scale import Row, Scale, decoded_weights, random_ids, twin_o
 from benchmarks.models import BANDED, ENCODINGS, cached_bytes_per_token
 from benchmarks.timing import interleaved
 from patches import patched
-from service.engine.choice import choices
+from service.engine.choice import EngineChoice, choices
 
 FEW = 4
 """New tokens of the shorter of two runs whose difference is timed."""
@@ -52,8 +52,7 @@ def decode(scale: Scale, name: str, batch: int, limit_s: float) -> Iterator[Row]
     """
     model = scale.model(name)
     twin = twin_of(model)
-    context = scale.prompt + FEW + scale.steps // 2
-    read = decoded_weights(model) + batch * context * cached_bytes_per_token(model)
+    read = bytes_read(scale, model, batch)
     prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
     with (
         patched(model) as patch,
@@ -67,39 +66,75 @@ def decode(scale: Scale, name: str, batch: int, limit_s: float) -> Iterator[Row]
         runs["transformers continuous batching"] = lambda n: peer(prompts, n)
         runs["transformers generate"] = lambda n: generate(twin, prompts, n)
         steps, failures = time_steps(runs, scale, limit_s)
-        share = manager_share(model, batch, lambda: runs["default"](FEW + scale.steps))
     for what, seconds in steps.items():
         compared = "" if what == "default" else f", {seconds / steps['default']:.2f} x default"
         remark = f"{read / seconds / scale.copy_rate:.1%} of copy bandwidth{compared}"
         yield f"{name} batch {batch}, {what}", 1e3 * seconds, "ms/step", remark
     for what, error in failures.items():
         yield f"{name} batch {batch}, {what}", float("nan"), "ms/step", f"failed: {error}"
-    yield f"{name} batch {batch}, share of a step outside the model", 100 * share, "%", "manager, sampling, streaming"
+    share = share_outside(scale, name, batch)
+    yield f"{name} batch {batch}, share of a step outside the model", 100 * share, "%", "without graphs"
+
+
+def bytes_read(scale: Scale, model: PreTrainedModel, batch: int) -> int:
+    """Bytes that a decode step of ``batch`` requests has to read."""
+    context = scale.prompt + FEW + scale.steps // 2
+    return decoded_weights(model) + batch * context * cached_bytes_per_token(model)
+
+
+def share_outside(scale: Scale, name: str, batch: int) -> float:
+    """Share of a decode step's time for the manager, sampling and streaming, in an engine without graphs."""
+    model = scale.model(name)
+    prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
+    methods = methods_of(MIXES["default"], batch)
+    observable = next(choice for choice in kinds(scale) if not choice.graphs)  # a replay calls no hooks
+    with patched(model) as patch, engine_of(patch, scale, batch, observable) as (loop, engine):
+        return manager_share(model, batch, lambda: loop.run(concurrent(engine, prompts, methods, FEW + scale.steps)))
+
+
+def kinds(scale: Scale) -> list[EngineChoice]:
+    """Our paged engines on the device, from the fastest to the slowest."""
+    every = choices("triton" if scale.device == "cuda" else "eager", torch.device(scale.device))
+    return [choice for choice in every if choice.kind == "paged"]
 
 
 def attentions(scale: Scale) -> Iterator[Row]:
     """Decode steps of the 1B shape, all requests at once: attention over block tables against one by one."""
-    model, batch = scale.model("1B"), scale.batches[-1]
-    every = choices("triton" if scale.device == "cuda" else "eager", torch.device(scale.device))
-    kinds = [choice for choice in every if choice.kind == "paged"]
-    prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
+    compared = [choice for choice in kinds(scale) if not choice.graphs]
     for mix, encodings in MIXES.items():
-        methods = methods_of(encodings, batch)
-        with patched(model) as patch, ExitStack() as engines:
-            runs: dict[str, Callable[[int], object]] = {}
-            for kind in kinds:
-                loop, engine = engines.enter_context(engine_of(patch, scale, batch, kind))
-                runs[kind.attention] = lambda n, loop=loop, engine=engine, methods=methods: loop.run(
-                    concurrent(engine, prompts, methods, n)
-                )
-                runs[kind.attention](1)  # two engines of one model start one after the other
-            steps, failures = time_steps(runs, scale, limit_s=15)
-        for what, seconds in steps.items():
-            others = [steps[other] for other in steps if other != what]
-            remark = f"{seconds / others[0]:.2f} x the other" if others else ""
-            yield f"1B batch {batch}, {mix}, {what}", 1e3 * seconds, "ms/step", remark
-        for what, error in failures.items():
-            yield f"1B batch {batch}, {mix}, {what}", float("nan"), "ms/step", f"failed: {error}"
+        yield from compare(scale, scale.batches[-1], mix, encodings, compared)
+
+
+def graphs(scale: Scale) -> Iterator[Row]:
+    """Decode steps of the 1B shape on block tables, alone and all at once: with CUDA graphs, where there are, and
+    without."""
+    compared = [choice for choice in kinds(scale) if choice.backend is not None]
+    for batch in scale.batches:
+        for mix, encodings in (ALONE if batch == 1 else MIXES).items():
+            yield from compare(scale, batch, mix, encodings, compared)
+
+
+def compare(
+    scale: Scale, batch: int, mix: str, encodings: Sequence[dict[str, Any]], compared: Sequence[EngineChoice]
+) -> Iterator[Row]:
+    """Seconds per step of some engines, as shares of the copy bandwidth."""
+    model = scale.model("1B")
+    read, methods = bytes_read(scale, model, batch), methods_of(encodings, batch)
+    prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
+    with patched(model) as patch, ExitStack() as engines:
+        runs: dict[str, Callable[[int], object]] = {}
+        for kind in compared:
+            loop, engine = engines.enter_context(engine_of(patch, scale, batch, kind))
+            what = kind.attention + (", graphs" if kind.graphs else "")
+            runs[what] = lambda n, loop=loop, engine=engine: loop.run(concurrent(engine, prompts, methods, n))
+            runs[what](1)  # two engines of one model start one after the other
+        steps, failures = time_steps(runs, scale, limit_s=15)
+    for what, seconds in steps.items():
+        others = "".join(f", {seconds / steps[other]:.2f} x {other}" for other in steps if other != what)
+        remark = f"{read / seconds / scale.copy_rate:.1%} of copy bandwidth{others}"
+        yield f"1B batch {batch}, {mix}, {what}", 1e3 * seconds, "ms/step", remark
+    for what, error in failures.items():
+        yield f"1B batch {batch}, {mix}, {what}", float("nan"), "ms/step", f"failed: {error}"
 
 
 def time_steps(

@@ -149,7 +149,7 @@ class SlotTable:
 
     @property
     def branches(self) -> tuple[bool, bool]:
-        """What decides the operations of a forward: whether some encoding moves rotated, and added, positions."""
+        """(True if some encoding moves rotated positions, True for added ones): they decide a forward's operations."""
         adds = any(resolved is not None and resolved.recipe.absolute is not None for resolved in self.recipes)
         return self._moves, adds
 

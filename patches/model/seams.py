@@ -151,7 +151,7 @@ class Patched(Encodings):
         return self.slots.branches, self.attention_seam.rows.key(longest)
 
     def variant(self, slots: Iterable[int]) -> Variant:
-        """What the kernel of paged attention has to be able to do for ``slots``."""
+        """The variant of paged attention's kernel for ``slots``."""
         return self.attention_seam.rows.variant(slots)
 
     @property

@@ -209,7 +209,8 @@ class ModelInfo(BaseModel):
     of reach, or has a policy of another version. ``engine`` is ``paged``, or ``padded`` with the reason, for a model
     that pages cannot cache. The padded engine shares no prefixes. ``attention`` is that of generation: ``triton`` or
     ``eager`` over block tables, or ``segments``, one sequence after another. If a model has another attention than the
-    setting asks for, ``engine_reason`` says why. ``tensor_parallel`` processes compute the model together, and
+    setting asks for, ``engine_reason`` says why. With ``cuda_graphs``, decode steps are captured and replayed, or
+    ``engine_reason`` says why not. ``tensor_parallel`` processes compute the model together, and
     ``memory`` is that of one of them.
     """
 
@@ -230,6 +231,7 @@ class ModelInfo(BaseModel):
     engine_reason: str | None
     tensor_parallel: int
     attention: Literal["triton", "eager", "segments"]
+    cuda_graphs: bool
     base: str | None = None
     quantization: QuantizationInfo | None = None
     packed_weights: bool

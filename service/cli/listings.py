@@ -79,6 +79,7 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
         numbers_in = info.dtype if info.quantization is None else f"{info.dtype}, {info.quantization.scheme}"
         numbers_in += ", packed" if info.packed_weights else ""
         engine = info.engine if info.attention == "segments" else f"{info.engine}, {info.attention}"
+        engine += ", CUDA graphs" if info.cuda_graphs else ""
         table.add_row(info.id, *counts, f"{info.device} {numbers_in}", engine, variants)
     stdout.print(table)
 

@@ -27,17 +27,23 @@ def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> to
     suppressed = [(row, token) for row, request in rows for token in request.suppressed]
     allowed = logits
     if suppressed:
-        at = torch.tensor(suppressed, device=logits.device).T
-        allowed = logits.index_put((at[0], at[1]), logits.new_tensor(float("-inf")))
+        at = _on(logits.device, suppressed).T
+        allowed = logits.index_put((at[0], at[1]), logits.new_full((), float("-inf")))
     tokens = allowed.argmax(dim=-1)
     drawing = [(row, request) for row, request in rows if request.sampling.temperature > 0]
     if drawing:
-        chosen = torch.tensor([row for row, _ in drawing], device=logits.device)
+        chosen = _on(logits.device, [row for row, _ in drawing])
         if len(drawing) < len(logits):
             allowed = allowed[chosen]
         tokens[chosen] = _draw(allowed, tokens[chosen], [request for _, request in drawing])
     _append_logprobs(logits, tokens, [(row, request) for row, request in rows if request.sampling.logprobs is not None])
     return tokens
+
+
+def _on(device: torch.device, numbers: Sequence[object], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """``numbers`` on ``device``. The host does not wait for a card, which still computes the logits."""
+    tensor = torch.tensor(numbers, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @contextmanager
@@ -59,19 +65,19 @@ def _draw(logits: torch.Tensor, greedy: torch.Tensor, requests: Sequence[EngineR
     """
     device, (rows, vocabulary) = logits.device, logits.shape
     params = [request.sampling for request in requests]
-    temperature = torch.tensor([each.temperature for each in params], device=device)
+    temperature = _on(device, [each.temperature for each in params])
     weights = logits.new_zeros(rows, -(-vocabulary // BLOCK) * BLOCK)
     weights[:, :vocabulary] = logits
     likely = weights[:, :vocabulary]
     likely.sub_(logits.gather(-1, greedy[:, None])).div_(temperature[:, None]).exp_()
     by_k = [row for row, each in enumerate(params) if 0 < each.top_k < vocabulary]
     if by_k:
-        _keep_top_k(likely, torch.tensor(by_k, device=device), [params[row].top_k for row in by_k])
+        _keep_top_k(likely, _on(device, by_k), [params[row].top_k for row in by_k])
     by_p = [row for row, each in enumerate(params) if each.top_p < 1.0]
     if by_p:
-        top_p = torch.tensor([params[row].top_p for row in by_p], dtype=torch.float64, device=device)
-        _keep_top_p(likely, torch.tensor(by_p, device=device), top_p)
-    return _inverse(weights, torch.from_numpy(noise(requests)).to(device))
+        top_p = _on(device, [params[row].top_p for row in by_p], torch.float64)
+        _keep_top_p(likely, _on(device, by_p), top_p)
+    return _inverse(weights, _on(device, noise(requests).tolist(), torch.float64))
 
 
 def noise(requests: Sequence[EngineRequest]) -> np.ndarray:
@@ -93,7 +99,7 @@ def _mixed(bits: np.ndarray) -> np.ndarray:
 def _keep_top_k(weights: torch.Tensor, rows: torch.Tensor, counts: list[int]) -> None:
     """Zero all but the ``counts`` largest of each row, in place. Equals of the last one stay."""
     chosen = weights[rows]
-    last = torch.tensor(counts, device=weights.device)[:, None] - 1
+    last = _on(weights.device, counts)[:, None] - 1
     least = chosen.topk(max(counts), dim=-1).values.gather(-1, last)
     weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from patches import Patched, UnsupportedModel, patched
-from service.engine.choice import AttentionUnavailable, EngineChoice
+from service.engine.choice import AttentionUnavailable, EngineChoice, GraphsUnavailable
 from service.engine.verification import verify
 from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
@@ -65,9 +65,11 @@ def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
 
 def _choice(checkpoint: Checkpoint, patch: Patched, settings: Settings) -> EngineChoice:
     try:
-        choice = verify(patch, settings.attention, settings.page_size)
+        choice = verify(patch, settings.attention, settings.page_size, settings.cuda_graphs)
     except AttentionUnavailable as error:
         raise ModelLoadError(f"ROPEWAY_ATTENTION: {error}") from error
+    except GraphsUnavailable as error:
+        raise ModelLoadError(f"ROPEWAY_CUDA_GRAPHS: {error}") from error
     except UnsupportedModel as error:
         raise _refusal(checkpoint, error) from error
     if settings.tensor_parallel > 1:

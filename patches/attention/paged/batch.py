@@ -22,7 +22,7 @@ from patches.encoding.recipe import ResolvedRecipe
 PagedBackend = Literal["triton", "eager"]
 
 Role = tuple[str, bool]
-"""What an encoding means in a layer: the role of its rotation, and whether the layer has its own whole mask."""
+"""Layers in which encodings mean the same: the role of their rotation, and whether they have their own whole mask."""
 
 SHORTEST = 1024
 """Least number of tokens for which a row is made: tables of biases have one number per distance."""
@@ -70,11 +70,11 @@ class ModelRows:
             self.tables(role, heads, longest, tables.slots.device)
 
     def variant(self, slots: Iterable[int]) -> Variant:
-        """What the kernel has to be able to do for ``slots`` in the layers that have attended so far."""
+        """The kernel's variant for ``slots``, in the layers that have attended so far."""
         return max((tables.variant(slots) for tables in self._tables.values()), default=Variant.PLAIN)
 
     def key(self, slots: Iterable[int]) -> Hashable:
-        """What a captured graph has from the tables: addresses, and the variants of the kernel."""
+        """The part of a captured graph that tables decide: addresses, and the variants of the kernel."""
         return tuple((key, tables.version, tables.variant(slots)) for key, tables in self._tables.items())
 
     def _row(self, role: Role, slot: int, tokens: int) -> Row:

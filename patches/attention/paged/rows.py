@@ -112,7 +112,7 @@ class TemperatureRow:
 
 
 class Variant(IntEnum):
-    """What the kernel has to be able to do for a row. Each does what those before it do."""
+    """Variants of the kernel, by the rows that they can compute. Each computes those of the ones before it."""
 
     PLAIN = 0
     TURNED = 1
@@ -148,7 +148,7 @@ class Row:
         return any(band.key_map != self.base for band in self.bands)
 
     def turned(self, band: BandRow) -> tuple[bool, bool]:
-        """Whether queries and keys turn in ``band``."""
+        """(True if queries turn in ``band``, True if keys do)."""
         query, key = (bool(self.frequencies) and each != self.base for each in (band.query_map, band.key_map))
         return query, key
 

@@ -49,7 +49,7 @@ class PagedSequence:
 
 @dataclass(frozen=True)
 class Work:
-    """What the programs of a step compute, int32.
+    """Tensors that divide a step among the programs of a kernel, int32.
 
     ``sequences`` [n, 6]: slot, first position, first token, new tokens, pages before the gap, evicted pages.
     ``chunks`` [items, 4] are the work items of sequences with several new tokens. ``singles`` [items, 4] are those with

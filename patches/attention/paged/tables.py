@@ -61,7 +61,7 @@ class RowTables:
         return torch.maximum(constant + weight * grouped.log1p(), least)
 
     def variant(self, slots: Iterable[int]) -> Variant:
-        """What the rows of ``slots`` need together."""
+        """The variant of the kernel that computes the rows of ``slots``."""
         return max(self.rows[slot].variant for slot in slots)
 
     def write(self, rows: Mapping[int, Row]) -> None:

@@ -19,7 +19,7 @@ from service.engine.out_of_memory import give_back, is_out_of_memory
 log = structlog.get_logger()
 
 GraphUse = Literal["replayed", "captured", "failed", "none"]
-"""What a step had of a graph. A step of a size whose capture failed has none, and neither has a step with prompts."""
+"""The part of a graph in a step. A size whose capture failed has no graph, and neither has a step with prompts."""
 
 MOST_GRAPHS = 128
 """Captured sizes; the one that was used longest ago makes room for another."""

@@ -37,6 +37,7 @@ def check(settings: Settings) -> None:
         "ROPEWAY_PACKED_WEIGHTS": settings.packed_weights,
         "ROPEWAY_ADAPTERS": bool(settings.adapters),
         "ROPEWAY_ATTENTION": settings.attention != "segments",
+        "ROPEWAY_CUDA_GRAPHS": bool(settings.cuda_graphs),
     }
     for name, given in refused.items():
         if given:

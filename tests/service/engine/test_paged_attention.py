@@ -12,7 +12,7 @@ import torch
 
 from patches import Method, PagedBatch, Patched, one_per_route, parse, patched
 from patches.attention.paged import batch as paged_batch
-from service.engine.choice import CHOICES, AttentionUnavailable, EngineChoice, choices
+from service.engine.choice import CHOICES, Attention, AttentionUnavailable, EngineChoice, GraphsUnavailable, choices
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.verification import verify
@@ -184,7 +184,22 @@ def test_cuda_takes_the_kernel_where_triton_is(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(AttentionUnavailable):
         choices("triton", cuda)
     monkeypatch.setattr("patches.attention.paged.batch.find_spec", lambda name: name)
-    assert [choice.attention for choice in choices("triton", cuda)] == ["triton", *["segments"] * len(CHOICES)]
+    kernel = EngineChoice(attention="triton")
+    captured = replace(kernel, graphs=True)
+    assert choices("triton", cuda) == choices("triton", cuda, True) == (captured, kernel, *CHOICES)
+    assert choices("triton", cuda, False) == (kernel, *CHOICES)
+    assert (str(captured), str(kernel)) == (
+        "paged engine (triton attention, CUDA graphs)",
+        "paged engine (triton attention)",
+    )
+
+
+@pytest.mark.parametrize(("attention", "device"), [("segments", "cuda"), ("eager", "cuda"), ("segments", "cpu")])
+def test_graphs_need_the_kernel_and_a_card(attention: Attention, device: str) -> None:
+    match = f"CUDA graphs need a CUDA device and the attention 'triton', and they are {device} and '{attention}'"
+    with pytest.raises(GraphsUnavailable, match=match):
+        choices(attention, torch.device(device), True)
+    assert not any(choice.graphs for choice in choices(attention, torch.device(device)))
 
 
 @pytest.mark.parametrize("family", ["shaw", "transformer_xl"])
@@ -208,7 +223,8 @@ def test_a_server_says_which_attention_it_runs(checkpoints: Path, server: str) -
         tokens = [token_ids(url, **body, pe=pe) for pe in encodings]
     assert attentions == {"eager"}
     assert lines
-    assert all('attention="eager",engine="paged"' in line and line.endswith(" 1.0") for line in lines)
+    assert all('attention="eager",cuda_graphs="false",engine="paged"' in line for line in lines)
+    assert all(line.endswith(" 1.0") for line in lines)
     assert tokens == [token_ids(server, **body, pe=pe) for pe in encodings]
 
 
@@ -218,3 +234,8 @@ def test_a_server_refuses_an_attention_that_the_machine_cannot_run(
     monkeypatch.setattr("patches.attention.paged.batch.find_spec", lambda name: None)
     with pytest.raises(ModelLoadError, match="ROPEWAY_ATTENTION: attention 'triton' needs a CUDA device"):
         ModelRegistry(Settings(_env_file=None, model=str(checkpoints), device="cpu", attention="triton"))
+
+
+def test_a_server_refuses_graphs_that_the_machine_cannot_run(checkpoints: Path) -> None:
+    with pytest.raises(ModelLoadError, match="ROPEWAY_CUDA_GRAPHS: CUDA graphs need a CUDA device"):
+        ModelRegistry(Settings(_env_file=None, model=str(checkpoints), device="cpu", cuda_graphs=True))

@@ -60,7 +60,7 @@ def test_a_request_alone_has_the_tokens_that_it_has_in_a_crowd() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_check_before_serving_takes_the_kernel(dtype: torch.dtype) -> None:
     with patched(tiny_model("llama")[1].to(DEVICE, dtype)) as patch:
-        assert verify(patch, "triton") == TRITON
+        assert verify(patch, "triton", graphs=False) == TRITON
 
 
 def test_an_encoding_without_a_row_keeps_the_other_attention() -> None:

@@ -1,0 +1,129 @@
+"""Captured decode steps on the Triton kernel: CUDA graphs on a card, recorded ones under Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from patches import parse, patched
+from service.engine.adapter import graphs
+from service.engine.adapter.runner import RequestRunner
+from service.engine.request import EngineRequest, SamplingParams
+from service.engine.verification import verify
+from tests.models import tiny_model
+from tests.recording import Recorder
+from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, run
+from tests.service.engine.test_paged_attention import every_encoding, prompts_for
+
+pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernel on the CPU", allow_module_level=True)
+
+pytestmark = [pytest.mark.slow, pytest.mark.gpu]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+on_a_card = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs CUDA")
+
+FAMILIES = ["llama", "gemma3", "gpt_oss", "deepseek_v3", "llama4", "gemma2", "bloom", "diffllama"]
+"""The interpreter takes minutes for each."""
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type != "cuda":
+        monkeypatch.setattr(graphs, "CudaCapture", Recorder)
+
+
+@pytest.mark.parametrize("family", FAMILIES if DEVICE.type == "cuda" else FAMILIES[:1])
+def test_replayed_steps_have_the_tokens_of_ordinary_ones(family: str) -> None:
+    with patched(tiny_model(family)[1].to(DEVICE)) as patch:
+        methods = every_encoding(patch)[:: 1 if DEVICE.type == "cuda" else 3]
+        prompts = prompts_for(methods, 20)
+        new = [4 + 4 * (index % 2) for index in range(len(methods))]
+        captured = run(patch, CAPTURED, methods, prompts, new)
+        ordinary = run(patch, TRITON, methods, prompts, new)
+    assert captured.failures == []
+    assert captured.equals(ordinary, atol=1e-3)
+    assert captured.count("replayed") > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if DEVICE.type == "cuda" else [torch.float32])
+def test_slots_lengths_and_rows_change_between_replays(dtype: torch.dtype) -> None:
+    """Requests join and leave, pass edges of pages and of parts, and give back pages."""
+    fields = {"method": "streaming", "sink_tokens": 5, "window": 11}, {"method": "default"}, {"method": "self_extend"}
+    methods = [parse(each) for each in fields[:2]] * 3 + [parse({**fields[2], "group_size": 4, "neighbor_window": 8})]
+    length = 500 if DEVICE.type == "cuda" else 10
+    limits = replace(LIMITS, cache_tokens=8192, max_requests_per_batch=4)
+    with patched(tiny_model("llama")[1].to(DEVICE, dtype)) as patch:
+        prompts = [prompt[:5] * (length // 5) for prompt in prompts_for(methods, 40, seed=7)]
+        new = [30, 4, 9, 6, 3, 20, 8] if DEVICE.type == "cuda" else [7, 2, 4, 3, 2, 5, 4]
+        captured = run(patch, CAPTURED, methods, prompts, new, limits)
+        assert captured.failures == []
+        assert captured.tokens == run(patch, TRITON, methods, prompts, new, limits).tokens
+    assert captured.count("replayed") > 1
+    assert captured.count("captured") > 1
+
+
+def test_the_check_at_start_takes_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type != "cuda":
+        monkeypatch.setattr("service.engine.verification.choices", lambda *_: (CAPTURED,))
+    with patched(tiny_model("llama")[1].to(DEVICE)) as patch:
+        assert verify(patch, "triton") == CAPTURED
+
+
+# On a card
+
+
+class Full(graphs.CudaCapture):
+    """Out of memory in the first capture."""
+
+    full = True
+
+    def __call__(self, forward: Callable[[], None]) -> graphs.Graph:
+        def too_much() -> None:
+            forward()
+            torch.empty(1 << 50, device=DEVICE)
+
+        full, self.full = self.full, False
+        return super().__call__(too_much if full else forward)
+
+
+@on_a_card
+def test_out_of_memory_in_a_capture_costs_its_graph_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods, prompts, new = [parse({"method": "default"})] * 2, [[5, 9, 7], [8, 3]], [6, 20]
+    with patched(tiny_model("llama")[1].to(DEVICE)) as patch:
+        ordinary = run(patch, TRITON, methods, prompts, new)
+        monkeypatch.setattr(graphs, "CudaCapture", Full)
+        captured = run(patch, CAPTURED, methods, prompts, new)
+    assert captured.equals(ordinary, atol=1e-3)
+    assert len(captured.failures) == 1
+    assert "out of memory" in captured.failures[0]
+    assert captured.count("failed") > 1
+    assert captured.count("replayed") > 1, "the stream captures again"
+
+
+@on_a_card
+def test_the_host_waits_for_nothing_in_a_replayed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the inputs to the drawn tokens; their transfer comes after."""
+    steps = 0
+    ordinary = RequestRunner._forward_process_and_sample
+
+    def watched(self: RequestRunner, *args: Any) -> None:
+        nonlocal steps
+        steps += 1
+        torch.cuda.set_sync_debug_mode("error" if steps > 4 else "default")
+        try:
+            ordinary(self, *args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(RequestRunner, "_forward_process_and_sample", watched)
+    drawn = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=1)
+    with patched(tiny_model("llama")[1].to(DEVICE)) as patch:
+        requests = [EngineRequest([5, 9, 7], 0, (None, None, None), 12, each) for each in (drawn, SamplingParams())]
+        CAPTURED.built(patch, LIMITS).run_to_end(requests)
+    assert steps > 8
