@@ -11,6 +11,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MethodWrapperType
 from typing import Any
 
@@ -49,6 +50,7 @@ class Recorder(TorchFunctionMode):
         self.is_inside_seam = False
         self._graph = fx.Graph()
         self._nodes: dict[int, fx.Node] = {}
+        self._made: set[int] = set()
         self._known: list[Any] = []  # numbers of living objects are unique
         for tensor in inputs:
             self._name(tensor, self._graph.placeholder(f"input_{len(self._known)}"))
@@ -73,6 +75,12 @@ class Recorder(TorchFunctionMode):
         self._write(function, args, kwargs, output)
         return output
 
+    def made(self, output: Any) -> None:
+        """An operation has returned ``output``. The list has it only if a torch function returns it too."""
+        if isinstance(output, torch.Tensor):
+            self._known.append(output)
+            self._made.add(id(output))
+
     def refuse(self, func: Any) -> None:
         name = resolve_name(func) or getattr(func, "__name__", str(func))
         self.refused = self.refused or f"its forward reads numbers of tensors, by {name}"
@@ -80,7 +88,10 @@ class Recorder(TorchFunctionMode):
     def finished(self, output: torch.Tensor) -> Callable[..., torch.Tensor]:
         """The list as a function of the inputs and the constants, which returns ``output``."""
         self._graph.output(self._nodes[id(output)])
-        return fx.GraphModule({}, self._graph).forward
+        code = self._graph.python_code("self")
+        names = dict(code.globals)
+        exec(code.src, names)
+        return partial(names["forward"], None)
 
     def _name(self, value: Any, node: fx.Node) -> fx.Node:
         self._nodes[id(value)] = node
@@ -113,6 +124,10 @@ class Recorder(TorchFunctionMode):
             return self._nodes[id(value)]
         if isinstance(value, LITERALS) or value is Ellipsis:
             return value
+        if id(value) in self._made:
+            self.refused = self.refused or "its forward computes past the functions of torch"
+        if isinstance(value, Mapping) and any(isinstance(one, torch.Tensor) for one in value.values()):
+            self.refused = self.refused or "its forward hands on tensors in a dictionary"
         self.constants.append(value)
         return self._name(value, self._graph.placeholder(f"constant_{len(self.constants)}"))
 
@@ -126,7 +141,7 @@ class _Checked(TorchDispatchMode):
     """Refuses a recording whose operations give numbers to Python, or sizes that depend on numbers."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     def __torch_dispatch__(
@@ -134,7 +149,9 @@ class _Checked(TorchDispatchMode):
     ) -> Any:
         if not self._recorder.is_inside_seam and _depends_on_numbers(func, args):
             self._recorder.refuse(func)
-        return func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
+        self._recorder.made(output)
+        return output
 
 
 def _depends_on_numbers(func: Any, args: tuple[Any, ...]) -> bool:
@@ -147,13 +164,13 @@ def _depends_on_numbers(func: Any, args: tuple[Any, ...]) -> bool:
 class Recordings:
     """The recordings of one model, by the shapes of the inputs; the least recently used go first.
 
-    ``recorder`` writes the forward that runs, if it is the first of its shapes. ``replayed`` counts forwards that ran
-    from a list.
+    ``recorder`` writes the forward that runs, if it is the first of its shapes. ``replays`` is True if the last forward
+    ran from a list.
     """
 
     def __init__(self, failures: list[str]) -> None:
         """``failures`` gets the reason of each forward that was not recorded."""
-        self.replayed, self._failures = 0, failures
+        self.replays, self._failures = False, failures
         self.recorder: Recorder | None = None
         self._lists: OrderedDict[Hashable, tuple[Callable[..., torch.Tensor], list[Any]] | None] = OrderedDict()
 
@@ -162,13 +179,14 @@ class Recordings:
         tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
         shapes = ((name, value.shape, value.dtype) for name, value in tensors.items())
         key = (*shapes, *((name, value) for name, value in arguments.items() if name not in tensors))
+        self.replays = False
         if key not in self._lists:
             return self._record(key, forward, arguments, tuple(tensors.values()))
         self._lists.move_to_end(key)
         found = self._lists[key]
         if found is None:
             return forward(**arguments)
-        self.replayed += 1
+        self.replays = True
         function, constants = found
         return Logits(function(*tensors.values(), *constants))
 

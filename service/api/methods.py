@@ -217,6 +217,7 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         tensor_parallel=served.patch.ranks.size,
         attention=served.engine.choice.attention,
         cuda_graphs=served.engine.choice.graphs,
+        recorded_steps=served.engine.choice.recorded,
         base=served.base,
         quantization=None if served.quantization is None else QuantizationInfo(**asdict(served.quantization)),
         packed_weights=packed_bytes(model) > 0,

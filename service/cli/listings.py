@@ -80,6 +80,7 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
         numbers_in += ", packed" if info.packed_weights else ""
         engine = info.engine if info.attention == "segments" else f"{info.engine}, {info.attention}"
         engine += ", CUDA graphs" if info.cuda_graphs else ""
+        engine += ", recorded steps" if info.recorded_steps else ""
         table.add_row(info.id, *counts, f"{info.device} {numbers_in}", engine, variants)
     stdout.print(table)
 

@@ -18,8 +18,9 @@ from service.engine.out_of_memory import give_back, is_out_of_memory
 
 log = structlog.get_logger()
 
-GraphUse = Literal["replayed", "captured", "failed", "none"]
-"""The part of a graph in a step. A size whose capture failed has no graph, and neither has a step with prompts."""
+GraphUse = Literal["replayed", "captured", "failed", "list", "none"]
+"""The part of a graph in a step, or ``list`` for one that ran from the list of its calls. A size whose capture failed
+has no graph, and neither has a step with prompts."""
 
 MOST_GRAPHS = 128
 """Captured sizes; the one that was used longest ago makes room for another."""

@@ -45,6 +45,7 @@ class RequestRunner(ModelRunner):
             recordings = self.recordings if self.inputs_and_outputs.decodes else None
             with self.patch.packed(batch, batch_data, recordings):
                 super()._forward_process_and_sample(model, batch_data, *args)
+            use = "list" if recordings is not None and recordings.replays else use
         else:
             self._sample(scores[None], output_ids)
         variant = "none"

@@ -1,0 +1,75 @@
+"""Decode steps from lists of calls: the tokens and log-probabilities of ordinary steps, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from patches import Patched, parse, patched
+from service.engine.choice import PAGED
+from service.engine.request import EngineRequest
+from service.engine.verification import verify
+from tests.models import OTHER_FAMILIES, VOCAB_SIZE, by_tier, every_family, tiny_model
+from tests.patches.model.test_other_families import FAMILY, REQUESTS
+from tests.service.engine.test_paged_attention import LIMITS, requests_of
+
+PROMPTS = [torch.randint(3, VOCAB_SIZE, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (5, 9, 13)]
+METHODS: list[Any] = [{"method": "default"}, {"method": "alibi"}, {"method": "self_extend", "group_size": 2}]
+READS_PADDING = "gpt2"
+"""Each forward of it looks for padding in the tokens, to warn of it."""
+
+
+def generated(patch: Patched, fields: list[Any], *, recorded: bool) -> tuple[list[EngineRequest], list[str], Any]:
+    requests = requests_of(patch, [parse(each) for each in fields], PROMPTS)
+    steps: list[str] = []
+    engine = (PAGED if recorded else PAGED.slower).built(patch, LIMITS, lambda use, _: steps.append(use))
+    tokens = engine.run_to_end(requests)
+    return requests, steps, tokens
+
+
+@every_family
+def test_tokens_of_every_family(family: str) -> None:
+    check(tiny_model(family)[1], METHODS)
+
+
+@pytest.mark.parametrize("name", by_tier(name for name in OTHER_FAMILIES if name != READS_PADDING))
+def test_tokens_of_families_with_seams_of_their_own(name: str) -> None:
+    check(tiny_model(name)[1], REQUESTS[FAMILY[name]][:3])
+
+
+def check(model: PreTrainedModel, fields: list[Any]) -> None:
+    with patched(model) as patch:
+        requests, steps, tokens = generated(patch, fields, recorded=True)
+        ordinary, _, expected = generated(patch, fields, recorded=False)
+    assert steps.count("list") >= 2
+    assert tokens == expected
+    assert [request.logprobs for request in requests] == [request.logprobs for request in ordinary]
+
+
+def test_a_model_that_reads_numbers_has_ordinary_steps_and_the_reason() -> None:
+    with patched(tiny_model(READS_PADDING)[1]) as patch:
+        choice = verify(patch)
+    assert (choice.kind, choice.recorded) == ("paged", False)
+    assert "cannot record its decode steps: its forward reads numbers of tensors" in str(choice.reason)
+
+
+def test_a_number_that_python_counts_is_caught_at_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list would repeat the number of its first step for ever."""
+    model = tiny_model("llama")[1]
+    layer = model.model.layers[0].mlp
+    forward = layer.forward
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        return forward(x) * (1.0 + model.count / 4 if x.shape[1] == 1 else 1.0)
+
+    with patched(model) as patch:
+        model.count = 0
+        assert verify(patch) == PAGED
+        monkeypatch.setattr(layer, "forward", counted)
+        model.register_forward_pre_hook(lambda *_: setattr(model, "count", (model.count + 1) % 3))
+        choice = verify(patch)
+    assert not choice.recorded
+    assert "does not compute what its own forward computes" in str(choice.reason)
