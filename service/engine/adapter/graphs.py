@@ -104,7 +104,7 @@ class DecodeGraphs:
         except Exception as error:
             if not (has_run or is_out_of_memory(error)):
                 raise
-            failure = f"{type(error).__name__}: {error}"
+            failure = _reason(error)
         if failure is None:
             while len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
@@ -115,3 +115,10 @@ class DecodeGraphs:
         self._failures.append(failure)
         log.warning("graph_failed", error=failure, key=str(key))
         return "failed", self._logits if has_run else None
+
+
+def _reason(error: BaseException) -> str:
+    """The first of several errors: a capture that fails inside fails again at its end."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {error}"

@@ -173,8 +173,11 @@ class Full(Recorder):
     def __call__(self, forward: Callable[[], None]) -> Recorded:
         if not self.graphs:
             self.graphs.append(Recorded())
-            forward()
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            try:
+                forward()
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            finally:
+                raise RuntimeError("operation failed due to a previous error during capture")
         return super().__call__(forward)
 
 

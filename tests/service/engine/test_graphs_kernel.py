@@ -78,30 +78,42 @@ def test_the_check_at_start_takes_graphs(monkeypatch: pytest.MonkeyPatch) -> Non
 # On a card
 
 
-class Full(graphs.CudaCapture):
-    """Out of memory in the first capture."""
+class Failing(graphs.CudaCapture):
+    """The first capture fails at its end."""
 
-    full = True
+    def __init__(self, fault: Callable[[], object]) -> None:
+        super().__init__()
+        self._faults = [fault]
 
     def __call__(self, forward: Callable[[], None]) -> graphs.Graph:
-        def too_much() -> None:
-            forward()
-            torch.empty(1 << 50, device=DEVICE)
+        faults, self._faults = self._faults, []
 
-        full, self.full = self.full, False
-        return super().__call__(too_much if full else forward)
+        def with_faults() -> None:
+            forward()
+            for fault in faults:
+                fault()
+
+        return super().__call__(with_faults)
+
+
+FAULTS: dict[str, tuple[Callable[[], object], str]] = {
+    "memory": (lambda: torch.empty(1 << 50, device=DEVICE), "out of memory"),
+    "a number read back": (lambda: torch.ones(1, device=DEVICE).item(), "captur"),
+}
 
 
 @on_a_card
-def test_out_of_memory_in_a_capture_costs_its_graph_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_capture_that_fails_costs_its_graph_only(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     methods, prompts, new = [parse({"method": "default"})] * 2, [[5, 9, 7], [8, 3]], [6, 20]
+    fails, message = FAULTS[fault]
     with patched(tiny_model("llama")[1].to(DEVICE)) as patch:
         ordinary = run(patch, TRITON, methods, prompts, new)
-        monkeypatch.setattr(graphs, "CudaCapture", Full)
+        monkeypatch.setattr(graphs, "CudaCapture", lambda: Failing(fails))
         captured = run(patch, CAPTURED, methods, prompts, new)
     assert captured.equals(ordinary, atol=1e-3)
     assert len(captured.failures) == 1
-    assert "out of memory" in captured.failures[0]
+    assert message in captured.failures[0]
     assert captured.count("failed") > 1
     assert captured.count("replayed") > 1, "the stream captures again"
 
