@@ -6,6 +6,7 @@ prompt tokens run as ever, and so do sizes whose capture failed: each is logged 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -38,13 +39,17 @@ Capture = Callable[[Callable[[], None]], Graph]
 class CudaCapture:
     """Captures on the current stream. Graphs share their memory: nothing in it is read after a replay."""
 
+    _alone = threading.Lock()
+    """torch captures one graph at a time in a process, and every model has its thread."""
+
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], None]) -> Graph:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         # Other threads may use the card during the capture: only this one must not.
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+        capturing = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
+        with self._alone, capturing:
             run()
         return graph
 
