@@ -6,6 +6,7 @@ prompt tokens run as ever, and so do sizes whose capture failed: each is logged 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -39,13 +40,17 @@ Capture = Callable[[Callable[[], None]], Graph]
 class CudaCapture:
     """Captures on the current stream. Graphs share their memory: nothing in it is read after a replay."""
 
+    _alone = threading.Lock()
+    """torch captures one graph at a time in a process, and every model has its thread."""
+
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], None]) -> Graph:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         # Other threads may use the card during the capture: only this one must not.
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+        capturing = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
+        with self._alone, capturing:
             run()
         return graph
 
@@ -105,7 +110,7 @@ class DecodeGraphs:
         except Exception as error:
             if not (has_run or is_out_of_memory(error)):
                 raise
-            failure = f"{type(error).__name__}: {error}"
+            failure = _reason(error)
         if failure is None:
             while len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
@@ -116,3 +121,10 @@ class DecodeGraphs:
         self._failures.append(failure)
         log.warning("graph_failed", error=failure, key=str(key))
         return "failed", self._logits if has_run else None
+
+
+def _reason(error: BaseException) -> str:
+    """The first of several errors: a capture that fails inside fails again at its end."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {error}"

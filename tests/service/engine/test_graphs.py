@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from patches import PagedBatch, parse, patched
@@ -16,8 +17,10 @@ from patches.attention.paged.launch import Blocks
 from service.engine.adapter import graphs
 from service.engine.choice import EngineChoice
 from service.engine.engine import Engine
+from service.engine.metrics import EngineMetrics
 from service.engine.request import SamplingParams
 from service.engine.verification import verify
+from service.metrics import Metrics
 from tests.methods import Fields
 from tests.models import by_tier, tiny_model
 from tests.patches.attention.paged import by_tables
@@ -105,7 +108,9 @@ def test_the_kernel_has_a_graph_for_each_variant(fields: dict[str, object], vari
     assert captured.steps["replayed", variant] > 3
 
 
-async def one_after_another(choice: EngineChoice, encodings: list[Fields]) -> list[list[int]]:
+async def one_after_another(
+    choice: EngineChoice, encodings: list[Fields], metrics: EngineMetrics | None = None
+) -> list[list[int]]:
     """Tokens of one prompt in an engine that stays."""
 
     async def tokens(engine: Engine, fields: Fields) -> list[int]:
@@ -115,7 +120,7 @@ async def one_after_another(choice: EngineChoice, encodings: list[Fields]) -> li
         return last
 
     with patched(tiny_model("llama")[1]) as patch:
-        engine = Engine(patch, LIMITS, (), choice=choice)
+        engine = Engine(patch, LIMITS, (), metrics, choice)
         try:
             return [await tokens(engine, fields) for fields in encodings]
         finally:
@@ -151,6 +156,21 @@ async def test_encodings_that_move_positions_have_other_graphs() -> None:
     assert found[0][0] == found[0][3]
 
 
+async def test_metrics_show_what_each_step_had() -> None:
+    metrics = Metrics()
+    encodings: list[Fields] = [{"method": "default"}, {"method": "sandwich"}]
+    await one_after_another(CAPTURED, encodings, EngineMetrics(metrics, "m"))
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    steps = {line for line in lines if line.startswith("ropeway_engine_steps_total")}
+    assert steps == {
+        f'ropeway_engine_steps_total{{graph="{graph}",model_name="m",variant="{variant}"}} {count}.0'
+        for variant in ("plain", "everything")
+        for graph, count in (("none", 1), ("captured", 2), ("replayed", 5))
+    }
+    (info,) = (line for line in lines if line.startswith("ropeway_engine_info"))
+    assert 'attention="triton",cuda_graphs="true",engine="paged"' in info
+
+
 def test_encodings_that_move_added_positions_cannot_be_captured_and_say_so() -> None:
     """The host reads their slots. The steps are right, and counted."""
     methods = [parse({"method": "default"}), parse({"method": "learned_interpolation", "factor": 2.0})]
@@ -173,8 +193,11 @@ class Full(Recorder):
     def __call__(self, forward: Callable[[], None]) -> Recorded:
         if not self.graphs:
             self.graphs.append(Recorded())
-            forward()
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            try:
+                forward()
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            finally:
+                raise RuntimeError("operation failed due to a previous error during capture")
         return super().__call__(forward)
 
 

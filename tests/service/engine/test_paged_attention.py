@@ -219,9 +219,16 @@ def test_a_server_says_which_attention_it_runs(checkpoints: Path, server: str) -
     body = {"prompt": "the quick brown fox " * 4, "max_new_tokens": 8, "temperature": 0}
     with serving(checkpoints, attention="eager") as (url, _):
         attentions = {info["attention"] for info in httpx.get(f"{url}/models").json()["models"]}
-        lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("ropeway_engine_in")]
+        graphs = {info["cuda_graphs"] for info in httpx.get(f"{url}/models").json()["models"]}
         tokens = [token_ids(url, **body, pe=pe) for pe in encodings]
-    assert attentions == {"eager"}
+        metrics = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = [line for line in metrics if line.startswith("ropeway_engine_info")]
+    steps = [line for line in metrics if line.startswith("ropeway_engine_steps_total")]
+    assert (attentions, graphs) == ({"eager"}, {False})
+    assert len(steps) == 1
+    assert 'graph="none"' in steps[0]
+    assert 'variant="none"' in steps[0]
+    assert float(steps[0].split()[-1]) >= 16
     assert lines
     assert all('attention="eager",cuda_graphs="false",engine="paged"' in line for line in lines)
     assert all(line.endswith(" 1.0") for line in lines)
