@@ -150,7 +150,8 @@ class _Checked(TorchDispatchMode):
         if not self._recorder.is_inside_seam and _depends_on_numbers(func, args):
             self._recorder.refuse(func)
         output = func(*args, **(kwargs or {}))
-        self._recorder.made(output)
+        if not any(output is given for given in args):
+            self._recorder.made(output)
         return output
 
 
