@@ -118,7 +118,7 @@ async def test_scoring_in_a_stalled_step_fails_too(checkpoints: Path) -> None:
         release.wait(20)
         yield 1
 
-    limits = EngineLimits(2048, 1024, stall_timeout_s=0.3)
+    limits = EngineLimits(2048, 1024, stall_timeout_s=1.0)
     async with running(checkpoints, limits) as engine:
         await finish(engine, [2], 1)
         with pytest.raises(RuntimeError, match="in one step"):
