@@ -66,6 +66,7 @@ PAPER = "tests/patches/attention/test_paper_parity.py"
 SCORES = "tests/patches/attention/test_scores.py"
 DECODE = "tests/patches/model/test_decode.py"
 SLOTS = "tests/patches/model/test_slots.py"
+RECORDING = "tests/patches/model/test_recording.py"
 RECIPE = "tests/patches/encoding/test_recipe.py"
 TEMPERATURE = "tests/patches/encoding/test_temperature.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
@@ -192,6 +193,10 @@ SERVED = [
              "if not self._rows[row]:", (f"{GRAPHS}::{JOINING}[llama]",)),
     Mutation("a graph for every table of slots", "service", "key = step.size, self._patch.prepare(step.longest)",
              "key = step.size, bool(self._patch.prepare(step.longest))", (f"{GRAPHS}::{MOVING}",)),
+    Mutation("a list of calls for any number of rows", "patches", "(name, value.shape, value.dtype) for",
+             "(name, value.dtype) for", (RECORDING,)),
+    Mutation("a list of calls has numbers of its first inputs", "patches", "_depends_on_numbers(func, args):", "False:",
+             (RECORDING,)),
 ]  # fmt: skip
 
 JOBS = [
