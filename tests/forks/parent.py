@@ -139,7 +139,8 @@ def main(folder: Path) -> None:
     if not os.fork():
         from huggingface_hub import constants
 
-        import tests.service.serving  # noqa: F401 - has the functions that servers begin with
+        import tests.forks.command
+        import tests.service.serving  # noqa: F401 - both have the functions that servers begin with
 
         constants.HF_HUB_OFFLINE = True
         _fork_until_the_end(_listen(folder / SERVERS))
