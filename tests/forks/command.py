@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ def ropeway(folder: str, *arguments: str) -> None:
     """`ropeway` of the sources in ``folder``, in a process that has the libraries, and modules of other sources."""
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
+    multiprocessing.set_executable(sys.executable)  # the usual fork server draws with the modules of others
     sys.path.insert(0, folder)
     from service.cli import app
 
