@@ -169,7 +169,7 @@ class TestMake:
         assert "pip install" not in run("make", "-n", "test", f"VENV={tmp_path}").stdout
 
     def test_ci_runs_make_test_at_the_root(self, tmp_path: Path) -> None:
-        make = "#!/bin/sh\necho \"$PWD: $*\"\ntest \"$1\" != test || exit 7\n"
+        make = '#!/bin/sh\necho "$PWD: $*"\ntest "$1" != test || exit 7\n'
         # The script itself would look for a browser in the network.
         for name, script in {"make": make, "apt-get": "#!/bin/sh\nexit 1\n"}.items():
             (tmp_path / name).write_text(script)

@@ -1,4 +1,4 @@
-"""``ropeway`` of another folder as a fork: ``python -m tests.forks.command ARGUMENTS`` waits for it and ends as it does."""
+"""``ropeway`` of another folder as a fork: ``python -m tests.forks.command ARGUMENTS`` waits, and ends as it does."""
 
 from __future__ import annotations
 
