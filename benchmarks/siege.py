@@ -47,6 +47,8 @@ JOB: dict[str, Any] = {
     "lengths": [256, 512, 1024],
     "reuse": False,
 }
+FEWER: dict[str, Any] = {"max_tokens": 8192, "lengths": [256, 512]}
+"""Less of it, for a quick siege."""
 ALLOWED_MB = 1500
 """Beyond the idle server: 4 threads with up to 2 MB of text at 300 bytes a character, two processes of up to 250 MB,
 64 MB of bodies and six times that as objects."""
@@ -56,29 +58,31 @@ def run(quick: bool = False, seconds: float = 60.0) -> Report:
     """One server: idle, under all attacks at once, quiet again, and stopped."""
     report = Report("siege", f"ten attacks at once for {seconds:g} s, demo models", ("what", "value", "goal", "remark"))
     with server(SETTINGS) as process, Display() as display:
-        asyncio.run(_measure(process, report, display, 3.0 if quick else seconds, 1.0 if quick else REST_S))
+        asyncio.run(_measure(process, report, display, quick, 3.0 if quick else seconds))
         _add_end(report, process)
     return report
 
 
-async def _measure(process: Served, report: Report, display: Display, seconds: float, rest: float) -> None:
+async def _measure(process: Served, report: Report, display: Display, quick: bool, seconds: float) -> None:
+    rest, often = (1.0, 1) if quick else (REST_S, 4)
+    body = JOB | FEWER if quick else JOB
     async with _client(process, VICTIM) as client, _client(process, WORKER) as worker:
-        await _texts_of(client, 20)
+        await _texts_of(client, 5 * often)
         display.begin("idle", 1)
-        expected = await _finished(worker, JOB)
-        await _everything_once(worker)
-        idle = await _texts_of(client, 60)
+        expected = await _finished(worker, body)
+        await _everything_once(worker, body)
+        idle = await _texts_of(client, 15 * often)
         before = memory_of(process.pid)
         display.begin("siege", seconds)
         watch = _Watch(process, client, display)
         async with _attacking(process.url, seconds + min(seconds, 5.0)) as attackers:
-            job = asyncio.create_task(_finished(worker, JOB))
+            job = asyncio.create_task(_finished(worker, body))
             await watch.through(seconds)
             statuses = json.loads((await attackers.communicate())[0])
         found = await job
         await asyncio.sleep(rest)
         after = memory_of(process.pid)
-        quiet = await _texts_of(client, 30)
+        quiet = await _texts_of(client, 8 * often)
     _add_victim(report, watch, idle, quiet)
     same = _numbers(found) == _numbers(expected)
     report.add("a job that ran meanwhile, against the same job alone", "equal" if same else "DIFFERENT", "equal", "")
@@ -94,9 +98,9 @@ def _client(process: Served, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=process.url, headers={"Authorization": f"Bearer {key}"}, timeout=120)
 
 
-async def _everything_once(client: httpx.AsyncClient) -> None:
+async def _everything_once(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
     """The first picture, page and long text load libraries for good: memory is compared after that."""
-    job = await finished(client, JOB)
+    job = await finished(client, body)
     for form in ("results.csv", "report.html", "plot.png"):
         (await client.get(job["links"][form])).raise_for_status()
     (await client.get("/methods/yarn/frequencies.png", params={"factor": 2})).raise_for_status()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 
 from tests import tiers
 from tests.conftest import ROOT
@@ -19,9 +20,13 @@ def test_cases_and_fixtures_of_a_function_add_up() -> None:
     assert tiers.slow(LOG.splitlines()) == ["tests/a.py::test_one"]
 
 
+@cache
+def functions(file: str) -> set[str]:
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
 def test_every_listed_test_exists() -> None:
     for name in tiers.listed():
         file, *_, function = name.split("::")
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-        assert function in functions, name
+        assert function in functions(file), name

@@ -7,6 +7,7 @@ tests too and forks test workers.
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import selectors
@@ -30,7 +31,7 @@ OF_WORKERS = ("service.reports.forms", "schemathesis", "playwright.sync_api", "a
 
 
 class Order(NamedTuple):
-    """A call in a new process. Its standard input, output and errors come beside the order."""
+    """A call in a new process. Its standard input, output and errors come beside the order, and more descriptors."""
 
     folder: str
     environment: Mapping[str, str]
@@ -38,14 +39,14 @@ class Order(NamedTuple):
     """A function and its arguments, pickled."""
 
 
-def send(connection: socket.socket, order: Order, streams: tuple[int, int, int]) -> None:
+def send(connection: socket.socket, order: Order, streams: tuple[int, ...]) -> None:
     data = pickle.dumps(order)
     socket.send_fds(connection, [number(len(data))], streams)
     connection.sendall(data)
 
 
 def _received(connection: socket.socket) -> tuple[Order, list[int]]:
-    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    size, streams, _, _ = socket.recv_fds(connection, 8, 5)
     data = bytearray()
     while len(data) < number_of(size):
         data += connection.recv(1 << 20)
@@ -109,7 +110,7 @@ def _keep(connection: socket.socket) -> None:
 def _become(order: Order, streams: list[int]) -> None:
     """Never returns: the interpreter ends as after any script, with its threads and exit handlers."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for target, source in enumerate(streams):
+    for target, source in enumerate(streams):  # sources have larger numbers than all targets
         os.dup2(source, target)
         os.close(source)
     sys.modules["__main__"] = ModuleType("__main__")  # children of multiprocessing import the main module
@@ -134,12 +135,23 @@ def list_modules() -> None:
     print(*sys.modules)
 
 
+def _program(folder: Path) -> Path:
+    """``tests.forks.drawing`` as a program."""
+    program = folder / "python"
+    code = f"import sys\nsys.path.insert(0, {str(Path.cwd())!r})\nfrom tests.forks.drawing import main\n"
+    program.write_text(f"#!{sys.executable}\n{code}sys.exit(main(sys.argv[1:]))\n")
+    program.chmod(0o700)
+    return program
+
+
 def main(folder: Path) -> None:
+    multiprocessing.set_executable(str(_program(folder)))
     _load(OF_SERVERS)
     if not os.fork():
         from huggingface_hub import constants
 
-        import tests.service.serving  # noqa: F401 - has the functions that servers begin with
+        import tests.forks.command
+        import tests.service.serving  # noqa: F401 - both have the functions that servers begin with
 
         constants.HF_HUB_OFFLINE = True
         _fork_until_the_end(_listen(folder / SERVERS))

@@ -77,7 +77,7 @@ def forked(function: Callable[..., object], *arguments: Any, log: Path, folder: 
 
 
 def fork(
-    kind: str, function: Callable[..., object], arguments: tuple[Any, ...], folder: Path, streams: tuple[int, int, int]
+    kind: str, function: Callable[..., object], arguments: tuple[Any, ...], folder: Path, streams: tuple[int, ...]
 ) -> Forked:
     """``function(*arguments)`` in a fork of the half that forks ``kind``, with these standard streams."""
     address = folder_of_parent() / kind

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from service.sharing.child import Child
 from tests.forks.process import forked
 
 
@@ -25,6 +26,19 @@ def test_output_environment_folder_and_exit_code(tmp_path: Path, monkeypatch: py
     process = forked(report, "OF_THE_TEST", log=tmp_path / "log", folder=tmp_path)
     assert process.wait(60) == process.poll() == 7
     assert set((tmp_path / "log").read_text().splitlines()) == {f"given {tmp_path} True True", "to the same file"}
+
+
+def loaded() -> bool:
+    return "schemathesis" in sys.modules
+
+
+def report_of_a_child() -> None:
+    print("schemathesis" in sys.modules, Child(loaded).run())
+
+
+def test_children_that_draw_are_forks_of_the_half_with_all_libraries(tmp_path: Path) -> None:
+    assert forked(report_of_a_child, log=tmp_path / "log").wait(60) == 0, (tmp_path / "log").read_text()
+    assert (tmp_path / "log").read_text() == "False True\n"
 
 
 def test_an_exception_is_in_the_log(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils import collect_env
 
 ROLLING = """
 task: rolling
@@ -27,13 +28,17 @@ metadata: {{version: 1.0}}
 
 @contextmanager
 def offline(folder: Path) -> Iterator[None]:
-    """Data sets come from ``folder`` alone, and the harness leaves the log levels as they were."""
+    """Data sets come from ``folder`` alone, and the harness leaves the log levels as they were.
+
+    It notes every installed package beside its results, by pip in another process.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE"):
             patch.setenv(name, "1")
         import datasets
 
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+        patch.setattr(collect_env, "get_pretty_env_info", lambda: "")
         levels = {name: logging.getLogger(name).level for name in ("lm_eval", "lm-eval")}
         yield
         for name, level in levels.items():

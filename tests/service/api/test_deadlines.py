@@ -26,7 +26,7 @@ def test_a_deadline_ends_generation_scoring_and_streams(served: tuple[str, FastA
     scoring: dict[str, Any] = {
         "input": "python-reference",
         "lengths": {"start": 824, "stop": 1024, "step": 1},
-        "timeout_s": 3,
+        "timeout_s": 2,
     }
     scoring["methods"] = [{"method": "dynamic", "factor": 2}]
     for path, body in (("/generate", long), ("/perplexity", scoring)):

@@ -19,7 +19,7 @@ from tests.service.conftest import TEXT
 from tests.service.serving import serving
 
 CLIENTS = 24
-SECONDS = 4.0
+SECONDS = 2.0
 
 
 def drawing(tokens: list[int], **sizes: int) -> Drawing:
@@ -30,7 +30,7 @@ def drawing(tokens: list[int], **sizes: int) -> Drawing:
 async def test_every_answer_in_a_crowd_is_that_of_the_request_alone(checkpoints: Path) -> None:
     with serving(checkpoints, cache_tokens=4096, max_queue=6) as (url, _):
         async with Client(url) as client:
-            pool = await ask_alone(client, drawing(await client.tokenize(TEXT)), 40)
+            pool = await ask_alone(client, drawing(await client.tokenize(TEXT)), 24)
             tally = Tally()
             await load(url, pool, CLIENTS, SECONDS, tally, patience_s=120)
             state = await client.load()

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import httpx
@@ -21,6 +20,7 @@ from service.evaluation.catalogue import EVALUATIONS, IN_SWEEPS
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult
 from tests.conftest import ROOT
+from tests.forks.command import ropeway
 from tests.forks.process import forked
 from tests.service.conftest import TEXT
 from tests.service.serving import answering, serve_arguments
@@ -85,17 +85,6 @@ def server(tree: Path, checkpoints: Path) -> Iterator[str]:
     log.touch()
     with answering(forked(ropeway, str(tree), *arguments, log=log, folder=tree), log) as url:
         yield url
-
-
-def ropeway(tree: str, *arguments: str) -> None:
-    """`ropeway` of ``tree``, in a process that has the libraries, and the modules of the real service."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "service"]:
-        del sys.modules[name]
-    sys.path.insert(0, tree)
-    from service.cli import app
-
-    assert "last_token" in import_module("service.evaluation.catalogue").EVALUATIONS
-    app(list(arguments))
 
 
 def run(tree: Path, log: Path, *arguments: str) -> str:

@@ -138,7 +138,7 @@ class TestScript:
 
 
 def test_results_are_drawn_without_torch() -> None:
-    """Workers that only draw start fast and stay small."""
+    """Workers that only draw start fast and stay small. One PNG has the drawing code of all."""
     code = """
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None  # importing either fails
@@ -146,9 +146,9 @@ from pydantic import TypeAdapter
 from service.evaluation.catalogue import any_result
 from service.figures.results import html_of, png_of
 from service.reports.html import report_of
-for line in sys.stdin:
+for number, line in enumerate(sys.stdin):
     result = TypeAdapter(any_result()).validate_json(line)
-    print(result.evaluation, len(png_of(result)) > 1000, len(html_of(result)) > 1000,
+    print(result.evaluation, number > 0 or len(png_of(result)) > 1000, len(html_of(result)) > 1000,
           len(report_of(result, body={"input": "text"})) > 1000)
 """
     results = "\n".join(make().model_dump_json() for make in EVERY.values())

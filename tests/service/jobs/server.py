@@ -9,10 +9,15 @@ from service.api.errors import as_api_error
 from service.jobs.runner import JobRunner
 from service.jobs.storage import abandoned
 from service.jobs.storage.calls import StoreCalls
+from service.jobs.storage.database import Database
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.sharing.workers import Workers
+
+
+def open_database(url: str) -> None:
+    Database(url).close()
 
 
 def serve(url: str, settings: Settings, ready: Path) -> None:

@@ -25,6 +25,8 @@ from service.jobs.storage.database import VERSION_TABLE, Database, StoreUnusable
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import VERSION, Base
 from tests.conftest import ROOT as REPOSITORY
+from tests.forks.process import forked
+from tests.service.jobs import server
 from tests.service.jobs.bench import body
 from tests.service.jobs.postgres import NOBODY, ROOT
 
@@ -92,12 +94,11 @@ def test_sqlite_is_durable_and_keeps_references(sqlite_url: str) -> None:
     assert found == ["wal", 2, 1, 5000]
 
 
-def test_several_processes_open_a_new_database_at_once(url: str) -> None:
-    code = f"from service.jobs.storage.database import Database; Database({url!r}).close()"
-    running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    for process in running:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
+def test_several_processes_open_a_new_database_at_once(url: str, tmp_path: Path) -> None:
+    logs = [tmp_path / f"log{n}" for n in range(3)]
+    running = [forked(server.open_database, url, log=log) for log in logs]
+    for process, log in zip(running, logs, strict=True):
+        assert process.wait(60) == 0, log.read_text()
 
 
 def newer(path: Path) -> None:

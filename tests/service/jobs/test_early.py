@@ -25,7 +25,7 @@ from tests.service.serving import serving, wait_for
 
 LONG: dict[str, Any] = {
     "evaluation": "perplexity",
-    "input": TEXT[:9000],
+    "input": TEXT[:6000],
     "methods": [{"method": "default"}, {"method": "yarn", "factor": 4.0}, {"method": "linear", "factor": 2.0}],
     "protocol": "sliding",
     "stride": 16,
@@ -98,7 +98,7 @@ def test_the_finished_units_are_a_table_in_any_state(client: httpx.Client) -> No
 
 
 def test_a_job_without_a_complete_method_points_to_its_units(client: httpx.Client) -> None:
-    several = {"methods": LONG["methods"][:1], "input": [TEXT[n : n + 9000] for n in range(3)]}
+    several = {"methods": LONG["methods"][:1], "input": [TEXT[n : n + 6000] for n in range(3)]}
     job_id = cancelled(client, units=1, **several)
     answer = client.get(f"/jobs/{job_id}/results.json")
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_cancelled")
