@@ -106,10 +106,13 @@ async def _events(work: Callable[[Emit], Awaitable[None]]) -> AsyncIterator[str]
                 continue
             while not queue.empty():
                 items.append(queue.get_nowait())
+            ends = None in items
+            if ends:  # behind the end, the generation thread may still have reported progress
+                items = items[: items.index(None)]
             text = "".join(item for item in items if item is not None)
             if text:
                 yield text  # in one message: each costs a system call
-            if items[-1] is None:
+            if ends:
                 break
         yield event("[DONE]")
     finally:

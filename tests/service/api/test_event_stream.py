@@ -47,3 +47,20 @@ async def test_a_wait_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = [text async for text in _events(work)]
     assert sent[0] == ": ping\n\n"
     assert sent[-2:] == ['data: {"n": 1}\n\n', "data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_progress_behind_the_end_keeps_no_stream_open(fails: bool) -> None:
+    """The generation thread reports progress when it likes, also in the moment of a deadline."""
+
+    async def work(emit: Emit) -> None:
+        asyncio.get_running_loop().call_soon(emit, "late")  # runs before the reader of the stream does
+        emit(1)
+        if fails:
+            raise bad_request("no", "prompt")
+
+    async with asyncio.timeout(3):
+        sent = "".join([text async for text in _events(work)])
+    assert sent.startswith("data: 1\n\n")
+    assert sent.endswith("data: [DONE]\n\n")
+    assert ("error" in sent, "late" in sent) == (fails, False)
