@@ -45,7 +45,7 @@ class Metrics:
         )
         self.steps = self._counter(
             "engine_steps",
-            "Steps of the paged engine, by their CUDA graph and the variant of the kernel.",
+            "Steps of the paged engine, by their CUDA graph or list of calls, and the variant of the kernel.",
             ("model_name", "graph", "variant"),
         )
         self.first_token = self._histogram("time_to_first_token", "From admission to the first token.", SLOW)

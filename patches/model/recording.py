@@ -13,15 +13,18 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MethodWrapperType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-MOST = 64
+MOST = 128
 """Recordings that are kept, one for each number of rows."""
+
+Use = Literal["none", "recorded", "list", "failed"]
+"""The part of a list in a forward: it had none, was written into one, ran from one, or is refused one."""
 
 LITERALS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Arguments that are written into the list. All others become its constants."""
@@ -40,17 +43,17 @@ class Logits:
 class Recorder(TorchFunctionMode):
     """Within it, calls of torch functions are written down, from tensors ``inputs`` on.
 
-    ``refused`` is the reason why the list does not serve other inputs, if there is one.
+    ``refused`` is the reason why the list does not serve other inputs, if there is one. ``calls`` counts functions of
+    torch that run now, and ``seams`` those of a seam.
     """
 
     def __init__(self, inputs: tuple[torch.Tensor, ...]) -> None:
         super().__init__()
         self.refused: str | None = None
         self.constants: list[Any] = []
-        self.is_inside_seam = False
+        self.calls = self.seams = 0
         self._graph = fx.Graph()
         self._nodes: dict[int, fx.Node] = {}
-        self._made: set[int] = set()
         self._known: list[Any] = []  # numbers of living objects are unique
         for tensor in inputs:
             self._name(tensor, self._graph.placeholder(f"input_{len(self._known)}"))
@@ -58,7 +61,11 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
+        self.calls += 1
+        try:
+            output = func(*args, **(kwargs or {}))
+        finally:
+            self.calls -= 1
         if getattr(func, "__name__", "") in READS:
             self.refuse(func)
         self._write(func, args, kwargs or {}, output)
@@ -66,24 +73,18 @@ class Recorder(TorchFunctionMode):
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """``function(*args, **kwargs)`` as one call of the list. Its output is a tensor or a tuple."""
-        self.is_inside_seam = True
+        self.seams += 1
         try:
             with torch._C.DisableTorchFunction():
                 output = function(*args, **kwargs)
         finally:
-            self.is_inside_seam = False
+            self.seams -= 1
         self._write(function, args, kwargs, output)
         return output
 
-    def made(self, output: Any) -> None:
-        """An operation has returned ``output``. The list has it only if a torch function returns it too."""
-        if isinstance(output, torch.Tensor):
-            self._known.append(output)
-            self._made.add(id(output))
-
-    def refuse(self, func: Any) -> None:
+    def refuse(self, func: Any, why: str = "reads numbers of tensors, by") -> None:
         name = resolve_name(func) or getattr(func, "__name__", str(func))
-        self.refused = self.refused or f"its forward reads numbers of tensors, by {name}"
+        self.refused = self.refused or f"its forward {why} {name}"
 
     def finished(self, output: torch.Tensor) -> Callable[..., torch.Tensor]:
         """The list as a function of the inputs and the constants, which returns ``output``."""
@@ -124,8 +125,6 @@ class Recorder(TorchFunctionMode):
             return self._nodes[id(value)]
         if isinstance(value, LITERALS) or value is Ellipsis:
             return value
-        if id(value) in self._made:
-            self.refused = self.refused or "its forward computes past the functions of torch"
         if isinstance(value, Mapping) and any(isinstance(one, torch.Tensor) for one in value.values()):
             self.refused = self.refused or "its forward hands on tensors in a dictionary"
         self.constants.append(value)
@@ -138,7 +137,8 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Checked(TorchDispatchMode):
-    """Refuses a recording whose operations give numbers to Python, or sizes that depend on numbers."""
+    """Refuses a recording with operations that give numbers to Python, have sizes that depend on numbers, or belong to
+    no function of torch: the list has functions only."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -147,12 +147,12 @@ class _Checked(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not self._recorder.is_inside_seam and _depends_on_numbers(func, args):
-            self._recorder.refuse(func)
-        output = func(*args, **(kwargs or {}))
-        if not any(output is given for given in args):
-            self._recorder.made(output)
-        return output
+        recorder = self._recorder
+        if not recorder.seams and not recorder.calls:
+            recorder.refuse(func, "computes past the functions of torch, by")
+        elif not recorder.seams and _depends_on_numbers(func, args):
+            recorder.refuse(func)
+        return func(*args, **(kwargs or {}))
 
 
 def _depends_on_numbers(func: Any, args: tuple[Any, ...]) -> bool:
@@ -165,31 +165,36 @@ def _depends_on_numbers(func: Any, args: tuple[Any, ...]) -> bool:
 class Recordings:
     """The recordings of one model, by the shapes of the inputs; the least recently used go first.
 
-    ``recorder`` writes the forward that runs, if it is the first of its shapes. ``replays`` is True if the last forward
-    ran from a list.
+    ``recorder`` writes the forward that runs, if it is the second of its shapes. ``use`` is that of the last forward.
     """
 
-    def __init__(self, failures: list[str]) -> None:
-        """``failures`` gets the reason of each forward that was not recorded."""
-        self.replays, self._failures = False, failures
+    def __init__(self, on_failure: Callable[[str], object]) -> None:
+        """``on_failure`` gets the reason of each shape that is refused a list, once."""
+        self.use: Use = "none"
         self.recorder: Recorder | None = None
-        self._lists: OrderedDict[Hashable, tuple[Callable[..., torch.Tensor], list[Any]] | None] = OrderedDict()
+        self._on_failure = on_failure
+        self._seen: set[Hashable] = set()
+        self._refused: set[Hashable] = set()
+        self._lists: OrderedDict[Hashable, tuple[Callable[..., torch.Tensor], list[Any]]] = OrderedDict()
 
     def run(self, forward: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """Output of ``forward(**arguments)`` with its ``logits``. The first of each shape is recorded."""
+        """Output of ``forward(**arguments)`` with its ``logits``.
+
+        The second of each shape is recorded: while requests come and go, most shapes occur once.
+        """
         tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
         shapes = ((name, value.shape, value.dtype) for name, value in tensors.items())
         key = (*shapes, *((name, value) for name, value in arguments.items() if name not in tensors))
-        self.replays = False
-        if key not in self._lists:
+        if key in self._lists:
+            self.use = "list"
+            self._lists.move_to_end(key)
+            function, constants = self._lists[key]
+            return Logits(function(*tensors.values(), *constants))
+        if key in self._seen and key not in self._refused:
             return self._record(key, forward, arguments, tuple(tensors.values()))
-        self._lists.move_to_end(key)
-        found = self._lists[key]
-        if found is None:
-            return forward(**arguments)
-        self.replays = True
-        function, constants = found
-        return Logits(function(*tensors.values(), *constants))
+        self.use = "failed" if key in self._refused else "none"
+        self._seen.add(key)
+        return forward(**arguments)
 
     def _record(
         self,
@@ -198,15 +203,19 @@ class Recordings:
         arguments: Mapping[str, Any],
         inputs: tuple[torch.Tensor, ...],
     ) -> Any:
-        self.recorder = recorder = Recorder(inputs)
+        self.use, self.recorder = "failed", Recorder(inputs)
+        recorder = self.recorder
         try:
             with recorder, _Checked(recorder):
                 output = forward(**arguments)
         finally:
             self.recorder = None
         if recorder.refused is not None:
-            self._failures.append(recorder.refused)
-        self._lists[key] = None if recorder.refused else (recorder.finished(output.logits), recorder.constants)
+            self._refused.add(key)
+            self._on_failure(recorder.refused)
+            return output
+        self.use = "recorded"
+        self._lists[key] = recorder.finished(output.logits), recorder.constants
         if len(self._lists) > MOST:
             self._lists.popitem(last=False)
         return output

@@ -210,8 +210,8 @@ class ModelInfo(BaseModel):
     that pages cannot cache. The padded engine shares no prefixes. ``attention`` is that of generation: ``triton`` or
     ``eager`` over block tables, or ``segments``, one sequence after another. If a model has another attention than the
     setting asks for, ``engine_reason`` says why. With ``cuda_graphs``, decode steps are captured and replayed, or
-    ``engine_reason`` says why not. With ``recorded_steps``, those on a CPU run from a list of their calls of torch,
-    without the Python of the model. ``tensor_parallel`` processes compute the model together, and
+    ``engine_reason`` says why not. With ``recorded_steps``, those of ``segments`` on a CPU run from a list of their
+    calls of torch, without the Python of the model. ``tensor_parallel`` processes compute the model together, and
     ``memory`` is that of one of them.
     """
 

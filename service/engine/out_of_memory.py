@@ -27,7 +27,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def give_back() -> None:
     """Return what is no longer referenced to the device. Call it outside of the except clause: the traceback
-    holds the tensors of the failed step."""
+    holds the tensors of the failed step. Copies of its inputs have ended then."""
     gc.collect()
     if torch.cuda.is_available():
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()

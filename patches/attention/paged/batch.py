@@ -60,7 +60,8 @@ class ModelRows:
         found = self._tables.get((role, heads))
         if found is None:
             pairs = self._pairs if role[0] == "slots" else Pairs()
-            found = self._tables[role, heads] = RowTables(heads, pairs, device)
+            with torch.inference_mode(False):  # they outlive the engine whose step asks first
+                found = self._tables[role, heads] = RowTables(heads, pairs, device)
         found.write({slot: self._row(role, slot, tokens) for slot, tokens in longest.items()})
         return found
 

@@ -91,7 +91,8 @@ class RowTables:
         self._stop = 0
         if _distances(rows) > len(self.distances):
             count = power_of_two(_distances(rows), LEAST_DISTANCES)
-            self.distances, self.version = self.distances.new_zeros(count), self.version + 1
+            with torch.inference_mode(False):
+                self.distances, self.version = torch.zeros(count, device=self.distances.device), self.version + 1
         return dict(rows)
 
     def _check(self, row: Row) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 import structlog
@@ -19,8 +20,8 @@ from service.engine.out_of_memory import give_back, is_out_of_memory
 
 log = structlog.get_logger()
 
-GraphUse = Literal["replayed", "captured", "failed", "list", "none"]
-"""The part of a graph in a step, or ``list`` for one that ran from the list of its calls. A size whose capture failed
+GraphUse = Literal["replayed", "captured", "failed", "recorded", "list", "none"]
+"""The part of a graph in a step, or that of a list of its calls (``patches.Recordings``). A size whose capture failed
 has no graph, and neither has a step with prompts."""
 
 MOST_GRAPHS = 128
@@ -45,14 +46,30 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._lost: list[torch.cuda.CUDAGraph] = []
 
     def __call__(self, run: Callable[[], None]) -> Graph:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         # Other threads may use the card during the capture: only this one must not.
         capturing = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
-        with self._alone, capturing:
-            run()
+        try:
+            with self._alone, capturing:
+                run()
+        except Exception:
+            self._leave(graph, stream.device)
+            raise
         return graph
+
+    def _leave(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+        """Take the allocator out of a capture that failed.
+
+        Before pytorch issue 180395, torch leaves it in one for ever, with a reference to the graph: other captures
+        would fail, and memory would no longer be given back. Goes with the torch version that has the correction.
+        """
+        self._lost.append(graph)
+        with suppress(RuntimeError):  # this torch has left it already
+            torch._C._cuda_endAllocateToPool(device.index, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 class DecodeGraphs:
@@ -117,10 +134,13 @@ class DecodeGraphs:
             self._graphs[key] = graph
             return "captured", self._logits
         give_back()
+        if not has_run:  # the step itself had no memory; the next one of its size may have it
+            log.warning("graph_without_memory", error=failure, key=str(key))
+            return "failed", None
         self._failed.add(key)
         self._failures.append(failure)
         log.warning("graph_failed", error=failure, key=str(key))
-        return "failed", self._logits if has_run else None
+        return "failed", self._logits
 
 
 def _reason(error: BaseException) -> str:

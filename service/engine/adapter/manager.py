@@ -19,15 +19,16 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.requests import RequestState
 from typing_extensions import override
 
-from patches import PagedBackend, Patched, Recordings
+from patches import PagedBackend, Patched
 from service.engine import THREAD_NAME
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
 from service.engine.adapter.configuration import configured_as_cached
 from service.engine.adapter.graphs import DecodeGraphs
 from service.engine.adapter.inputs import SlottedInputs
-from service.engine.adapter.runner import OnStep, RequestRunner
+from service.engine.adapter.runner import OnStep, RequestRunner, recordings
 from service.engine.adapter.scheduler import FairScheduler
+from service.engine.adapter.streams import own_stream
 from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.fairness import PREFILL_BESIDE_OTHERS, interleave
 from service.engine.interleave import Interleaved
@@ -84,12 +85,11 @@ class EncodingManager(ContinuousBatchingManager):
         check_scheduling()
         self.patch, self.backend, self._limits = patch, backend, limits
         self._captures, self._on_step, self.failures = graphs, on_step, list[str]()
-        self._recordings = Recordings(self.failures) if recorded else None
+        self._recordings = recordings(self.failures) if recorded else None
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
         self.turns = Turns()
-        self.heartbeat = time.monotonic()
-        self._abandoned = False
+        self.heartbeat, self._abandoned = time.monotonic(), False
         self._step_tokens = limits.max_batch_tokens
         config = ContinuousBatchingConfig(
             page_size=limits.page_size,
@@ -124,8 +124,9 @@ class EncodingManager(ContinuousBatchingManager):
         with self._configured():
             processor = super()._create_batch_processor()
         adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests, backend=self.backend)
-        vocab_size = int(self.model.config.get_text_config().vocab_size)
-        token_bits = (vocab_size - 1).bit_length()
+        if self.model.device.type == "cuda":
+            processor.inputs_and_outputs.compute_stream = own_stream(processor, self.model.device)
+        token_bits = (int(self.model.config.get_text_config().vocab_size) - 1).bit_length()
         adopt(processor.cache, EncodingCache, requests=self.requests, numbers={}, live_keys={}, token_bits=token_bits)
         rows, graphs = self.continuous_batching_config.max_requests_per_batch, None
         if self._captures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import structlog
 import torch
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from typing_extensions import override
@@ -15,8 +16,20 @@ from service.engine.adapter.inputs import SlottedInputs
 from service.engine.request import EngineRequest
 from service.engine.sampling import sample, undone_on_error
 
+log = structlog.get_logger()
+
 OnStep = Callable[[GraphUse, str], object]
 """Called after each step with what it had of a graph, and with the variant of the kernel, or "none" without one."""
+
+
+def recordings(failures: list[str]) -> Recordings:
+    """Lists of decode steps. The reason of a size that is refused one goes to ``failures`` and is logged, once."""
+
+    def failed(reason: str) -> None:
+        failures.append(reason)
+        log.warning("recording_failed", error=reason)
+
+    return Recordings(failed)
 
 
 class RequestRunner(ModelRunner):
@@ -45,7 +58,7 @@ class RequestRunner(ModelRunner):
             recordings = self.recordings if self.inputs_and_outputs.decodes else None
             with self.patch.packed(batch, batch_data, recordings):
                 super()._forward_process_and_sample(model, batch_data, *args)
-            use = "list" if recordings is not None and recordings.replays else use
+            use = use if recordings is None else recordings.use
         else:
             self._sample(scores[None], output_ids)
         variant = "none"

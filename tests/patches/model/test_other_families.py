@@ -244,7 +244,7 @@ def test_generate_carries_padding_and_slots(name: str) -> None:
         slots = [0, 0]
         for row, result in zip(tokens, batched, strict=True):
             assert torch.equal(result, generate(row[None], **options)[0, -6:])
-        if patch._takes_positions:
+        if "position_ids" in patch._parameters:
             slots = [slot_of(patch, fields, 50) for fields in REQUESTS[FAMILY[name]][:2]]
             encoded = encode(positions, torch.tensor(slots)[:, None])
             mixed = generate(ids, attention_mask=mask, position_ids=encoded, **options)[:, -6:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -51,32 +52,34 @@ def by_shape(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("compute", [in_place, in_parts, by_shape])
 def test_other_numbers_give_the_bits_of_the_forward(compute: Any) -> None:
     model, failures = Model(compute), list[str]()
-    recordings = Recordings(failures)
+    recordings = Recordings(failures.append)
     for rows in (1, 3):
-        for seed in range(3):
+        for seed, use in enumerate(("none", "recorded", "list", "list")):
             x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
             found = recordings.run(model, {"x": x.clone(), "use_cache": False})
-            assert recordings.replays == (seed > 0)
+            assert recordings.use == use
             assert torch.equal(found.logits, compute(x, model.weight))
-    assert (model.runs, failures) == (2, [])
+    assert (model.runs, failures) == (4, [])
 
 
 def test_a_list_is_for_its_other_arguments_too() -> None:
     model = Model(by_shape)
-    recordings, x = Recordings([]), torch.randn(1, 4)
-    recordings.run(model, {"x": x, "use_cache": False})
-    recordings.run(model, {"x": x, "use_cache": True})
-    recordings.run(model, {"x": x.double(), "use_cache": True})
-    assert model.runs == 3
+    recordings, x = Recordings(print), torch.randn(1, 4)
+    for _ in range(3):
+        recordings.run(model, {"x": x, "use_cache": False})
+        recordings.run(model, {"x": x, "use_cache": True})
+        recordings.run(model, {"x": x.double(), "use_cache": True})
+    assert model.runs == 6
 
 
 def test_weights_that_change_in_place_are_read_anew() -> None:
     model = Model(in_place)
-    recordings, x = Recordings([]), torch.randn(3, 4)
-    recordings.run(model, {"x": x})
+    recordings, x = Recordings(print), torch.randn(3, 4)
+    for _ in range(2):
+        recordings.run(model, {"x": x})
     model.weight.add_(1.0)
     assert torch.equal(recordings.run(model, {"x": x}).logits, in_place(x, model.weight))
-    assert model.runs == 1
+    assert model.runs == 2
 
 
 READING: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -96,12 +99,12 @@ READING: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("reads", READING.values(), ids=list(READING))
 def test_python_that_reads_numbers_is_refused(reads: Callable[[torch.Tensor], Any]) -> None:
     model, failures = Model(lambda x, weight: x @ weight + reads(x)), list[str]()
-    recordings = Recordings(failures)
-    for seed in range(3):
+    recordings = Recordings(failures.append)
+    for seed in range(4):
         x = torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
         assert torch.equal(recordings.run(model, {"x": x}).logits, model.compute(x, model.weight))
-        assert not recordings.replays
-    assert model.runs == 3
+        assert recordings.use == ("failed" if seed else "none")
+    assert model.runs == 4
     assert len(failures) == 1
     assert failures[0].startswith("its forward reads numbers of tensors, by ")
 
@@ -118,58 +121,95 @@ def test_calls_of_a_seam_run_as_python() -> None:
         called = seam(x, scale=2.0) if recorder is None else recorder.call(seam, x, scale=2.0)
         return Logits(called[0] + 1.0)
 
-    recordings, x = Recordings([]), torch.randn(2, 4)
-    recordings.run(forward, {"x": x})
+    recordings, x = Recordings(print), torch.randn(2, 4)
+    for _ in range(2):
+        recordings.run(forward, {"x": x})
     state["factor"] = 3.0
     assert torch.equal(recordings.run(forward, {"x": x + 1.0}).logits, seam(x + 1.0, scale=2.0)[0] + 1.0)
-    assert recordings.replays
+    assert recordings.use == "list"
 
 
-def test_operations_past_torch_functions_are_refused() -> None:
-    """Collective operations of ranks are such."""
+PAST: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a tensor": lambda x: x * 2.0,
+    "several": lambda x: torch.cat([2.0 * part for part in x.split(1)]),
+    "in place": lambda x: x.mul_(2.0),
+}
+
+
+@pytest.mark.parametrize("compute", PAST.values(), ids=list(PAST))
+def test_operations_past_torch_functions_are_refused(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Collective operations of ranks are such, and those of extensions."""
 
     def past(x: torch.Tensor) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
-            return x * 2.0
+            return compute(x)
 
     failures = list[str]()
-    recordings = Recordings(failures)
-    for number in (1.0, 2.0):
+    recordings = Recordings(failures.append)
+    for number in (1.0, 2.0, 3.0):
         x = torch.full((2, 4), number)
-        assert torch.equal(recordings.run(lambda x: Logits(past(x) + 1.0), {"x": x}).logits, x * 2.0 + 1.0)
-    assert failures == ["its forward computes past the functions of torch"]
+        logits = recordings.run(lambda x: Logits(past(x + 0.0) + 1.0), {"x": x}).logits
+        assert torch.equal(logits, x * 2.0 + 1.0)
+    (failure,) = failures
+    assert failure.startswith("its forward computes past the functions of torch, by ")
+
+
+def test_a_recording_keeps_nothing_of_a_seam() -> None:
+    """Keys and values that a layer gathers may be as large as all of its cache."""
+    gathered: list[weakref.ref[torch.Tensor]] = []
+
+    def seam(x: torch.Tensor) -> torch.Tensor:
+        keys = x.repeat(100, 1)
+        gathered.append(weakref.ref(keys))
+        return keys.sum(0, keepdim=True)
+
+    def forward(x: torch.Tensor) -> Logits:
+        for _ in range(2):
+            assert [each() for each in gathered] == [None] * len(gathered)
+            x = x + (seam(x) if recordings.recorder is None else recordings.recorder.call(seam, x))
+        return Logits(x)
+
+    recordings = Recordings(print)
+    for _ in range(2):
+        recordings.run(forward, {"x": torch.ones(2, 4)})
+    assert recordings.use == "recorded"
 
 
 def test_tensors_in_a_dictionary_are_refused() -> None:
     failures = list[str]()
-    recordings = Recordings(failures)
+    recordings = Recordings(failures.append)
 
     def forward(x: torch.Tensor) -> Logits:
         recorder = recordings.recorder
         given = {"y": x * 2.0}
         return Logits(recorder.call(lambda given: given["y"], given) if recorder else given["y"])
 
-    assert torch.equal(recordings.run(forward, {"x": torch.ones(2)}).logits, torch.full((2,), 2.0))
+    for number in (1.0, 2.0, 3.0):
+        x = torch.full((2,), number)
+        assert torch.equal(recordings.run(forward, {"x": x}).logits, x * 2.0)
     assert failures == ["its forward hands on tensors in a dictionary"]
 
 
 def test_the_least_recently_used_list_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MOST", 2)
     model = Model(by_shape)
-    recordings = Recordings([])
-    for rows, runs in ((1, 1), (2, 2), (1, 2), (3, 3), (1, 3), (2, 4)):
+    recordings = Recordings(print)
+    for rows in (1, 2, 3):  # what has been seen once is recorded when it comes again
         recordings.run(model, {"x": torch.randn(rows, 4)})
-        assert model.runs == runs
+    for rows, use in ((1, "recorded"), (2, "recorded"), (1, "list"), (3, "recorded"), (1, "list"), (2, "recorded")):
+        recordings.run(model, {"x": torch.randn(rows, 4)})
+        assert recordings.use == use
 
 
 def test_a_forward_that_fails_leaves_no_list() -> None:
-    recordings, x = Recordings([]), torch.randn(2, 4)
+    recordings, x = Recordings(print), torch.randn(2, 4)
 
     def fails(x: torch.Tensor) -> Logits:
         raise RuntimeError(f"out of memory for {len(x)} rows")
 
-    with pytest.raises(RuntimeError, match="2 rows"):
-        recordings.run(fails, {"x": x})
-    assert recordings.recorder is None
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="2 rows"):
+            recordings.run(fails, {"x": x})
+        assert recordings.recorder is None
     model = Model(by_shape)
     assert torch.equal(recordings.run(model, {"x": x}).logits, by_shape(x, model.weight))

@@ -44,7 +44,7 @@ def check(model: PreTrainedModel, fields: list[Any]) -> None:
     with patched(model) as patch:
         requests, steps, tokens = generated(patch, fields, recorded=True)
         ordinary, _, expected = generated(patch, fields, recorded=False)
-    assert steps.count("list") >= 2
+    assert "list" in steps
     assert tokens == expected
     assert [request.logprobs for request in requests] == [request.logprobs for request in ordinary]
 
