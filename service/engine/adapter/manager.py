@@ -128,9 +128,8 @@ class EncodingManager(ContinuousBatchingManager):
             processor.inputs_and_outputs.compute_stream = own_stream(processor, self.model.device)
         token_bits = (int(self.model.config.get_text_config().vocab_size) - 1).bit_length()
         adopt(processor.cache, EncodingCache, requests=self.requests, numbers={}, live_keys={}, token_bits=token_bits)
-        rows, graphs = self.continuous_batching_config.max_requests_per_batch, None
-        if self._captures:
-            graphs = DecodeGraphs(self.patch, processor.cache, rows, self.failures)  # type: ignore[arg-type]
+        rows, cache = self._limits.max_requests_per_batch, processor.cache
+        graphs = DecodeGraphs(self.patch, cache, rows, self.failures) if self._captures else None  # type: ignore[arg-type]
         own = {"patch": self.patch, "graphs": graphs, "recordings": self._recordings, "on_step": self._on_step}
         adopt(processor.model_runner, RequestRunner, requests=self.requests, **own)
         adopt(
