@@ -26,7 +26,7 @@ from tests.models import by_tier, tiny_model
 from tests.patches.attention.paged import by_tables
 from tests.recording import Recorded, Recorder
 from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, run
-from tests.service.engine.test_paged_attention import every_encoding, prompts_for
+from tests.service.engine.test_paged_attention import WINDOWED, every_encoding, prompts_for
 
 FAMILIES = ("llama", "gemma3", "gpt_oss", "deepseek_v3", "llama4", "bloom", "gemma2", "diffllama")
 SPLIT = 8
@@ -60,14 +60,7 @@ def test_replayed_steps_have_the_tokens_of_ordinary_ones(family: str, recorder: 
 
 
 def test_pages_out_of_reach_leave_gaps() -> None:
-    methods = [
-        parse(fields)
-        for fields in (
-            {"method": "streaming", "sink_tokens": 5, "window": 11},
-            {"method": "streaming", "sink_tokens": 0, "window": 9, "absolute_positions": True},
-            {"method": "lm_infinite", "n_global": 3, "n_local": 9},
-        )
-    ]
+    methods = [parse(fields) for fields in WINDOWED]
     with patched(tiny_model("llama")[1]) as patch:
         prompts = [prompt[:4] * 10 for prompt in prompts_for(methods, 30, seed=3)]
         captured = run(patch, CAPTURED, methods, prompts, [20] * 3)

@@ -23,6 +23,13 @@ from tests.methods import Fields, one_per_shape, rows
 from tests.models import TRAINED_LENGTH, VOCAB_SIZE, by_tier, demo_model, tiny_model
 from tests.service.serving import serving, token_ids
 
+WINDOWED: list[Fields] = [
+    {"method": "streaming", "sink_tokens": 5, "window": 11},
+    {"method": "streaming", "sink_tokens": 0, "window": 9, "absolute_positions": True},
+    {"method": "lm_infinite", "n_global": 3, "n_local": 9},
+]
+"""Encodings whose pages between the first keys and the window are evicted."""
+
 EAGER, SEGMENTS = EngineChoice(attention="eager"), EngineChoice()
 NEW = 4
 LIMITS = EngineLimits(4096, 0, page_size=4, max_batch_tokens=48, max_requests_per_batch=64)
@@ -98,15 +105,7 @@ def test_a_batch_of_every_encoding_has_the_same_tokens(family: str, monkeypatch:
 
 
 def test_pages_out_of_reach_leave_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = [
-        parse(fields)
-        for fields in (
-            {"method": "streaming", "sink_tokens": 5, "window": 11},
-            {"method": "streaming", "sink_tokens": 0, "window": 9, "absolute_positions": True},
-            {"method": "lm_infinite", "n_global": 3, "n_local": 9},
-            {"method": "default"},
-        )
-    ]
+    methods = [parse(fields) for fields in (*WINDOWED, {"method": "default"})]
     evicted: list[int] = []
     made = paged_batch.paged_batch
 

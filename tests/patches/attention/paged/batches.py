@@ -10,9 +10,12 @@ from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 from patches.attention import reference
 from patches.attention.layer import Layer
 from patches.attention.paged.compilation import compiled
+from patches.attention.paged.launch import Blocks
 from patches.attention.paged.rows import Row
 from patches.attention.paged.step import PagedSequence, Step, step_of
 from patches.attention.paged.tables import Pairs, RowTables
+from patches.encoding.masks import ChunkRange, DistanceRange
+from patches.encoding.temperature import FloorLogTemperature
 from tests.methods import Fields, one_per_shape, rows
 from tests.patches.forward import written
 
@@ -66,6 +69,25 @@ class Shape:
         return [
             resolve(parse(fields), self.geometry, LENGTH) for fields in one_per_shape(requests, self.geometry, LENGTH)
         ]
+
+
+SMALL = Blocks(rows=32, keys=16, split=32)
+"""Small enough for several blocks and parts in a short sequence."""
+
+SHAPES = {
+    "plain": Shape(),
+    "three_heads_share_a_key": Shape(heads=6),
+    "interleaved": Shape(rotary_dim=16, interleaved=True),
+    "latent": Shape(kv_heads=4, head_dim=24, value_dim=12, rotary_dim=8, offset=16, interleaved=True),
+    "reversed": Shape(reverses=True),
+}
+SINKS = torch.linspace(-1.0, 2.0, 4)
+LAYERS = {
+    "window": Layer(0.3, DistanceRange(0, 13)),
+    "chunk": Layer(0.3, ChunkRange(16, 0, 1)),
+    "all": Layer(0.3, DistanceRange(0, 21), 3.0, SINKS, temperature=FloorLogTemperature(0.5, 8, 1)),
+}
+"""Layers with a mask, and one that changes its scores too."""
 
 
 @dataclass

@@ -12,32 +12,25 @@ from patches.attention.layer import Layer
 from patches.attention.paged import launch
 from patches.attention.paged.compilation import compiled
 from patches.attention.paged.decode import DecodeSteps
-from patches.attention.paged.launch import Blocks
 from patches.attention.paged.rows import BandRow, Row, Variant
 from patches.attention.paged.step import PagedSequence
 from patches.attention.paged.tables import MOST_BANDS, Pairs, RowTables
-from patches.encoding.masks import ChunkRange, DistanceRange
-from patches.encoding.temperature import FloorLogTemperature
 from tests.methods import Fields
 from tests.patches.attention.paged import by_tables
-from tests.patches.attention.paged.batches import CPU, LENGTH, WINDOWED, PagedBatch, Shape, ragged
+from tests.patches.attention.paged.batches import (
+    CPU,
+    LAYERS,
+    LENGTH,
+    SHAPES,
+    SMALL,
+    WINDOWED,
+    PagedBatch,
+    Shape,
+    ragged,
+)
 from tests.patches.forward import relative
 
-SMALL = Blocks(rows=32, keys=16, split=32)
-SINKS = torch.linspace(-1.0, 2.0, 4)
-SHAPES = {
-    "plain": Shape(),
-    "three_heads_share_a_key": Shape(heads=6),
-    "interleaved": Shape(rotary_dim=16, interleaved=True),
-    "latent": Shape(kv_heads=4, head_dim=24, value_dim=12, rotary_dim=8, offset=16, interleaved=True),
-    "reversed": Shape(reverses=True),
-}
-LAYERS = {
-    "plain": Layer(0.3),
-    "window": Layer(0.3, DistanceRange(0, 13)),
-    "chunk": Layer(0.3, ChunkRange(16, 0, 1)),
-    "all": Layer(0.3, DistanceRange(0, 21), 3.0, SINKS, temperature=FloorLogTemperature(0.5, 8, 1)),
-}
+ALL_LAYERS = {"plain": Layer(0.3), **LAYERS}
 
 
 def check(batch: PagedBatch) -> None:
@@ -54,9 +47,9 @@ def test_tables_have_every_encoding_under_every_shape(shape: str) -> None:
     check(ragged(SHAPES[shape], Layer(0.3)))
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ALL_LAYERS)
 def test_tables_have_every_encoding_in_every_layer(layer: str) -> None:
-    check(ragged(Shape(), LAYERS[layer], 5, seed=1))
+    check(ragged(Shape(), ALL_LAYERS[layer], 5, seed=1))
 
 
 # The step
@@ -74,7 +67,7 @@ def decoding(layer: Layer, page_size: int = 8) -> PagedBatch:
 def test_one_step_serves_batches_of_other_lengths_slots_and_pages(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place, with rows and items of padding, and places of new keys."""
     monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SMALL.split)
-    batch = decoding(LAYERS[layer])
+    batch = decoding(ALL_LAYERS[layer])
     query, key_pages, value_pages, step = batch.build()
     tables, spare = batch.tables(), len(key_pages)
     key_pages, value_pages = (torch.cat((pages, pages[:1])) for pages in (key_pages, value_pages))

@@ -12,9 +12,7 @@ from patches.attention.layer import Layer
 from patches.attention.paged import launch
 from patches.attention.paged.compilation import DoesNotFit
 from patches.attention.paged.launch import Blocks
-from patches.encoding.masks import ChunkRange, DistanceRange
-from patches.encoding.temperature import FloorLogTemperature
-from tests.patches.attention.paged.batches import LENGTH, WINDOWED, PagedBatch, Shape, ragged
+from tests.patches.attention.paged.batches import LAYERS, LENGTH, SHAPES, SMALL, WINDOWED, PagedBatch, Shape, ragged
 from tests.patches.forward import relative
 
 pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
@@ -23,24 +21,9 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpu]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SMALL = Blocks(rows=32, keys=16, split=32)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 0.1}
-SINKS = torch.linspace(-1.0, 2.0, 4)
 
-SHAPES = {
-    "plain": Shape(),
-    "three_heads_share_a_key": Shape(heads=6),
-    "interleaved": Shape(rotary_dim=16, interleaved=True),
-    "latent": Shape(kv_heads=4, head_dim=24, value_dim=12, rotary_dim=8, offset=16, interleaved=True),
-    "reversed": Shape(reverses=True),
-    "float16": Shape(dtype=torch.float16),
-    "bfloat16": Shape(dtype=torch.bfloat16),
-}
-LAYERS = {
-    "window": Layer(0.3, DistanceRange(0, 13)),
-    "chunk": Layer(0.3, ChunkRange(16, 0, 1)),
-    "all": Layer(0.3, DistanceRange(0, 21), 3.0, SINKS, temperature=FloorLogTemperature(0.5, 8, 1)),
-}
+ALL_SHAPES = {**SHAPES, "float16": Shape(dtype=torch.float16), "bfloat16": Shape(dtype=torch.bfloat16)}
 
 
 def outputs(batch: PagedBatch, blocks: Blocks = SMALL) -> list[torch.Tensor]:
@@ -58,9 +41,9 @@ def check(batch: PagedBatch, blocks: Blocks = SMALL) -> None:
         assert relative(part.to(expected.dtype), expected) < TOLERANCE[part.dtype], resolved
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ALL_SHAPES)
 def test_every_encoding_under_every_shape(shape: str) -> None:
-    check(ragged(SHAPES[shape], Layer(0.3)))
+    check(ragged(ALL_SHAPES[shape], Layer(0.3)))
 
 
 @pytest.mark.parametrize("layer", LAYERS)
