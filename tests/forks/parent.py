@@ -22,6 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from tests.forks import python
+
 SERVERS, WORKERS = "servers", "workers"
 """Names of the two sockets."""
 
@@ -135,17 +137,8 @@ def list_modules() -> None:
     print(*sys.modules)
 
 
-def _program(folder: Path) -> Path:
-    """``tests.forks.drawing`` as a program."""
-    program = folder / "python"
-    code = f"import sys\nsys.path.insert(0, {str(Path.cwd())!r})\nfrom tests.forks.drawing import main\n"
-    program.write_text(f"#!{sys.executable}\n{code}sys.exit(main(sys.argv[1:]))\n")
-    program.chmod(0o700)
-    return program
-
-
 def main(folder: Path) -> None:
-    multiprocessing.set_executable(str(_program(folder)))
+    multiprocessing.set_executable(str(python.written(folder)))
     _load(OF_SERVERS)
     if not os.fork():
         from huggingface_hub import constants
