@@ -26,7 +26,7 @@ from service.policy.policy import parse_policy
 from service.settings import Settings
 from tests.conftest import ROOT
 from tests.service.cli.shell import ropeway
-from tests.service.docs.terminal import Terminal, blocks, installed, missing, pages, repository, terminal
+from tests.service.docs.terminal import Terminal, blocks, installed, missing, pages, repository, small_demo, terminal
 from tests.service.serving import wait_for
 
 README = (ROOT / "README.md").read_text()
@@ -57,8 +57,11 @@ RUN = {"README.md", "tutorial.md"}
 """Pages whose other commands run here."""
 SERVER = "make serve    # the demo models; `ropeway serve --model FOLDER_OR_ID` serves others\n"
 """Goes on, in a second terminal."""
-LESS = "--stride 90000 --samples 1"
-"""Options of `make demo`: every encoding and length, a third of the windows and half of the passkeys."""
+LESS = "--stride 90000 --samples 1 --model"
+"""Options of `make demo`: every encoding and length, a third of the windows and half of the passkeys, and a model. The
+demo models themselves are those of `make serve`."""
+MODEL = "service/models/demo/ropeway-demo"
+"""Of the tutorial."""
 
 
 def rehearsed(block: str) -> None:
@@ -157,8 +160,8 @@ def test_commands_run_in_a_fresh_terminal_one_after_another(tmp_path: Path) -> N
     (tmp_path / "source").mkdir()
     source, home = repository(tmp_path / "source"), tmp_path
     port = free_port()
-    clone = tmp_path / "ropeway"
-    with terminal(tmp_path, home, ARGS=LESS) as first, terminal(tmp_path, home, ROPEWAY_PORT=str(port)) as second:
+    clone, less = tmp_path / "ropeway", f"{LESS} {small_demo(tmp_path)}"
+    with terminal(tmp_path, home, ARGS=less) as first, terminal(tmp_path, home, ROPEWAY_PORT=str(port)) as second:
         for number, block in enumerate(blocks(ROOT / "README.md")):
             script = block.replace("<this repository>", str(source)).replace("localhost:8000", f"localhost:{port}")
             if number == 0:
@@ -206,14 +209,17 @@ def demonstrated(output: Path) -> None:
 def test_the_tutorial_runs_from_a_fresh_terminal(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     source, clone, port = repository(tmp_path / "source"), tmp_path / "ropeway", free_port()
+    model = small_demo(tmp_path) / "ropeway-demo"
     with terminal(tmp_path, tmp_path, ROPEWAY_PORT=str(port)) as shell:
         for number, block in enumerate(blocks(ROOT / "docs/tutorial.md")):
             script = block.replace("<this repository>", str(source)).replace("localhost:8000", f"localhost:{port}")
+            script = script.replace(f"MODEL={MODEL}\n", f"MODEL={model}\n")
             code, printed = shell.run(cloned(shell, script, clone) if number == 0 else script)
             assert code == 0, f"{block}\n{printed}"
             assert '"error":{' not in printed, f"{block}\n{printed}"
     assert (clone / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert (clone / "report.html").stat().st_size > 100_000
+    assert sorted(path.name for path in (clone / MODEL).iterdir()) == sorted(path.name for path in model.iterdir())
 
 
 def cloned(shell: Terminal, script: str, clone: Path) -> str:
