@@ -11,13 +11,19 @@ import typer
 from benchmarks import gpu_suite
 from benchmarks.gpu.scale import SMOKE
 from tests.forks.process import forked
+from tests.forks.python import start_forks
+
+
+def smoke(out: Path) -> None:
+    start_forks()
+    gpu_suite.main(True, out)
 
 
 @pytest.mark.slow
 def test_every_part_runs(tmp_path: Path) -> None:
     out = tmp_path / "suite.json"
     log = tmp_path / "log"
-    assert forked(gpu_suite.main, True, out, log=log).wait() == 0, log.read_text()
+    assert forked(smoke, out, log=log).wait() == 0, log.read_text()
     results = json.loads(out.read_text())["results"]
     assert {row["part"] for row in results} == {*(part.__name__ for part, _ in gpu_suite.PARTS), "tests"}
     for part in {row["part"] for row in results}:

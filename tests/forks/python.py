@@ -32,13 +32,18 @@ def written(folder: Path) -> Path:
     return program
 
 
+def start_forks() -> None:
+    """From here on, this process starts forks where it starts Python."""
+    sys.executable = multiprocessing.spawn.get_executable()
+
+
 def use_sources(folder: str) -> None:
     """Import from ``folder`` in this process, which has modules of other sources, and in those that it starts."""
     os.environ[SOURCES] = folder
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
     sys.path.insert(0, folder)
-    sys.executable = multiprocessing.spawn.get_executable()
+    start_forks()
 
 
 def run(code: str) -> None:
@@ -71,7 +76,7 @@ def main(arguments: list[str]) -> int:
     from tests.forks.parent import SERVERS, WORKERS
 
     if arguments[0] == "-m":
-        return waited(SERVERS, run_module, arguments[1], arguments[2:])
+        return waited(WORKERS if arguments[1] == "pytest" else SERVERS, run_module, arguments[1], arguments[2:])
     found = SERVER.match(arguments[-1])
     if found is None:
         os.execv(sys.executable, [sys.executable, *arguments])
