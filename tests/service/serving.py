@@ -119,7 +119,7 @@ def process(folder: Path, *settings: str, log: Path) -> Iterator[tuple[Forked, s
     """`ropeway serve` of the model in ``folder`` as another process, and its base URL. ``settings`` are
     NAME=VALUE; the log goes to a file, which never fills up as a pipe does."""
     log.touch()
-    running = forked(_ropeway, serve_arguments(folder, *settings), log=log, folder=folder)
+    running = forked(command, serve_arguments(folder, *settings), log=log, folder=folder)
     with answering(running, log) as url:
         yield running, url
 
@@ -142,7 +142,8 @@ def answering(running: Forked | subprocess.Popen[bytes], log: Path) -> Iterator[
         running.wait()
 
 
-def _ropeway(arguments: list[str]) -> None:
+def command(arguments: list[str]) -> None:
+    """`ropeway`, for a fork."""
     app(arguments)
 
 

@@ -7,11 +7,7 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +16,11 @@ import pytest
 from service.cli import progress
 from service.client import Ropeway, UnitDone
 from tests.conftest import ROOT
+from tests.forks.parent import SERVERS
+from tests.forks.process import fork
 from tests.service.cli.shell import ropeway
 from tests.service.conftest import TEXT
-from tests.service.serving import serving, wait_for
+from tests.service.serving import command, serving, wait_for
 
 LONG: dict[str, Any] = {"input": TEXT[:12_000], "methods": ["default", "yarn:4"], "lengths": [64], "reuse": False}
 LONG |= {"protocol": "sliding", "stride": 12}
@@ -42,28 +40,25 @@ def client(server: str) -> Iterator[Ropeway]:
         yield client
 
 
-@contextmanager
-def shell(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """``ropeway`` in another process, which gets Ctrl-C as a signal."""
-    command = [sys.executable, "-m", "service.cli", *arguments]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # A shell's background processes ignore Ctrl-C, and so would their children.
-    pipes["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "COLUMNS": "200"}, **pipes) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
+def reporting_at_once(arguments: list[str]) -> None:
+    """`ropeway`, whose first line of progress comes seconds earlier, while a server computes in vain."""
+    progress.LINE_S = progress.MEASURED_S = 0.0
+    command(arguments)
 
 
-def interrupted(*arguments: str) -> tuple[int, str]:
-    """Exit code and stderr of a command that gets Ctrl-C once it has reported progress."""
-    with shell(*arguments) as running:
-        assert running.stderr is not None
-        first = running.stderr.readline()
+def interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of a command in another process that gets Ctrl-C once it has reported progress."""
+    log = folder / "stderr"
+    with open(os.devnull, "r+b") as nothing, log.open("wb") as errors, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        streams = (nothing.fileno(), nothing.fileno(), errors.fileno())
+        running = fork(SERVERS, reporting_at_once, (list(arguments),), ROOT, streams)
+    try:
+        wait_for(lambda: "\n" in log.read_text() or running.poll() is not None, 60)
         running.send_signal(signal.SIGINT)
-        _, rest = running.communicate(timeout=30)
-        return running.returncode, first + rest
+        return running.wait(30), log.read_text()
+    finally:
+        running.kill()
 
 
 @pytest.fixture
@@ -76,8 +71,8 @@ def endless(client: Ropeway) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_the_job_alone(server: str, client: Ropeway, endless: str) -> None:
-    code, stderr = interrupted("jobs", "follow", endless, "--server", server)
+def test_ctrl_c_leaves_the_job_alone(server: str, client: Ropeway, endless: str, tmp_path: Path) -> None:
+    code, stderr = interrupted(tmp_path, "jobs", "follow", endless, "--server", server)
     assert code == 130
     assert f"come back to it: ropeway jobs follow {endless[:12]} --server {server}" in stderr
     assert "Traceback" not in stderr
@@ -85,8 +80,8 @@ def test_ctrl_c_leaves_the_job_alone(server: str, client: Ropeway, endless: str)
 
 
 @pytest.mark.slow
-def test_ctrl_c_cancels_where_that_is_asked_for(server: str, client: Ropeway, endless: str) -> None:
-    code, stderr = interrupted("jobs", "follow", endless, "--cancel", "--server", server)
+def test_ctrl_c_cancels_where_that_is_asked_for(server: str, client: Ropeway, endless: str, tmp_path: Path) -> None:
+    code, stderr = interrupted(tmp_path, "jobs", "follow", endless, "--cancel", "--server", server)
     assert code == 130
     assert stderr.splitlines()[-1].startswith("cancelled")
     assert client.job(endless).state == "cancelled"
