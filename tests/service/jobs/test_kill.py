@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,6 +24,16 @@ from tests.service.jobs.bench import in_one_run, result_of
 from tests.service.serving import SMALL, wait_for
 
 Rows = dict[tuple[int, int], tuple[Any, ...]]
+
+
+class Server(NamedTuple):
+    process: Forked
+    ready: Path
+    log: Path
+
+    def works(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return self.ready.exists()
 
 
 def request_of(n: int) -> PerplexityRequest:
@@ -65,30 +75,28 @@ def test_killed_servers_lose_nothing(url: str, kills: int, checkpoints: Path, tm
         assert not [job.error for job in found if job.error]
         return sum(job.state != "done" for job in found)
 
-    def begun(name: str) -> Forked:
+    def begun(name: str) -> Server:
         ready, log = tmp_path / f"ready{name}", tmp_path / f"log{name}"
-        process = forked(server.serve, url, settings, ready, log=log)
-        wait_for(lambda: ready.exists() or process.poll() is not None, 60)
-        assert process.poll() is None, log.read_text()
-        return process
+        return Server(forked(server.serve, url, settings, ready, log=log), ready, log)
 
     running = [begun(f"first{n}") for n in range(3)]
     for kill in range(kills):
         while unfinished() < 2:
             add()
+        wait_for(lambda: sum(one.works() for one in running) >= 2, 60)  # the third may still begin
         wait_for(lambda: len(finished_units(store)) > len(before))  # noqa: B023 - called in this round
         time.sleep(chance.uniform(0, 0.1))
-        place = chance.randrange(3)
-        running[place].kill()
-        running[place].wait()
+        place = chance.choice([place for place, one in enumerate(running) if one.works()])
+        running[place].process.kill()
+        running[place].process.wait()
         found = finished_units(store)
         assert before.items() <= found.items()
         before = found
         running[place] = begun(f"{kill}")
     wait_for(lambda: unfinished() == 0, 60)
-    for process in running:
-        process.kill()
-        process.wait()
+    for one in running:
+        one.process.kill()
+        one.process.wait()
     assert_complete(store, registry, settings, jobs)
     store.close()
     registry.close()
