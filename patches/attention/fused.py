@@ -51,12 +51,6 @@ def attend(
     return by_bands(states)
 
 
-def ordinary_query(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
-    """``ordinary`` for a single query without a temperature, to the bit."""
-    grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=grouped)
-
-
 def ordinary(states: SegmentStates) -> torch.Tensor:
     """Plain causal attention: transformers' own SDPA call, so the result is the same to the bit."""
     new = states.query.shape[2]

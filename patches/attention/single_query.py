@@ -2,7 +2,7 @@
 
 Each band covers a range of keys for it, so nothing needs a mask. The query turns if a band reads keys as they were
 written: R(a) q . R(b) k = R(a - b) q . k (RoFormer, arXiv:2104.09864, equation 16). Other keys turn by the difference
-between their written distance and that of the band.
+between their written distance and that of the band. Where keys may turn in place, bands of one query share a call.
 """
 
 from __future__ import annotations
@@ -15,58 +15,147 @@ import torch.nn.functional as F
 
 from patches.attention.log_sum_exp import merged, sdpa_with_lse
 from patches.attention.states import SegmentStates, Table
-from patches.encoding.recipe import Band
-from patches.encoding.rotary import per_pair
+from patches.encoding.recipe import Band, PositionMap
+from patches.encoding.rotary import per_pair, turn
 
 
 class Part(NamedTuple):
-    """A band's keys for one query, the same in all layers: their ``columns`` and the additive ``bias``
-    [1, heads, 1, keys]. The query turns by ``query``, or the keys by ``key``, or neither."""
+    """Keys that one call reads, the same in all layers: their ``columns`` (None: all), and the additive ``bias``
+    [1, heads, 1, keys].
 
-    columns: slice
-    query: Table | None
-    key: Table | None
-    bias: torch.Tensor | None
+    The query turns by ``query``, and the keys of each piece of the columns in ``keys`` by the table beside it.
+    """
+
+    columns: slice | None = None
+    query: Table | None = None
+    keys: list[tuple[slice, Table]] = []
+    bias: torch.Tensor | None = None
+
+
+class Reading(NamedTuple):
+    """How one query reads its keys, the same in all layers that see the same ones.
+
+    ``multiplier`` is that of the scores, and ``factor`` [1, 1] that of the query, None for 1.
+    """
+
+    parts: list[Part]
+    multiplier: float = 1.0
+    factor: torch.Tensor | None = None
+    interleaved: bool = False
+    offset: int = 0
+
+
+ORDINARY = Reading([Part()])
+"""Ordinary causal attention to all keys."""
 
 
 def single_query(states: SegmentStates) -> torch.Tensor:
     """Output [rows, heads, 1, value dim]."""
-    parts = states.shared("parts", lambda: _parts(states))
-    if len(parts) == 1:
-        query, key, value, bias = _seen(states, parts[0])
-        grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, bias, scale=states.scaling, enable_gqa=grouped)
-    out, _ = reduce(merged, (sdpa_with_lse(*_seen(states, part), states.scaling) for part in parts))
-    return out.to(states.query.dtype)
+    reading = states.shared("reading", lambda: reading_of(states))
+    return read(states.untempered, states.key, states.value, states.layer.scaling, reading)
 
 
-def _parts(states: SegmentStates) -> list[Part]:
-    """One for each band that the query reaches keys in."""
+def reading_of(states: SegmentStates, *, in_place: bool = False) -> Reading:
+    """The reading of the single query of ``states``; of the states themselves, only shapes and positions count.
+
+    With ``in_place``, reading turns keys in the tensor that ``read`` gets.
+    """
     bands = [(band, states.reached(band)) for band in states.resolved.recipe.bands]
-    return [_part(states, band, columns) for band, columns in bands if columns.start < columns.stop]
+    reached = {band: columns for band, columns in bands if columns.start < columns.stop}
+    query_map = _shared_map(states, reached) if in_place else states.resolved.recipe.base
+    queries: dict[PositionMap, Table | None] = {}
+    for band in reached:
+        own = band.query_map if states.is_as_written(band.key_map) else query_map
+        if own not in queries:
+            turns = not states.is_as_written(own)
+            queries[own] = states.table(states.moved(own, states.q_idx)) if turns else None
+    parts = [_part(states, band, columns, query_map, queries) for band, columns in reached.items()]
+    if in_place:
+        parts = _joined(parts)
+    multiplier, factor = states.temperature
+    if len(parts) == 1 and parts[0].columns == slice(0, states.key.shape[2]):
+        parts = [parts[0]._replace(columns=None)]
+    return Reading(parts, multiplier, factor, states.resolved.interleaved, states.resolved.offset)
 
 
-def _part(states: SegmentStates, band: Band, columns: slice) -> Part:
+def read(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, reading: Reading
+) -> torch.Tensor:
+    """Output [rows, heads, 1, value dim] of ``query`` [rows, heads, 1, head_dim]."""
+    scaling *= reading.multiplier
+    if reading.factor is not None:
+        query = (query * reading.factor).to(query.dtype)
+    if len(reading.parts) == 1:
+        query, key, value, bias = _seen(query, key, value, reading.parts[0], reading)
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, bias, scale=scaling, enable_gqa=grouped)
+    seen = (_seen(query, key, value, part, reading) for part in reading.parts)
+    out, _ = reduce(merged, (sdpa_with_lse(*each, scaling) for each in seen))
+    return out.to(query.dtype)
+
+
+def _shared_map(states: SegmentStates, reached: dict[Band, slice]) -> PositionMap:
+    """The map of the query to which keys turn: that of the band that reads most keys as they were written."""
+    sizes = {
+        band.query_map: columns.stop - columns.start
+        for band, columns in reached.items()
+        if states.is_as_written(band.key_map)
+    }
+    return max(sizes, key=sizes.__getitem__, default=states.resolved.recipe.base)
+
+
+def _part(
+    states: SegmentStates,
+    band: Band,
+    columns: slice,
+    query_map: PositionMap,
+    queries: dict[PositionMap, Table | None],
+) -> Part:
     biased = states.resolved.recipe.score_bias is not None
     bias = states.bias([band], states.q_start, 1, columns) if biased else None
-    if not states.is_as_written(band.key_map):
-        return Part(columns, None, states.table(_excess(states, band, columns)), bias)
-    moves = not states.is_as_written(band.query_map)
-    return Part(columns, states.table(states.moved(band.query_map, states.q_idx)) if moves else None, None, bias)
+    if states.is_as_written(band.key_map):
+        return Part(columns, queries[band.query_map], [], bias)
+    whole = slice(0, columns.stop - columns.start)
+    turned = states.table(_excess(states, band, columns, query_map))
+    return Part(columns, queries[query_map], [(whole, turned)], bias)
 
 
-def _seen(states: SegmentStates, part: Part) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The query, keys, values and bias of a part, turned to their distance in its band."""
-    query, key = states.query, states.key[:, :, part.columns]
+def _joined(parts: list[Part]) -> list[Part]:
+    """``parts`` by columns, where neighbours of the same query are one."""
+    joined: list[Part] = []
+    for part in sorted(parts, key=lambda part: part.columns.start):
+        last = joined[-1] if joined else None
+        if last is None or last.columns.stop != part.columns.start or last.query is not part.query:
+            joined.append(part)
+            continue
+        bias = None if last.bias is None or part.bias is None else torch.cat((last.bias, part.bias), -1)
+        columns, by = slice(last.columns.start, part.columns.stop), part.columns.start - last.columns.start
+        moved = [(slice(piece.start + by, piece.stop + by), table) for piece, table in part.keys]
+        joined[-1] = Part(columns, last.query, last.keys + moved, bias)
+    return joined
+
+
+def _seen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Part, reading: Reading
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The query, keys, values and bias of a part, turned to their distance in its bands."""
+    interleaved, offset = reading.interleaved, reading.offset
     if part.query is not None:
-        query = states.turn(query, part.query)
-    if part.key is not None:
-        key = states.turn(key, part.key)
-    return query, key, states.value[:, :, part.columns], part.bias
+        query = turn(query, *part.query, interleaved=interleaved, offset=offset)
+    if part.columns is not None:
+        key, value = key[:, :, part.columns], value[:, :, part.columns]
+    for piece, table in part.keys:
+        turned = turn(key[:, :, piece], *table, interleaved=interleaved, offset=offset)
+        if piece == slice(0, key.shape[2]):
+            key = turned
+        else:
+            key[:, :, piece] = turned
+    return query, key, value, part.bias
 
 
-def _excess(states: SegmentStates, band: Band, columns: slice) -> torch.Tensor:
-    """Positions [keys, 1 or pairs] by which the distance to keys as they were written exceeds that in ``band``."""
+def _excess(states: SegmentStates, band: Band, columns: slice, query_map: PositionMap) -> torch.Tensor:
+    """Positions [keys, 1 or pairs] by which the distance of a query under ``query_map`` to keys as they were written
+    exceeds that in ``band``."""
     base, q_idx, kv_idx = states.resolved.recipe.base, states.q_idx, states.positions(columns)
-    written = per_pair(base(q_idx)) - per_pair(base(kv_idx))
+    written = per_pair(query_map(q_idx)) - per_pair(base(kv_idx))
     return written - (per_pair(band.query_map(q_idx)) - per_pair(band.key_map(kv_idx)))

@@ -39,7 +39,9 @@ class SegmentStates:
         self.layer_mask = None if layer.mask.is_causal_below(self.q_stop) else layer.mask
         self.is_plain = resolved.is_plain and self.layer_mask is None and num_sinks == 0
         self.untempered = query
-        self.scaling, self.query = self._tempered(query)
+        multiplier, factor = self.temperature
+        self.scaling = layer.scaling * multiplier
+        self.query = query if factor is None else (query * factor).to(query.dtype)
 
     @property
     def q_idx(self) -> torch.Tensor:
@@ -121,15 +123,17 @@ class SegmentStates:
         """``states`` [rows, heads, n, head_dim], rotated by ``table``."""
         return turn(states, *table, interleaved=self.resolved.interleaved, offset=self.resolved.offset)
 
-    def _tempered(self, query: torch.Tensor) -> tuple[float, torch.Tensor]:
-        """Factor on scores, and the queries multiplied by what depends on their positions."""
-        scaling = self.layer.scaling
+    @property
+    def temperature(self) -> tuple[float, torch.Tensor | None]:
+        """Factor on scores, and that on queries [q, 1] of what depends on their positions."""
+        multiplier, factor = 1.0, None
         for temperature in (self.layer.temperature, self.resolved.recipe.attention_temperature):
             if isinstance(temperature, ConstantTemperature):
-                scaling *= temperature.multiplier
+                multiplier *= temperature.multiplier
             elif temperature is not None:
-                query = (query * temperature(self.q_idx)[:, None]).to(query.dtype)
-        return scaling, query
+                own = temperature(self.q_idx)[:, None]
+                factor = own if factor is None else factor * own
+        return multiplier, factor
 
     def tempered(self, logits: torch.Tensor, q_low: int) -> torch.Tensor:
         """``logits`` [rows, heads, q, k] of the queries q_low, q_low + 1, ... times every temperature."""

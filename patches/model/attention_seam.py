@@ -17,6 +17,8 @@ from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observed, Observer
 from patches.attention.paged.batch import ModelRows, PagedBatch, Role
 from patches.attention.paged.tables import Pairs
+from patches.attention.single_query import ORDINARY, Reading, read, reading_of
+from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch, Segment, packed_lengths, padded_keys
 from patches.batch.slots import MAX_SLOTS, SlotTable
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
@@ -130,8 +132,7 @@ class AttentionSeam:
         if isinstance(batch, PagedBatch):
             pages = paged["k_cache"], paged["v_cache"]
             return self._attend_paged(query, (key, value), pages, batch, layer, index)
-        edges, observer = paged["cu_seq_lens_k"], forward.observer
-        return self._attend_packed(query, key, value, batch, edges, layer, index, observer)
+        return self._attend_packed(query, key, value, batch, paged, layer, index, forward.observer)
 
     def _layer_mask(self, index: int, sliding_window: int | None) -> LayerMask:
         if index in self._compressed:
@@ -207,45 +208,55 @@ class AttentionSeam:
         key: torch.Tensor,
         value: torch.Tensor,
         batch: Batch,
-        key_edges: torch.Tensor,
+        paged: dict[str, Any],
         layer: Layer,
         index: int,
         observer: Observer | None,
     ) -> torch.Tensor:
-        """Sequences one after another in a single row; the layer's cache says where each one's keys end."""
+        """Sequences one after another in a single row; the layer's cache says where each one's keys end.
+
+        A cache gives copies of its keys, and nothing else reads them.
+        """
+        key_edges = paged["cu_seq_lens_k"]
         new, num_kv = batch.shared(("lengths", key_edges.data_ptr()), lambda: packed_lengths(batch, key_edges))
-        parts = zip(query.split(new, 2), key.split(num_kv, 2), value.split(num_kv, 2), strict=True)
-        ordinary = self._ordinary(batch, layer, index, observer)
+        parts = list(zip(query.split(new, 2), key.split(num_kv, 2), value.split(num_kv, 2), strict=True))
+        readings: list[Reading | None] = [None] * len(parts)
+        if observer is None and layer.is_ordinary and "cache" in paged:
+            kind = ("readings", self._role(index), layer.mask, key_edges.data_ptr())
+            readings = batch.shared(kind, lambda: self._readings(parts, batch, layer, index))
         attended = []
-        for segment, states, is_ordinary in zip(batch.segments, parts, ordinary, strict=True):
-            if is_ordinary:
-                attended.append(fused.ordinary_query(*states, layer.scaling))
+        for segment, states, reading in zip(batch.segments, parts, readings, strict=True):
+            if reading is not None:
+                attended.append(read(*states, layer.scaling, reading))
                 continue
             recipe = self._recipe(self._role(index), segment.slot)
             num_sinks = _num_sinks(recipe, layer, states[1].shape[2], segment.q_stop) or 0
             attended.append(self._attend(states, segment, batch, layer, index, observer, num_sinks))
         return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
-    def _ordinary(self, batch: Batch, layer: Layer, index: int, observer: Observer | None) -> list[bool]:
-        """For each segment of a packed row, True if ``fused.ordinary_query`` attends for it.
+    def _readings(
+        self,
+        parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+        batch: Batch,
+        layer: Layer,
+        index: int,
+    ) -> list[Reading | None]:
+        """The reading of each segment with a single query, None for others: the same in layers of one role and window.
 
-        Layers of one role and one window share the answer: decoding many sequences asks this most often.
+        Decoding many sequences asks this most often.
         """
-        if observer is not None or not layer.is_ordinary:
-            return [False] * len(batch.segments)
-
-        role = self._role(index)
-
-        def make() -> list[bool]:
-            return [
-                segment.q_stop - segment.q_start == 1
-                and (resolved := self._recipe(role, segment.slot)).is_plain
-                and resolved.recipe.attention_temperature is None
-                and layer.mask.is_causal_below(segment.q_stop)
-                for segment in batch.segments
-            ]
-
-        return batch.shared(("ordinary", role, layer.mask), make)
+        readings: list[Reading | None] = []
+        for segment, states in zip(batch.segments, parts, strict=True):
+            recipe, start = self._recipe(self._role(index), segment.slot), segment.q_start
+            if states[0].shape[2] > 1 or recipe.recipe.relative is not None:
+                readings.append(None)
+            elif recipe.is_plain and not recipe.recipe.attention_temperature and layer.mask.is_causal_below(start + 1):
+                readings.append(ORDINARY)
+            else:
+                num_sinks = _num_sinks(recipe, layer, states[1].shape[2], segment.q_stop) or 0
+                own = SegmentStates(*states, recipe, batch, layer, start, num_sinks)
+                readings.append(reading_of(own, in_place=True))
+        return readings
 
     def _attend_paged(
         self,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from patches import RopeGeometry, parse, resolve
-from patches.attention import reference
+from patches.attention import reference, single_query
 from patches.attention.fused import attend
 from patches.attention.layer import Layer
 from patches.attention.states import SegmentStates
@@ -60,11 +60,28 @@ def test_each_band_is_a_part(fields: Fields, kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("fields", MOVING, ids=str)
+def test_keys_that_turn_in_place(fields: Fields) -> None:
+    """Then bands of one query are a single call."""
+    generator = torch.Generator().manual_seed(0)
+    resolved, layer = resolve(parse(fields), GEOMETRY, 300), Layer(0.3)
+    for past in (0, 1, 21, 28, 29, 45, 255):
+        query = torch.randn(1, 4, 1, 16, generator=generator)
+        key, value = torch.randn(2, 1, 2, past + 1, 16, generator=generator).mul(2)
+        states = SegmentStates(query, key, value, resolved, Batch([]), layer, past, 0)
+        reading = single_query.reading_of(states, in_place=True)
+        if fields["method"] in ("self_extend", "rerope", "dpe"):
+            assert len(reading.parts) == 1
+        expected = reference.attend(query, key, value, resolved, layer, q_start=past)
+        result = single_query.read(query, key.clone(), value, layer.scaling, reading)
+        assert relative(result, expected) < 1e-5
+
+
+@pytest.mark.parametrize("fields", MOVING, ids=str)
 def test_most_keys_are_read_as_they_were_written(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turning every cached key at every step would cost as much as attention."""
-    turned, turn = [], SegmentStates.turn
-    seen = lambda self, states, *rest: turned.append(states.shape[2]) or turn(self, states, *rest)  # noqa: E731
-    monkeypatch.setattr(SegmentStates, "turn", seen)
+    turned, turn = [], single_query.turn
+    seen = lambda states, *table, **layout: turned.append(states.shape[2]) or turn(states, *table, **layout)  # noqa: E731
+    monkeypatch.setattr(single_query, "turn", seen)
     query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 300, 16)
     attend(query, key, key, resolve(parse(fields), GEOMETRY, 300), Batch([]), Layer(0.3), q_start=299)
     assert turned
