@@ -86,7 +86,7 @@ def turn(
     rotated = upcast(states if whole else states[..., offset : offset + rotary_dim])
     others = rotated.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if interleaved else rotated.roll(rotary_dim // 2, -1)
     # In place: a fresh tensor of all keys costs more than the product in it.
-    rotated = (rotated * cos).addcmul_(others, signed_sin).to(states.dtype)
+    rotated = (rotated * cos).add_(others.mul_(signed_sin)).to(states.dtype)
     if whole:
         return rotated
     return torch.cat((states[..., :offset], rotated, states[..., offset + rotary_dim :]), dim=-1)
