@@ -2,7 +2,7 @@
 
 Each band covers a range of keys for it, so nothing needs a mask. The query turns if a band reads keys as they were
 written: R(a) q . R(b) k = R(a - b) q . k (RoFormer, arXiv:2104.09864, equation 16). Other keys turn by the difference
-between their written distance and that of the band. Where keys may turn in place, bands of one query share a call.
+between their written distance and that of the band. Bands of few keys are one call, over a copy of the keys.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from patches.attention.log_sum_exp import merged, sdpa_with_lse
 from patches.attention.states import SegmentStates, Table
 from patches.encoding.recipe import Band, PositionMap
 from patches.encoding.rotary import per_pair, turn
+
+
+FEW = 512
+"""Most keys whose copy takes no longer than another call of the kernel and a merge."""
 
 
 class Part(NamedTuple):
@@ -55,14 +59,12 @@ def single_query(states: SegmentStates) -> torch.Tensor:
     return read(states.untempered, states.key, states.value, states.layer.scaling, reading)
 
 
-def reading_of(states: SegmentStates, *, in_place: bool = False) -> Reading:
-    """The reading of the single query of ``states``; of the states themselves, only shapes and positions count.
-
-    With ``in_place``, reading turns keys in the tensor that ``read`` gets.
-    """
+def reading_of(states: SegmentStates) -> Reading:
+    """The reading of the single query of ``states``; of the states themselves, only shapes and positions count."""
     bands = [(band, states.reached(band)) for band in states.resolved.recipe.bands]
     reached = {band: columns for band, columns in bands if columns.start < columns.stop}
-    query_map = _shared_map(states, reached) if in_place else states.resolved.recipe.base
+    few = states.key.shape[2] <= FEW
+    query_map = _shared_map(states, reached) if few else states.resolved.recipe.base
     queries: dict[PositionMap, Table | None] = {}
     for band in reached:
         own = band.query_map if states.is_as_written(band.key_map) else query_map
@@ -70,7 +72,7 @@ def reading_of(states: SegmentStates, *, in_place: bool = False) -> Reading:
             turns = not states.is_as_written(own)
             queries[own] = states.table(states.moved(own, states.q_idx)) if turns else None
     parts = [_part(states, band, columns, query_map, queries) for band, columns in reached.items()]
-    if in_place:
+    if few:
         parts = _joined(parts)
     multiplier, factor = states.temperature
     if len(parts) == 1 and parts[0].columns == slice(0, states.key.shape[2]):
@@ -144,9 +146,12 @@ def _seen(
         query = turn(query, *part.query, interleaved=interleaved, offset=offset)
     if part.columns is not None:
         key, value = key[:, :, part.columns], value[:, :, part.columns]
+    whole = slice(0, key.shape[2])
+    if any(piece != whole for piece, _ in part.keys):
+        key = key.clone()
     for piece, table in part.keys:
         turned = turn(key[:, :, piece], *table, interleaved=interleaved, offset=offset)
-        if piece == slice(0, key.shape[2]):
+        if piece == whole:
             key = turned
         else:
             key[:, :, piece] = turned

@@ -43,12 +43,14 @@ class Batch:
     """The segments of one forward, and the tables its layers share.
 
     ``packed`` batches have their sequences one after another in a single row, keys likewise. ``columns`` is the number
-    of key columns that a full cache has seen, for layers that cache only the last ones.
+    of key columns that a full cache has seen, for layers that cache only the last ones. ``places`` are those of the
+    sequences' first keys in a cache that attention reads in place, None for sequences whose keys are copied.
     """
 
     segments: list[Segment]
     columns: int = 0
     packed: bool = False
+    places: list[int | None] | None = None
     _shared: dict[Hashable, object] = field(default_factory=dict)
     _calls: Counter[int] = field(default_factory=Counter)
 
@@ -69,13 +71,13 @@ class Batch:
         return self._calls[layer] - 1
 
 
-def packed_batch(sequences: list[tuple[int, int, int]]) -> Batch:
+def packed_batch(sequences: list[tuple[int, int, int]], places: list[int | None] | None = None) -> Batch:
     """Batch of a packed row from (slot, first position, number of new tokens) per sequence."""
     segments, column = [], 0
     for slot, q_start, length in sequences:
         segments.append(Segment(slice(0, 1), slice(column, column + length), slot, q_start, 0))
         column += length
-    return Batch(segments, packed=True)
+    return Batch(segments, packed=True, places=places)
 
 
 def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Batch:

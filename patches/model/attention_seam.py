@@ -127,12 +127,12 @@ class AttentionSeam:
     ) -> torch.Tensor:
         """Attention of a packed row [1, tokens, heads, value dim] through its cache, if it has one."""
         paged = dict(forward.paged)  # the cache writes what belongs to this layer into it
-        if "cache" in paged:
-            key, value = self._through_cache(key, value, batch, paged, index)
         if isinstance(batch, PagedBatch):
+            new = self._through_cache(key, value, batch, paged, index)
             pages = paged["k_cache"], paged["v_cache"]
-            return self._attend_paged(query, (key, value), pages, batch, layer, index)
-        return self._attend_packed(query, key, value, batch, paged, layer, index, forward.observer)
+            return self._attend_paged(query, new, pages, batch, layer, index)
+        sequences = self._sequences(key, value, batch, paged, index)
+        return self._attend_packed(query, sequences, batch, paged, layer, index, forward.observer)
 
     def _layer_mask(self, index: int, sliding_window: int | None) -> LayerMask:
         if index in self._compressed:
@@ -205,24 +205,19 @@ class AttentionSeam:
     def _attend_packed(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        sequences: list[tuple[torch.Tensor, torch.Tensor]],
         batch: Batch,
         paged: dict[str, Any],
         layer: Layer,
         index: int,
         observer: Observer | None,
     ) -> torch.Tensor:
-        """Sequences one after another in a single row; the layer's cache says where each one's keys end.
-
-        A cache gives copies of its keys, and nothing else reads them.
-        """
-        key_edges = paged["cu_seq_lens_k"]
-        new, num_kv = batch.shared(("lengths", key_edges.data_ptr()), lambda: packed_lengths(batch, key_edges))
-        parts = list(zip(query.split(new, 2), key.split(num_kv, 2), value.split(num_kv, 2), strict=True))
+        """Sequences one after another in a single row, each with its keys and values."""
+        new, _ = _lengths(batch, paged)
+        parts = [(own, *cached) for own, cached in zip(query.split(new, 2), sequences, strict=True)]
         readings: list[Reading | None] = [None] * len(parts)
-        if observer is None and layer.is_ordinary and "cache" in paged:
-            kind = ("readings", self._role(index), layer.mask, key_edges.data_ptr())
+        if observer is None and layer.is_ordinary:
+            kind = ("readings", self._role(index), layer.mask, paged["cu_seq_lens_k"].data_ptr())
             readings = batch.shared(kind, lambda: self._readings(parts, batch, layer, index))
         attended = []
         for segment, states, reading in zip(batch.segments, parts, readings, strict=True):
@@ -254,8 +249,7 @@ class AttentionSeam:
                 readings.append(ORDINARY)
             else:
                 num_sinks = _num_sinks(recipe, layer, states[1].shape[2], segment.q_stop) or 0
-                own = SegmentStates(*states, recipe, batch, layer, start, num_sinks)
-                readings.append(reading_of(own, in_place=True))
+                readings.append(reading_of(SegmentStates(*states, recipe, batch, layer, start, num_sinks)))
         return readings
 
     def _attend_paged(
@@ -274,18 +268,47 @@ class AttentionSeam:
         rows = query[0].transpose(0, 1)
         return batch.attend(rows, key_pages, value_pages, layer, self._role(index), self.rows)[None]
 
+    def _sequences(
+        self, key: torch.Tensor, value: torch.Tensor, batch: Batch, arguments: dict[str, Any], index: int
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of every sequence of a packed row, with those in its cache, if it has one."""
+        if batch.places is None:
+            if "cache" in arguments:
+                key, value = self._through_cache(key, value, batch, arguments, index)
+            _, num_kv = _lengths(batch, arguments)
+            return list(zip(key.split(num_kv, 2), value.split(num_kv, 2), strict=True))
+        found = arguments["cache"].write(*self._cached_states(key, value, batch, index), arguments)
+        whole, copies = ((keys[..., : key.shape[-1]], values[..., : value.shape[-1]]) for keys, values in found)
+        _, num_kv = _lengths(batch, arguments)
+        lengths = [length for length, place in zip(num_kv, batch.places, strict=True) if place is None]
+        copied = iter(zip(*(states.split(lengths, 2) for states in copies), strict=True) if lengths else ())
+        return [
+            next(copied) if place is None else (whole[0].narrow(2, place, length), whole[1].narrow(2, place, length))
+            for length, place in zip(num_kv, batch.places, strict=True)
+        ]
+
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, arguments: dict[str, Any], index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole sequences, in their two widths: the paged cache has rows of one width.
 
-        To the cache, a layer that attends again is another layer. With block tables, the cache only puts its pages into
-        ``arguments``, and the new states come back.
+        With block tables, the cache only puts its pages into ``arguments``, and the new states come back.
         """
-        layer = index + self._layers * batch.calls_before(index)
-        rows = (widened(states, self._cached.width) for states in (key, value))
-        keys, values = arguments["cache"].update(*rows, layer, arguments)
+        keys, values = arguments["cache"].update(*self._cached_states(key, value, batch, index), arguments)
         return keys[..., : key.shape[-1]], values[..., : value.shape[-1]]
+
+    def _cached_states(
+        self, key: torch.Tensor, value: torch.Tensor, batch: Batch, index: int
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """The new states in the width of the cache, and their layer. A layer that attends again is another layer."""
+        layer = index + self._layers * batch.calls_before(index)
+        return widened(key, self._cached.width), widened(value, self._cached.width), layer
+
+
+def _lengths(batch: Batch, arguments: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """(number of new tokens, number of keys) of every sequence; the layer's cache says where each one's keys end."""
+    edges: torch.Tensor = arguments["cu_seq_lens_k"]
+    return batch.shared(("lengths", edges.data_ptr()), lambda: packed_lengths(batch, edges))
 
 
 def _num_sinks(resolved: ResolvedRecipe, layer: Layer, num_kv: int, q_stop: int) -> int | None:

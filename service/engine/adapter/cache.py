@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
@@ -25,6 +27,8 @@ class EncodingCache(PagedAttentionCache):
     live_keys: dict[str, object]
     """Request id -> its cache key."""
     token_bits: int
+    in_place: dict[str, int]
+    """Request id -> place of its first key, for requests of this step whose keys need no copy."""
 
     @property
     def page_size(self) -> int:
@@ -58,6 +62,37 @@ class EncodingCache(PagedAttentionCache):
         past = state.current_len()
         sliding = [a.get_seqlen_k(past, 0) for a in self.cache_allocators.values() if a is not windowed]
         return max(window.tokens_read(past), *sliding, 0)
+
+    @override
+    def extend_read_and_write_indices(
+        self,
+        request_id: str,
+        past_length: int,
+        query_length: int,
+        read_index: list[list[int]] | None,
+        write_index: list[list[int]],
+    ) -> None:
+        if request_id in self.in_place:
+            read_index = None
+        super().extend_read_and_write_indices(request_id, past_length, query_length, read_index, write_index)
+
+    def write(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int, arguments: dict[str, Any]
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        """As ``update``, for a step with requests whose keys are read in place.
+
+        Returns keys and values of the whole cache, and copies of those of the other requests, each
+        [1, kv_heads, tokens, head_dim].
+        """
+        allocator = self._whole
+        read, places = (arguments[name][allocator.index] for name in ("read_index", "write_index"))
+        pages = allocator._kv_token_views[layer]
+        for states, target in zip((key, value), pages, strict=True):
+            target.index_copy_(0, places, states[0].transpose(0, 1))
+        copies = (target.index_select(0, read) for target in pages)
+        arguments["cu_seq_lens_k"] = arguments["cu_seq_lens_k"][allocator.layer_type]
+        whole, copied = (tuple(part.transpose(0, 1)[None] for part in parts) for parts in (pages, copies))
+        return whole, copied  # type: ignore[return-value]
 
     @override
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
+from transformers.generation.continuous_batching.cache_allocators.cache_pool import RegularTrees
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
@@ -23,12 +24,14 @@ ATTRIBUTES: dict[type, str] = {
     ContinuousBatchingIOs: "cache device position_ids requests_in_batch num_request_in_batch total_seqlen_q "
     "compute_stream",
     ModelRunner: "inputs_and_outputs",
-    PagedAttentionCache: "cache_allocators num_blocks read_cache_limit _infer_read_cache_limit evict_cached_blocks "
+    PagedAttentionCache: "cache_allocators layer_to_allocator pool num_blocks read_cache_limit _infer_read_cache_limit evict_cached_blocks "
     "compute_free_capacity",
     FIFOScheduler: "active_requests waiting_requests max_requests_per_batch block_new_requests cache finish_request "
     "_process_candidates _cleanup_waiting_queue _get_waiting_candidates",
     FullAttentionCacheAllocator: "index pool ledger block_table tokens_per_page block_physical_stride "
-    "write_trash_index",
+    "write_trash_index layer_indices cache_tensor blocks_per_sector _copy_view _kv_token_views _kv_page_views "
+    "_compute_blocks_needed",
+    RegularTrees: "trees elems_per_tree pop_leaves _length",
 }
 """Class of a part -> its attributes that the adapter uses without overriding them."""
 

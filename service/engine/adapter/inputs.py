@@ -39,12 +39,15 @@ class SlottedInputs(ContinuousBatchingIOs):
         self.arguments = arguments
         self.tokens_in_batch = [future.state.tokens_to_process for future in requests_in_batch]
         windowed = allocator_of(self.cache)
+        ids = [future.state.request_id for future in requests_in_batch]
+        self.cache.in_place = self._in_place(ids) if all(length == 1 for *_, length in sequences) else {}
         turns = [Turn(f.state.request_id, f.state.position_offset, f.query_length) for f in requests_in_batch]
         with nullcontext() if windowed is None else windowed.asked_in_turn(turns):
             fast = {} if self.backend is None else {"use_decode_fast_path": True}
             super().prepare_batch_tensors(requests_in_batch, **arguments | fast)
         if self.backend is None:
-            self.batch = packed_batch(sequences)
+            in_place = self.cache.in_place
+            self.batch = packed_batch(sequences, [in_place.get(name) for name in ids] if in_place else None)
         else:
             pages = [self.cache.pages_of(future.state.request_id) for future in requests_in_batch]
             paged = [PagedSequence(*sequence, *own) for sequence, own in zip(sequences, pages, strict=True)]
@@ -52,6 +55,12 @@ class SlottedInputs(ContinuousBatchingIOs):
         tokens = self.total_seqlen_q
         slots = torch.tensor([s for s, _, n in sequences for _ in range(n)], dtype=torch.int32, device=self.device)
         self.position_ids[:tokens] = encode(self.position_ids[:tokens], slots)
+
+    def _in_place(self, request_ids: list[str]) -> dict[str, int]:
+        """Request id -> place of its first key, where the keys follow one another in the cache."""
+        allocator = allocator_of(self.cache)
+        places = {} if allocator is None else {name: allocator.first_key(name) for name in request_ids}
+        return {name: place for name, place in places.items() if place is not None}
 
     @property
     def decodes(self) -> bool:

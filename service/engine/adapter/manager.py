@@ -27,6 +27,7 @@ from service.engine.adapter.configuration import configured_as_cached
 from service.engine.adapter.graphs import DecodeGraphs
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.adapter.runner import OnStep, RequestRunner, recordings
+from service.engine.adapter.runs import Runs, lay_out_by_layer
 from service.engine.adapter.scheduler import FairScheduler
 from service.engine.adapter.streams import own_stream
 from service.engine.adapter.windowed import WindowedAllocator
@@ -86,6 +87,7 @@ class EncodingManager(ContinuousBatchingManager):
         self.patch, self.backend, self._limits = patch, backend, limits
         self._captures, self._on_step, self.failures = graphs, on_step, list[str]()
         self._recordings = recordings(self.failures) if recorded else None
+        self._reads_in_place = backend is None and patch.model.device.type == "cpu" and patch.ranks.size == 1
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
         self.turns = Turns()
@@ -127,7 +129,8 @@ class EncodingManager(ContinuousBatchingManager):
         if self.model.device.type == "cuda":
             processor.inputs_and_outputs.compute_stream = own_stream(processor, self.model.device)
         token_bits = (int(self.model.config.get_text_config().vocab_size) - 1).bit_length()
-        adopt(processor.cache, EncodingCache, requests=self.requests, numbers={}, live_keys={}, token_bits=token_bits)
+        own_keys = {"numbers": {}, "live_keys": {}, "token_bits": token_bits, "in_place": {}}
+        adopt(processor.cache, EncodingCache, requests=self.requests, **own_keys)
         rows, cache = self._limits.max_requests_per_batch, processor.cache
         graphs = DecodeGraphs(self.patch, cache, rows, self.failures) if self._captures else None  # type: ignore[arg-type]
         own = {"patch": self.patch, "graphs": graphs, "recordings": self._recordings, "on_step": self._on_step}
@@ -144,6 +147,9 @@ class EncodingManager(ContinuousBatchingManager):
         whole = processor.cache.cache_allocators.get(FULL_ATTENTION)
         if whole is not None:
             adopt(whole, WindowedAllocator, requests=self.requests, windows={}, evicted_pages={}, turns=iter(()))
+            if self._reads_in_place and len(cache.cache_allocators) == 1:
+                lay_out_by_layer(whole)  # type: ignore[arg-type]
+                adopt(cache.pool._free_blocks[whole.index], Runs, reserved={})
         return processor
 
     @override

@@ -11,6 +11,7 @@ from transformers.generation.continuous_batching.cache_allocators import FULL_AT
 from typing_extensions import override
 
 from service.engine.adapter.compatibility import IncompatibleTransformers
+from service.engine.adapter.runs import Runs
 from service.engine.request import EngineRequest
 from service.engine.window import SinkWindow
 
@@ -80,7 +81,30 @@ class WindowedAllocator(FullAttentionCacheAllocator):
 
     @override
     def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
-        super().allocate_cache_to_request(request_id, self._shifted(request_id, past_length), query_length)
+        past_length, free = self._shifted(request_id, past_length), self.runs
+        if free is None:
+            super().allocate_cache_to_request(request_id, past_length, query_length)
+            return
+        while self.pool.free_sectors:
+            self.pool.allocate_sector(self.index)
+        table, request = self.block_table.setdefault(request_id, []), self.requests.get(request_id)
+        length = 0 if request is None else len(request.prompt_ids) + request.max_new_tokens
+        needed = self._compute_blocks_needed(len(table), past_length, query_length)
+        if needed:
+            table.extend(free.take(request_id, needed, table, -(-length // self.tokens_per_page)))
+
+    @property
+    def runs(self) -> Runs | None:
+        """The free blocks, if requests get theirs in a row."""
+        free = self.pool._free_blocks[self.index]
+        return free if isinstance(free, Runs) else None
+
+    def first_key(self, request_id: str) -> int | None:
+        """Place of the request's first key, if the others follow it in a row."""
+        table = self.block_table.get(request_id, [])
+        if self.runs is None or not table or table != list(range(table[0], table[0] + len(table))):
+            return None
+        return None if self.evicted_pages.get(request_id) else table[0] * self.tokens_per_page
 
     @override
     def get_write_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
@@ -107,5 +131,7 @@ class WindowedAllocator(FullAttentionCacheAllocator):
     @override
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         super().free_blocks(request_id, no_cache)
+        if self.runs is not None:
+            self.runs.reserved.pop(request_id, None)
         self.windows.pop(request_id, None)
         self.evicted_pages.pop(request_id, None)

@@ -71,10 +71,12 @@ def requests_in_another_order(patch: pytest.MonkeyPatch) -> None:
 def asked_twice(patch: pytest.MonkeyPatch) -> None:
     extend = PagedAttentionCache.extend_read_and_write_indices
 
-    def asks_again(self: Any, request_id: str, past_length: int, query_length: int, *indices: Any) -> Any:
+    def asks_again(
+        self: Any, request_id: str, past_length: int, query_length: int, read_index: Any, write_index: Any
+    ) -> Any:
         for allocator in self.cache_allocators.values():
             allocator.get_seqlen_k(past_length, query_length)
-        return extend(self, request_id, past_length, query_length, *indices)
+        return extend(self, request_id, past_length, query_length, read_index, write_index)
 
     patch.setattr(PagedAttentionCache, "extend_read_and_write_indices", asks_again)
 
