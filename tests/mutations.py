@@ -59,6 +59,7 @@ class Mutation:
 
 
 FUSED = "tests/patches/attention/test_fused.py"
+IN_PLACE = "tests/service/engine/test_in_place.py"
 SINGLE = "tests/patches/attention/test_single_query.py"
 LAYERS = "test_layers_share_tables_without_mixing_them_up"
 OVERFLOW = "test_the_merge_survives_scores_that_overflow_an_exponential"
@@ -113,8 +114,13 @@ ATTENTION = [
              "rotary_table(by, inv_freq, self.resolved.attention_factor,", (FUSED,)),
     Mutation("tables shared between recipes", "patches", "(kind, self.resolved, self.q_start,",
              "(kind, self.q_start,", (f"{FUSED}::{LAYERS}",)),
-    Mutation("constant temperature ignored", "patches", "scaling *= temperature.multiplier", "scaling *= 1.0",
+    Mutation("constant temperature ignored", "patches", "multiplier *= temperature.multiplier", "multiplier *= 1.0",
              (PAPER,)),
+    Mutation("keys of the next page are read", "service", "name: table[0] * self.tokens_per_page",
+             "name: (table[0] + 1) * self.tokens_per_page", (IN_PLACE,)),
+    Mutation("reserved blocks are given away", "service", "for run in self.reserved.values():", "for run in ():",
+             (IN_PLACE,)),
+    Mutation("keys turn in the cache itself", "patches", "key = key.clone()", "key = key.view_as(key)", (IN_PLACE,)),
     Mutation("triangle one column off", "patches", "part(keys, slice(first - low))",
              "part(keys, slice(first - low + 1))", (FUSED,)),
     Mutation("band of a long segment one key short", "patches", "slice(first - low, states.q_stop - low)",

@@ -20,11 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TRANSFORMERS_IN_PATCHES = {"patches/model/hf.py"}
 TRANSFORMERS_IN_SERVICE = {
     "service/models/tokenizing.py",
-    "service/engine/adapter/cache.py",  # these seven: the one adapter around continuous batching
+    "service/engine/adapter/cache.py",  # these eight: the one adapter around continuous batching
     "service/engine/adapter/compatibility.py",
     "service/engine/adapter/inputs.py",
     "service/engine/adapter/manager.py",
     "service/engine/adapter/runner.py",
+    "service/engine/adapter/runs.py",
     "service/engine/adapter/scheduler.py",
     "service/engine/adapter/windowed.py",
     "service/engine/padded/room.py",

@@ -18,26 +18,27 @@ from patches.attention.states import SegmentStates, Table
 from patches.encoding.recipe import Band, PositionMap
 from patches.encoding.rotary import per_pair, turn
 
-
 FEW = 512
-"""Most keys whose copy takes no longer than another call of the kernel and a merge."""
+"""Copying so many keys takes no longer than another call of the kernel and a merge."""
+
+EVERY = slice(None)
 
 
 class Part(NamedTuple):
-    """Keys that one call reads, the same in all layers: their ``columns`` (None: all), and the additive ``bias``
+    """Keys that one call reads, the same in all layers: their ``columns``, and the additive ``bias``
     [1, heads, 1, keys].
 
-    The query turns by ``query``, and the keys of each piece of the columns in ``keys`` by the table beside it.
+    The query turns by ``query``. In ``keys``, each piece of the columns has the table that its keys turn by.
     """
 
-    columns: slice | None = None
+    columns: slice = EVERY
     query: Table | None = None
-    keys: list[tuple[slice, Table]] = []
+    keys: tuple[tuple[slice, Table], ...] = ()
     bias: torch.Tensor | None = None
 
 
 class Reading(NamedTuple):
-    """How one query reads its keys, the same in all layers that see the same ones.
+    """The calls that one query's attention takes, the same in all layers that see the same keys.
 
     ``multiplier`` is that of the scores, and ``factor`` [1, 1] that of the query, None for 1.
     """
@@ -76,13 +77,11 @@ def reading_of(states: SegmentStates) -> Reading:
         parts = _joined(parts)
     multiplier, factor = states.temperature
     if len(parts) == 1 and parts[0].columns == slice(0, states.key.shape[2]):
-        parts = [parts[0]._replace(columns=None)]
+        parts = [parts[0]._replace(columns=EVERY)]
     return Reading(parts, multiplier, factor, states.resolved.interleaved, states.resolved.offset)
 
 
-def read(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, reading: Reading
-) -> torch.Tensor:
+def read(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, reading: Reading) -> torch.Tensor:
     """Output [rows, heads, 1, value dim] of ``query`` [rows, heads, 1, head_dim]."""
     scaling *= reading.multiplier
     if reading.factor is not None:
@@ -116,10 +115,10 @@ def _part(
     biased = states.resolved.recipe.score_bias is not None
     bias = states.bias([band], states.q_start, 1, columns) if biased else None
     if states.is_as_written(band.key_map):
-        return Part(columns, queries[band.query_map], [], bias)
+        return Part(columns, queries[band.query_map], (), bias)
     whole = slice(0, columns.stop - columns.start)
     turned = states.table(_excess(states, band, columns, query_map))
-    return Part(columns, queries[query_map], [(whole, turned)], bias)
+    return Part(columns, queries[query_map], ((whole, turned),), bias)
 
 
 def _joined(parts: list[Part]) -> list[Part]:
@@ -132,8 +131,8 @@ def _joined(parts: list[Part]) -> list[Part]:
             continue
         bias = None if last.bias is None or part.bias is None else torch.cat((last.bias, part.bias), -1)
         columns, by = slice(last.columns.start, part.columns.stop), part.columns.start - last.columns.start
-        moved = [(slice(piece.start + by, piece.stop + by), table) for piece, table in part.keys]
-        joined[-1] = Part(columns, last.query, last.keys + moved, bias)
+        moved = ((slice(piece.start + by, piece.stop + by), table) for piece, table in part.keys)
+        joined[-1] = Part(columns, last.query, (*last.keys, *moved), bias)
     return joined
 
 
@@ -144,7 +143,7 @@ def _seen(
     interleaved, offset = reading.interleaved, reading.offset
     if part.query is not None:
         query = turn(query, *part.query, interleaved=interleaved, offset=offset)
-    if part.columns is not None:
+    if part.columns != EVERY:
         key, value = key[:, :, part.columns], value[:, :, part.columns]
     whole = slice(0, key.shape[2])
     if any(piece != whole for piece, _ in part.keys):

@@ -24,8 +24,8 @@ ATTRIBUTES: dict[type, str] = {
     ContinuousBatchingIOs: "cache device position_ids requests_in_batch num_request_in_batch total_seqlen_q "
     "compute_stream",
     ModelRunner: "inputs_and_outputs",
-    PagedAttentionCache: "cache_allocators layer_to_allocator pool num_blocks read_cache_limit _infer_read_cache_limit evict_cached_blocks "
-    "compute_free_capacity",
+    PagedAttentionCache: "cache_allocators layer_to_allocator pool num_blocks read_cache_limit "
+    "_infer_read_cache_limit evict_cached_blocks compute_free_capacity",
     FIFOScheduler: "active_requests waiting_requests max_requests_per_batch block_new_requests cache finish_request "
     "_process_candidates _cleanup_waiting_queue _get_waiting_candidates",
     FullAttentionCacheAllocator: "index pool ledger block_table tokens_per_page block_physical_stride "

@@ -15,6 +15,10 @@ from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.windowed import Turn, allocator_of
 from service.engine.request import EngineRequest
 
+WORTH_NO_COPY = 512
+"""Least number of keys that attention reads in place: over fewer, it is as fast on a copy, which is in the processor's
+cache."""
+
 
 class SlottedInputs(ContinuousBatchingIOs):
     """Writes each request's slot above its positions, and describes the packed row to our attention.
@@ -40,7 +44,9 @@ class SlottedInputs(ContinuousBatchingIOs):
         self.tokens_in_batch = [future.state.tokens_to_process for future in requests_in_batch]
         windowed = allocator_of(self.cache)
         ids = [future.state.request_id for future in requests_in_batch]
-        self.cache.in_place = self._in_place(ids) if all(length == 1 for *_, length in sequences) else {}
+        decodes = windowed is not None and all(length == 1 for *_, length in sequences)
+        long = [name for name, (_, past, _) in zip(ids, sequences, strict=True) if past >= WORTH_NO_COPY]
+        self.cache.in_place = windowed.first_keys(long) if decodes else {}  # type: ignore[union-attr]
         turns = [Turn(f.state.request_id, f.state.position_offset, f.query_length) for f in requests_in_batch]
         with nullcontext() if windowed is None else windowed.asked_in_turn(turns):
             fast = {} if self.backend is None else {"use_decode_fast_path": True}
@@ -55,12 +61,6 @@ class SlottedInputs(ContinuousBatchingIOs):
         tokens = self.total_seqlen_q
         slots = torch.tensor([s for s, _, n in sequences for _ in range(n)], dtype=torch.int32, device=self.device)
         self.position_ids[:tokens] = encode(self.position_ids[:tokens], slots)
-
-    def _in_place(self, request_ids: list[str]) -> dict[str, int]:
-        """Request id -> place of its first key, where the keys follow one another in the cache."""
-        allocator = allocator_of(self.cache)
-        places = {} if allocator is None else {name: allocator.first_key(name) for name in request_ids}
-        return {name: place for name, place in places.items() if place is not None}
 
     @property
     def decodes(self) -> bool:

@@ -27,7 +27,7 @@ from service.engine.adapter.configuration import configured_as_cached
 from service.engine.adapter.graphs import DecodeGraphs
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.adapter.runner import OnStep, RequestRunner, recordings
-from service.engine.adapter.runs import Runs, lay_out_by_layer
+from service.engine.adapter.runs import give_out_runs
 from service.engine.adapter.scheduler import FairScheduler
 from service.engine.adapter.streams import own_stream
 from service.engine.adapter.windowed import WindowedAllocator
@@ -148,8 +148,7 @@ class EncodingManager(ContinuousBatchingManager):
         if whole is not None:
             adopt(whole, WindowedAllocator, requests=self.requests, windows={}, evicted_pages={}, turns=iter(()))
             if self._reads_in_place and len(cache.cache_allocators) == 1:
-                lay_out_by_layer(whole)  # type: ignore[arg-type]
-                adopt(cache.pool._free_blocks[whole.index], Runs, reserved={})
+                give_out_runs(whole)  # type: ignore[arg-type]
         return processor
 
     @override

@@ -9,6 +9,8 @@ from __future__ import annotations
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import RegularTrees
 
+from service.engine.adapter.compatibility import adopt
+
 
 class Runs(RegularTrees):
     """Free blocks of the cache. ``reserved`` has the blocks that each request is going to take."""
@@ -53,11 +55,12 @@ class Runs(RegularTrees):
             del self.trees[root]
 
 
-def lay_out_by_layer(allocator: FullAttentionCacheAllocator) -> None:
-    """Give each layer a part of the cache, in which its pages follow one another.
+def give_out_runs(allocator: FullAttentionCacheAllocator) -> None:
+    """Give each layer a part of the cache, in which its pages follow one another, and each request ``Runs`` of them.
 
     For an allocator that has the cache alone, before the first request.
     """
+    adopt(allocator.pool._free_blocks[allocator.index], Runs, reserved={})
     _, _, heads, width = allocator.cache_tensor.shape
     layers, page = len(allocator.layer_indices), allocator.tokens_per_page
     parts = allocator.cache_tensor.view(2 * layers, -1, heads, width)

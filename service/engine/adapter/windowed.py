@@ -99,12 +99,14 @@ class WindowedAllocator(FullAttentionCacheAllocator):
         free = self.pool._free_blocks[self.index]
         return free if isinstance(free, Runs) else None
 
-    def first_key(self, request_id: str) -> int | None:
-        """Place of the request's first key, if the others follow it in a row."""
-        table = self.block_table.get(request_id, [])
-        if self.runs is None or not table or table != list(range(table[0], table[0] + len(table))):
-            return None
-        return None if self.evicted_pages.get(request_id) else table[0] * self.tokens_per_page
+    def first_keys(self, request_ids: Sequence[str]) -> dict[str, int]:
+        """Request id -> place of its first key, for requests whose keys follow one another in the cache."""
+        tables = {name: self.block_table.get(name, []) for name in request_ids if not self.evicted_pages.get(name)}
+        return {
+            name: table[0] * self.tokens_per_page
+            for name, table in tables.items()
+            if self.runs is not None and table and table == list(range(table[0], table[0] + len(table)))
+        }
 
     @override
     def get_write_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
