@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ try:
 except ImportError:  # the tests without a browser run all the same
     playwright = SimpleNamespace(expect=None)
 
+USUAL = {"width": 1280, "height": 900}
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 SECONDS = 30
 """The demo models write slowly where other tests take the processor."""
@@ -45,7 +46,7 @@ def browser() -> Iterator[playwright.Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FastAPI]]:
     """(base URL, application) of a server of the demo models."""
     folder = tmp_path_factory.mktemp("demo")
@@ -54,29 +55,58 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FastAP
         yield served
 
 
-class Visits:
-    """Opens pages and collects what they must not do: errors on the console, requests to other hosts."""
+@pytest.fixture(scope="package")
+def tiny(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
+    """(base URL, application) of a server of the tiny models, which has no jobs."""
+    with serving(checkpoints) as served:
+        yield served
 
-    def __init__(self, browser: playwright.Browser) -> None:
-        self._browser, self._stack = browser, ExitStack()
+
+class Visits:
+    """Opens pages and collects what they must not do: errors on the console, requests to other hosts.
+
+    It takes pages from ``left`` first, and leaves its own there: Chromium compiles Plotly once for each page.
+    """
+
+    def __init__(self, browser: playwright.Browser, left: list[playwright.Page]) -> None:
+        self._browser, self._left, self._stack = browser, left, ExitStack()
+        self._lent: list[playwright.Page] = []
         self.faults: list[str] = []
 
-    def open(self, url: str, context: playwright.BrowserContext | None = None) -> playwright.Page:
+    def open(
+        self, url: str, context: playwright.BrowserContext | None = None, viewport: dict[str, int] = USUAL
+    ) -> playwright.Page:
         """The page at ``url``, in a browser without a past unless ``context`` is given."""
-        page = (context or self.context()).new_page()
+        page = self._own(viewport) if context is None else context.new_page()
         host = urlsplit(url).netloc
-        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
-        page.on("console", lambda message: self._heard(message))
-        page.on("request", lambda request: self._asked(request.url, host))
+        for event, listener in self._listeners(host).items():
+            page.on(event, listener)
+            self._stack.callback(page.remove_listener, event, listener)
         page.goto(url)
         return page
 
+    def _own(self, viewport: dict[str, int]) -> playwright.Page:
+        page = self._left.pop() if self._left else self._new_context().new_page()
+        page.set_viewport_size(viewport)
+        self._lent.append(page)
+        return page
+
     def context(self, **options: object) -> playwright.BrowserContext:
-        usual = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
-        context = self._browser.new_context(**usual | options)
-        context.set_default_timeout(SECONDS * 1000)
+        context = self._new_context(**options)
         self._stack.callback(context.close)
         return context
+
+    def _new_context(self, **options: object) -> playwright.BrowserContext:
+        context = self._browser.new_context(**{"viewport": USUAL, "reduced_motion": "reduce"} | options)
+        context.set_default_timeout(SECONDS * 1000)
+        return context
+
+    def _listeners(self, host: str) -> dict[str, Callable[..., None]]:
+        return {
+            "pageerror": lambda error: self.faults.append(f"error: {error}"),
+            "console": self._heard,
+            "request": lambda request: self._asked(request.url, host),
+        }
 
     def _heard(self, message: playwright.ConsoleMessage) -> None:
         refused = "Failed to load resource" in message.text  # Chromium's own line about every answer from 400 on
@@ -88,13 +118,34 @@ class Visits:
             self.faults.append(f"request: {url}")
 
     def close(self) -> None:
+        for page in self._lent:
+            self._left.append(emptied(page))
         self._stack.close()
         assert self.faults == []
 
 
+def emptied(page: playwright.Page) -> playwright.Page:
+    """``page`` at an empty document, without cookies and without what its last address stored."""
+    address = urlsplit(page.url)
+    blank = f"{address.scheme}://{address.netloc}/blank"
+    page.route(blank, lambda route: route.fulfill(content_type="text/html", body=""))
+    page.goto(blank)
+    page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    page.unroute(blank)
+    page.context.clear_cookies()
+    page.mouse.move(0, 0)
+    return page
+
+
+@pytest.fixture(scope="package")
+def left(browser: playwright.Browser) -> list[playwright.Page]:
+    """Pages that earlier tests have emptied."""
+    return []
+
+
 @pytest.fixture
-def visits(browser: playwright.Browser) -> Iterator[Visits]:
-    visits = Visits(browser)
+def visits(browser: playwright.Browser, left: list[playwright.Page]) -> Iterator[Visits]:
+    visits = Visits(browser, left)
     yield visits
     visits.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ def texts(page: playwright.Page) -> list[str]:
 
 def all_done(page: playwright.Page, count: int) -> None:
     expect(page.locator(".answer[data-state=done]")).to_have_count(count)
-
-
-@pytest.fixture(scope="module")
-def tiny(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
-    with serving(checkpoints) as served:
-        yield served
 
 
 def test_encodings_answer_side_by_side(demo: tuple[str, FastAPI], visits: Visits) -> None:

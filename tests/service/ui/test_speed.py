@@ -59,7 +59,6 @@ def test_streaming_through_the_page_adds_little(demo: tuple[str, FastAPI], visit
         arrived = page.evaluate("window.arrived")
         assert len(arrived) == TOKENS
         through += gaps(arrived)
-        page.close()
     assert statistics.mean(through) - statistics.mean(alone) < MOST_ADDED_S
     assert statistics.median(through) - statistics.median(alone) < MOST_ADDED_S
 

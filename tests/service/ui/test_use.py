@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +12,6 @@ from fastapi import FastAPI
 
 from service.export.targets import TARGETS
 from tests.conftest import ROOT
-from tests.service.serving import serving
 from tests.service.ui.conftest import Visits, playwright
 
 pytestmark = pytest.mark.slow
@@ -64,26 +62,26 @@ def test_the_list_of_targets_is_the_servers() -> None:
     assert json.loads(listed) == list(TARGETS)
 
 
-def test_jobs_are_listed_opened_cancelled_and_forgotten(checkpoints: Path, visits: Visits) -> None:
-    with serving(checkpoints) as (url, _):
-        page = visits.open(f"{url}/ui/#jobs")
-        expect(page.get_by_text("No jobs yet")).to_be_visible()
-        body = {"evaluation": "perplexity", "methods": ["default", "yarn:2"], "lengths": [64, 128], "max_tokens": 512}
-        quick = httpx.post(f"{url}/jobs", json=body).json()["id"]
-        page.get_by_role("button", name="Look again").click()
-        page.get_by_role("button", name=f"Open perplexity {quick[:8]}").click()
-        job = page.get_by_role("region", name=f"Job {quick[:8]}")
-        expect(job.get_by_text("done · 2 of 2 units")).to_be_visible()
-        expect(job.locator(".main-svg").first).to_be_visible()
-        assert f"job={quick}" in page.url
-        row = page.get_by_role("row").filter(has_text="default, yarn:factor=2")
-        expect(row).to_contain_text("2 of 2")
-        for text, suffix in (("CSV", "csv"), ("Parquet", "parquet"), ("PNG", "png"), ("Report, HTML", "html")):
-            with page.expect_download() as download:
-                job.get_by_role("link", name=text).click()
-            path = download.value.path()
-            assert path.stat().st_size > 100, suffix
-            assert download.value.suggested_filename.endswith(f".{suffix}")
-        row.get_by_role("button", name="Forget").click()
-        expect(page.get_by_text("No jobs yet")).to_be_visible()
-        assert httpx.get(f"{url}/jobs/{quick}").status_code == 404
+def test_jobs_are_listed_opened_cancelled_and_forgotten(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = tiny
+    page = visits.open(f"{url}/ui/#jobs")
+    expect(page.get_by_text("No jobs yet")).to_be_visible()
+    body = {"evaluation": "perplexity", "methods": ["default", "yarn:2"], "lengths": [64, 128], "max_tokens": 512}
+    quick = httpx.post(f"{url}/jobs", json=body).json()["id"]
+    page.get_by_role("button", name="Look again").click()
+    page.get_by_role("button", name=f"Open perplexity {quick[:8]}").click()
+    job = page.get_by_role("region", name=f"Job {quick[:8]}")
+    expect(job.get_by_text("done · 2 of 2 units")).to_be_visible()
+    expect(job.locator(".main-svg").first).to_be_visible()
+    assert f"job={quick}" in page.url
+    row = page.get_by_role("row").filter(has_text="default, yarn:factor=2")
+    expect(row).to_contain_text("2 of 2")
+    for text, suffix in (("CSV", "csv"), ("Parquet", "parquet"), ("PNG", "png"), ("Report, HTML", "html")):
+        with page.expect_download() as download:
+            job.get_by_role("link", name=text).click()
+        path = download.value.path()
+        assert path.stat().st_size > 100, suffix
+        assert download.value.suggested_filename.endswith(f".{suffix}")
+    row.get_by_role("button", name="Forget").click()
+    expect(page.get_by_text("No jobs yet")).to_be_visible()
+    assert httpx.get(f"{url}/jobs/{quick}").status_code == 404
