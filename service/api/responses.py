@@ -331,12 +331,16 @@ COMES_BACK = {"Retry-After": {"description": "Seconds after which to ask again."
 
 def failures(statuses: Iterable[int] = WHAT_FAILS) -> dict[int | str, dict[str, Any]]:
     """Documentation of ``statuses``, and of any other failure: FastAPI would document its own 422, which this
-    server never answers."""
+    server never answers.
+
+    One of them has the model, which FastAPI builds again for each route and status, in half of a server's first answer.
+    """
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorResponse.__name__}"}}}
     documented: dict[int | str, dict[str, Any]] = {
         status: {
-            "model": ErrorResponse,
             "description": WHAT_FAILS[status],
             **({"headers": COMES_BACK} if status in (429, 503) else {}),
+            "content": content,
         }
         for status in statuses
     }
