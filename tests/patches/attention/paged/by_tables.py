@@ -89,6 +89,7 @@ def _parts(
     key, value = (each[places].repeat_interleave(group, 2) for each in pages)  # [n, span, heads, dim]
     scores, covered = torch.zeros(len(items), span, plan.heads), torch.zeros(len(items), span, dtype=torch.bool)
     own = mask_row(layer.mask)(q_idx[:, None], kv_idx)
+    of_query, of_key = ((position, _placed(position, slot, tables, 0)) for position in (q_idx[:, None], kv_idx))
     for band in range(MOST_BANDS):
         chunk, low, high, first, turns_query, turns_key = (
             each[:, None] for each in tables.bands[slot, band].long().unbind(1)
@@ -97,8 +98,8 @@ def _parts(
         apart = q_idx[:, None] // chunk - kv_idx // chunk
         reached = inside & own & (apart >= low) & (apart < high) & (kv_idx < first)
         reached = reached & (band < tables.slots[slot, 0])[:, None]
-        turned_query = _turned(query[token][:, None], q_idx[:, None], turns_query, slot, tables, 1 + 2 * band)
-        turned_key = _turned(key, kv_idx, turns_key, slot, tables, 2 + 2 * band)
+        turned_query = _turned(query[token][:, None], of_query, turns_query, slot, tables, 1 + 2 * band)
+        turned_key = _turned(key, of_key, turns_key, slot, tables, 2 + 2 * band)
         scores = torch.where(reached[..., None], (turned_query * turned_key).sum(-1), scores)
         covered = covered | reached
     factor = plan.factor[token] * layer.scaling
@@ -123,19 +124,29 @@ def _placed(position: torch.Tensor, slot: torch.Tensor, tables: RowTables, index
 
 
 def _turned(
-    states: torch.Tensor, position: torch.Tensor, turns: torch.Tensor, slot: torch.Tensor, tables: RowTables, index: int
+    states: torch.Tensor,
+    positions: tuple[torch.Tensor, torch.Tensor],
+    turns: torch.Tensor,
+    slot: torch.Tensor,
+    tables: RowTables,
+    index: int,
 ) -> torch.Tensor:
-    """``states`` [n, m, heads, dim] at ``position`` [n, m], turned from the base to a map where ``turns`` [n, 1]."""
+    """``states`` [n, m, heads, dim] at positions [n, m], turned from the base to a map where ``turns`` [n, 1].
+
+    ``positions`` has them, and their places under the base.
+    """
+    position, base = positions
     layout = tables.layout
     if not layout.count:
         return states
-    by = _placed(position, slot, tables, index) - _placed(position, slot, tables, 0)
+    by = _placed(position, slot, tables, index) - base
     frequencies = tables.frequencies[slot, :, : layout.count].double().sum(1)
     angles = 2 * torch.pi * by.double() * frequencies[:, None] * (turns > 0)[..., None]
     cos, sin = angles.cos().float()[:, :, None], angles.sin().float()[:, :, None]
-    pair = torch.arange(layout.count)
-    one = layout.offset + (2 * pair if layout.interleaved else pair)
-    two = one + (1 if layout.interleaved else layout.count)
+    step = 2 if layout.interleaved else 1
+    first, length = layout.offset, layout.count * step
+    one = slice(first, first + length, step)
+    two = slice(first + 1, first + 1 + length, step) if layout.interleaved else slice(one.stop, one.stop + length)
     x, y = states[..., one], states[..., two]
     turned = states.clone()
     turned[..., one], turned[..., two] = x * cos - y * sin, y * cos + x * sin
