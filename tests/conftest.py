@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,9 +62,12 @@ FROZEN = frozen()
 def pytest_collection_finish() -> None:
     """Frozen objects, here all tests and libraries, cost the collection of garbage no time.
 
-    Engines of transformers collect it twice when they stop, for the memory of a GPU.
+    Engines of transformers collect it twice when they stop, for the memory of a GPU. Each also reads the map of all
+    memory, to learn the nodes that it may use: they stay.
     """
     FROZEN.__enter__()
+    if memory := sys.modules.get("transformers.generation.continuous_batching.utils"):
+        memory._get_allowed_numa_nodes = cache(memory._get_allowed_numa_nodes)
     if engines := sys.modules.get("transformers.generation.continuous_batching.continuous_api"):
         engines.gc = SimpleNamespace(collect=lambda: None)
 
