@@ -14,6 +14,7 @@ import torch
 from patches import Method, Patched, UnsupportedModel, allowed_rounding, encode, one_per_route
 from service.engine.adapter import EncodingManager
 from service.engine.adapter.compatibility import IncompatibleTransformers
+from service.engine.adapter.configuration import is_divided
 from service.engine.choice import Attention, EngineChoice, choices
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
@@ -47,9 +48,8 @@ def verify(
     vocab_size = int(patch.model.config.get_text_config().vocab_size)
     prompt = torch.linspace(1, vocab_size - 1, checked_length(patch) - NEW).long().tolist()
     reasons: dict[EngineChoice, str] = {}
-    divided = (getattr(patch.model, "tp_size", None) or 1) > 1
     for choice in choices(attention, patch.model.device, graphs):
-        if choice.recorded and divided:
+        if choice.recorded and is_divided(patch.model):
             continue  # sums over ranks are no functions of torch, which lists consist of
         try:
             _check(patch, choice, prompt, page_size)

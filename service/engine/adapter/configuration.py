@@ -12,6 +12,11 @@ ATTENDING = ("full_attention", "sliding_attention", "chunked_attention")
 """Types of layers that cache keys and values only, as pages do."""
 
 
+def is_divided(model: Any) -> bool:
+    """True if several ranks compute the model."""
+    return (getattr(model, "tp_size", None) or 1) > 1
+
+
 class _AsCached:
     """The configuration of a model, except for the sizes of its cache."""
 

@@ -23,7 +23,7 @@ from patches import PagedBackend, Patched
 from service.engine import THREAD_NAME
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
-from service.engine.adapter.configuration import configured_as_cached
+from service.engine.adapter.configuration import configured_as_cached, is_divided
 from service.engine.adapter.graphs import DecodeGraphs
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.adapter.runner import OnStep, RequestRunner, recordings
@@ -87,7 +87,7 @@ class EncodingManager(ContinuousBatchingManager):
         self.patch, self.backend, self._limits = patch, backend, limits
         self._captures, self._on_step, self.failures = graphs, on_step, list[str]()
         self._recordings = recordings(self.failures) if recorded else None
-        self._reads_in_place = backend is None and patch.model.device.type == "cpu" and patch.ranks.size == 1
+        self._reads_in_place = backend is None and patch.model.device.type == "cpu" and not is_divided(patch.model)
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
         self.turns = Turns()
