@@ -96,7 +96,7 @@ def test_dark_figures_are_dark(demo: tuple[str, FastAPI], visits: Visits) -> Non
     expect(page.locator(".figures .main-svg").first).to_have_css("background-color", "rgb(24, 24, 24)")
     assert page.locator(".figures .drawing").first.evaluate(colour) == "#181818"
     page.reload()
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
 def test_questions_name_methods_that_the_readme_names() -> None:
