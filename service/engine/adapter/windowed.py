@@ -88,7 +88,9 @@ class WindowedAllocator(FullAttentionCacheAllocator):
         while self.pool.free_sectors:
             self.pool.allocate_sector(self.index)
         table, request = self.block_table.setdefault(request_id, []), self.requests.get(request_id)
-        length = 0 if request is None else len(request.prompt_ids) + request.max_new_tokens
+        length = 0
+        if request is not None and request.sink_window is None:  # keys behind a gap are copied, so a row is no use
+            length = len(request.prompt_ids) + request.max_new_tokens
         needed = self._compute_blocks_needed(len(table), past_length, query_length)
         if needed:
             table.extend(free.take(request_id, needed, table, -(-length // self.tokens_per_page)))

@@ -64,10 +64,10 @@ def test_shared_prefixes_and_evicted_keys_are_copied_beside_others(in_place: lis
     ]
     prompts = [[*prefix, 7, 8, 9], other, [*prefix, 11]]
     with patched(tiny_model("llama")[1]) as patch:
-        manager_tokens, _, requests = generated(patch, PAGED, methods, prompts, TOGETHER)
+        tokens, _, requests = generated(patch, PAGED, methods, prompts, TOGETHER)
         read, inputs.WORTH_NO_COPY = set(in_place), 10**9
         expected, _, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
-    assert manager_tokens == expected
+    assert tokens == expected
     assert read
     assert max(read) < len(requests), "the window has a gap"
 
