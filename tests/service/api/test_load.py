@@ -28,7 +28,7 @@ def drawing(tokens: list[int], **sizes: int) -> Drawing:
 
 @pytest.mark.slow
 async def test_every_answer_in_a_crowd_is_that_of_the_request_alone(checkpoints: Path) -> None:
-    with serving(checkpoints, cache_tokens=4096, max_queue=6) as (url, _):
+    with serving(checkpoints, cache_tokens=2048, max_queue=2) as (url, _):
         async with Client(url) as client:
             pool = await ask_alone(client, drawing(await client.tokenize(TEXT)), 24)
             tally = Tally()
