@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import RegularTrees
+from typing_extensions import override
 
 from service.engine.adapter.compatibility import adopt
 
@@ -29,6 +30,11 @@ class Runs(RegularTrees):
             self._remove(block)
         self.reserved[request_id] = run[blocks:]
         return list(run[:blocks])
+
+    @override
+    def delete_full_trees(self) -> list[int]:
+        """Nothing: no other allocator wants the memory, and for a moment the cache would look full."""
+        return []
 
     def _run(self, length: int, table: list[int]) -> range:
         """Free blocks in a row that no request reserves, if possible behind ``table``; empty without any."""
@@ -60,7 +66,10 @@ def give_out_runs(allocator: FullAttentionCacheAllocator) -> None:
 
     For an allocator that has the cache alone, before the first request.
     """
-    adopt(allocator.pool._free_blocks[allocator.index], Runs, reserved={})
+    pool = allocator.pool
+    adopt(pool._free_blocks[allocator.index], Runs, reserved={})
+    while pool.free_sectors:
+        pool.allocate_sector(allocator.index)
     _, _, heads, width = allocator.cache_tensor.shape
     layers, page = len(allocator.layer_indices), allocator.tokens_per_page
     parts = allocator.cache_tensor.view(2 * layers, -1, heads, width)

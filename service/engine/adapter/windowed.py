@@ -85,8 +85,6 @@ class WindowedAllocator(FullAttentionCacheAllocator):
         if free is None:
             super().allocate_cache_to_request(request_id, past_length, query_length)
             return
-        while self.pool.free_sectors:
-            self.pool.allocate_sector(self.index)
         table, request = self.block_table.setdefault(request_id, []), self.requests.get(request_id)
         length = 0
         if request is not None and request.sink_window is None:  # keys behind a gap are copied, so a row is no use
