@@ -97,6 +97,13 @@ def events_of(answer: httpx.Response) -> list[tuple[str, Any]]:
     return [(name, json.loads(data)) for name, data in found[:-1]]
 
 
+def within_a_minute(seconds: float) -> None:
+    """Return when this minute of the clock has ``seconds`` left: token rates count by minutes of the clock."""
+    left = 60 - time.time() % 60
+    if left < seconds:
+        time.sleep(left)
+
+
 def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
     began = time.monotonic()
     while not condition():

@@ -19,7 +19,7 @@ from service.api.jobs.feed import JobFeed
 from service.jobs.records import JobInfo, UnitDone
 from service.reports.render import Rendered
 from tests.service.conftest import TEXT
-from tests.service.serving import serving
+from tests.service.serving import serving, within_a_minute
 
 BODY: dict[str, Any] = {"input": TEXT[:3000], "lengths": [64]}
 
@@ -120,6 +120,7 @@ def test_a_text_beyond_the_limit_is_not_tokenized(checkpoints: Path) -> None:
 @pytest.mark.slow
 def test_a_tenant_without_tokens_left_tokenizes_nothing(checkpoints: Path) -> None:
     with serving(checkpoints, key_tokens_per_minute=30) as (url, _):
+        within_a_minute(10)
         assert httpx.post(f"{url}/tokenize", json={"prompt": "a"}).status_code == 200
         assert httpx.post(f"{url}/generate", json={"prompt": [5] * 20, "max_new_tokens": 10}).status_code == 200
         for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from service.api.quotas import TokenRate
 from service.settings import Settings
 from service.sharing.limits import Concurrency, LimitsOutOfReach, LimitsUnusable, SharedConcurrency, SharedLimits
 from tests.conftest import ROOT
-from tests.service.serving import SHORT, serving, wait_for
+from tests.service.serving import SHORT, serving, wait_for, within_a_minute
 
 GRANTED = """
 import asyncio, sys
@@ -76,8 +75,7 @@ def _answers(port: int) -> bool:
 
 @pytest.mark.slow
 def test_four_processes_grant_exactly_one_rate(shared_url: str) -> None:
-    while time.time() % 60 > 45:  # the window slides by whole minutes: all of them fall into one
-        time.sleep(1)
+    within_a_minute(15)
     command = [sys.executable, "-c", GRANTED, shared_url]
     running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     granted = [int(process.communicate(timeout=60)[0]) for process in running]
