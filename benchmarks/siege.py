@@ -58,7 +58,7 @@ def run(quick: bool = False, seconds: float = 60.0) -> Report:
     """One server: idle, under all attacks at once, quiet again, and stopped."""
     report = Report("siege", f"ten attacks at once for {seconds:g} s, demo models", ("what", "value", "goal", "remark"))
     with server(SETTINGS) as process, Display() as display:
-        asyncio.run(_measure(process, report, display, quick, 3.0 if quick else seconds))
+        asyncio.run(_measure(process, report, display, quick, 2.0 if quick else seconds))
         _add_end(report, process)
     return report
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from benchmarks import siege
+from benchmarks.load import Served
+from tests.forks.process import forked
+from tests.service.serving import answering, command
 
 
 @pytest.mark.slow
-def test_attackers_make_no_answer_wrong_and_no_server_fail() -> None:
+def test_attackers_make_no_answer_wrong_and_no_server_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def server(settings: Mapping[str, Any]) -> Iterator[Served]:
+        """As the siege's own, as a fork."""
+        log = tmp_path / "log"
+        log.touch()
+        own = {"database_url": f"sqlite:///{tmp_path}/jobs.db", **settings}
+        running = forked(command, ["serve", *(f"--set={name}={value}" for name, value in own.items())], log=log)
+        with answering(running, log) as url:
+            yield Served(url, running.pid, log)
+
+    monkeypatch.setattr(siege, "server", server)
     rows = {what: (value, goal) for what, value, goal, _ in siege.run(quick=True).rows}
     exact = {what: value for what, (value, goal) in rows.items() if goal in ("0", "equal")}
     assert exact == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -17,10 +18,13 @@ from threading import Thread
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import ROOT
+from tests.forks.process import forked
 from tests.service.cli.shell import ropeway
+from tests.service.serving import command
 
 Damage = Callable[[Path], object]
 
@@ -140,14 +144,15 @@ def in_a_process(code: str, endpoint: str, home: Path) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-BOTH = """
-from service.cli import app
-for arguments in (["models", "--model", "some/model", "--json"], ["serve", "--port", "0", "--model", "no/copy"]):
-    try:
-        app(arguments)
-    except SystemExit as end:
-        print("exit code", end.code)
-"""
+def both(endpoint: str, home: Path) -> None:
+    """Commands for two models on another hub, in a fork: the libraries read the hub's address anew."""
+    os.environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "ROPEWAY_DEVICE": "cpu"}
+    importlib.reload(constants)
+    for arguments in (["models", "--model", "some/model", "--json"], ["serve", "--port", "0", "--model", "no/copy"]):
+        try:
+            command(arguments)
+        except SystemExit as end:
+            print("exit code", end.code, flush=True)
 
 
 @pytest.mark.slow
@@ -157,12 +162,14 @@ def test_a_hub_out_of_reach_is_asked_once_and_a_copy_on_this_machine_serves(chec
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text("0123")
     with hub(503) as (url, asked):
-        run = in_a_process(BOTH, url, tmp_path)
-    listing, first, second = run.stdout.rpartition("]")[0] + "]", *re.findall(r"exit code (\d)", run.stdout)
-    assert [info["id"] for info in json.loads(listing)] == ["some/model"], run.stderr
-    assert (first, second) == ("0", "1")
-    assert "error: ROPEWAY_MODEL: model 'no/copy' cannot be loaded: the hub: it is no folder, " in run.stderr
-    assert f"{url} is out of reach" in run.stderr
+        assert forked(both, url, tmp_path, log=tmp_path / "log").wait() == 0
+    told = (tmp_path / "log").read_text()
+    listing = re.search(r"^\[$.*?^\]$", told, re.DOTALL | re.MULTILINE)
+    assert listing, told
+    assert [info["id"] for info in json.loads(listing[0])] == ["some/model"]
+    assert re.findall(r"exit code (\d)", told) == ["0", "1"]
+    assert "error: ROPEWAY_MODEL: model 'no/copy' cannot be loaded: the hub: it is no folder, " in told
+    assert f"{url} is out of reach" in told
     assert [len([path for path in asked if path.startswith(name)]) for name in ("/some/model", "/no/copy")] == [1, 1]
 
 

@@ -25,7 +25,7 @@ FIELDS: dict[str, Any] = {"input": TEXT, "methods": ["default", "yarn:4", "linea
 """Three units."""
 
 LONG: dict[str, Any] = FIELDS | {"methods": ["default", "yarn:4"], "lengths": [64], "reuse": False}
-LONG |= {"protocol": "sliding", "stride": 10}
+LONG |= {"protocol": "sliding", "stride": 20}
 """Two units of hundreds of windows: seconds of work."""
 
 
