@@ -83,7 +83,9 @@ def test_chunks_change_nothing(checkpoints: Path, request_fields: dict[str, Any]
     ids = tiny_tokenizer()(TEXT)["input_ids"][:500]
     whole = our_nll(checkpoints / "tiny", ids, request_fields, 1024)
     for chunk in (16, 61, 499):
-        np.testing.assert_allclose(our_nll(checkpoints / "tiny", ids, request_fields, chunk), whole, atol=1e-5)
+        np.testing.assert_allclose(
+            our_nll(checkpoints / "tiny", ids, request_fields, chunk), whole, rtol=3e-6, atol=1e-5
+        )
 
 
 def test_chunks_shrink_with_the_vocabulary() -> None:
