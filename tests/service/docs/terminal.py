@@ -14,9 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformers import AutoConfig, AutoModelForCausalLM
-
-from service.models.loading import DEMO
 from tests.conftest import ROOT
 from tests.forks.process import VARIABLE, folder_of_parent
 
@@ -67,17 +64,6 @@ def installed(clone: Path) -> None:
     script.chmod(0o755)
     for stamp in ("run", "test", "dev"):
         (clone / f".venv/.installed-{stamp}").touch()
-
-
-def small_demo(folder: Path) -> Path:
-    """A folder of the demo models with their names, tokenizers and trained length; a token is a tenth of the work."""
-    for model in DEMO.iterdir():
-        small = folder / "small" / model.name
-        shutil.copytree(model, small)
-        config = AutoConfig.from_pretrained(small, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
-        config.update({"hidden_size": 32, "head_dim": 16, "intermediate_size": 64})
-        AutoModelForCausalLM.from_config(config).save_pretrained(small)
-    return folder / "small"
 
 
 class Terminal:

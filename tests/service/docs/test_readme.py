@@ -26,7 +26,8 @@ from service.policy.policy import parse_policy
 from service.settings import Settings
 from tests.conftest import ROOT
 from tests.service.cli.shell import ropeway
-from tests.service.docs.terminal import Terminal, blocks, installed, missing, pages, repository, small_demo, terminal
+from tests.service.demo import small_demo
+from tests.service.docs.terminal import Terminal, blocks, installed, missing, pages, repository, terminal
 from tests.service.serving import wait_for
 
 README = (ROOT / "README.md").read_text()

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi import FastAPI
 
+from tests.service.demo import small_demo
 from tests.service.serving import serving
 
 try:
@@ -46,12 +47,21 @@ def browser() -> Iterator[playwright.Browser]:
         browser.close()
 
 
+LIMITS = {"cache_tokens": 8192, "score_tokens": 8192, "max_batch_tokens": 512, "score_chunk": 256}
+
+
 @pytest.fixture(scope="package")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FastAPI]]:
     """(base URL, application) of a server of the demo models."""
-    folder = tmp_path_factory.mktemp("demo")
-    limits = {"cache_tokens": 8192, "score_tokens": 8192, "max_batch_tokens": 512, "score_chunk": 256}
-    with serving(folder, model="demo", **limits) as served:
+    with serving(tmp_path_factory.mktemp("demo"), model="demo", **LIMITS) as served:
+        yield served
+
+
+@pytest.fixture(scope="package")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FastAPI]]:
+    """(base URL, application) of a server of the demo models with one layer."""
+    folder = tmp_path_factory.mktemp("small")
+    with serving(folder, model=str(small_demo(folder)), **LIMITS) as served:
         yield served
 
 

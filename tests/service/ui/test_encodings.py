@@ -41,8 +41,8 @@ YARN = [
 LAST = "Sinusoidal position vectors"
 
 
-def test_a_method_is_drawn_on_the_loaded_model(demo: tuple[str, FastAPI], visits: Visits) -> None:
-    url, _ = demo
+def test_a_method_is_drawn_on_the_loaded_model(small: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = small
     page = visits.open(url)
     page.get_by_role("link", name="Encodings").click()
     drawn(page, *YARN, LAST)
@@ -60,8 +60,8 @@ def test_a_method_is_drawn_on_the_loaded_model(demo: tuple[str, FastAPI], visits
     expect(page.get_by_role("link", name="arXiv:2309.00071").first).to_be_visible()
 
 
-def test_two_methods_over_each_other(demo: tuple[str, FastAPI], visits: Visits) -> None:
-    page = visits.open(f"{demo[0]}/ui/#encodings")
+def test_two_methods_over_each_other(small: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{small[0]}/ui/#encodings")
     page.get_by_label("Compared with").get_by_role("combobox", name="Compared with").select_option("self_extend")
     expect(page.locator(".figures h3").nth(1)).to_have_text("Effective distance at 1,024 tokens: self_extend")
     wait_for(lambda: lines(page, 0) == ["before", "yarn(factor=4)", "self_extend"])
@@ -75,8 +75,8 @@ def test_two_methods_over_each_other(demo: tuple[str, FastAPI], visits: Visits) 
     expect(page.get_by_label("Prompt", exact=True)).to_have_value("The import statement")
 
 
-def test_a_question_leaves_the_methods_that_answer_it(demo: tuple[str, FastAPI], visits: Visits) -> None:
-    page = visits.open(f"{demo[0]}/ui/#encodings")
+def test_a_question_leaves_the_methods_that_answer_it(small: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{small[0]}/ui/#encodings")
     page.get_by_role("button", name="constant memory").click()
     options = page.get_by_role("combobox", name="Method", exact=True).locator("option")
     expect(options).to_have_text(["yarn", "lm_infinite", "streaming"])
@@ -87,8 +87,8 @@ def test_a_question_leaves_the_methods_that_answer_it(demo: tuple[str, FastAPI],
     expect(page.locator(".figures h3").first).to_have_text("Bias: alibi")
 
 
-def test_dark_figures_are_dark(demo: tuple[str, FastAPI], visits: Visits) -> None:
-    page = visits.open(f"{demo[0]}/ui/#encodings")
+def test_dark_figures_are_dark(small: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{small[0]}/ui/#encodings")
     drawn(page, *YARN, LAST)
     colour = "div => div.layout.paper_bgcolor ?? div.layout.template.layout.paper_bgcolor"
     assert page.locator(".figures .drawing").first.evaluate(colour) == "white"

@@ -82,9 +82,9 @@ PARTS: dict[str, Callable[[playwright.Page], None]] = {
 
 
 @pytest.fixture(scope="module")
-def finished(demo: tuple[str, FastAPI]) -> str:
+def finished(small: tuple[str, FastAPI]) -> str:
     """Address of the server, which has a finished job."""
-    url, _ = demo
+    url, _ = small
     body = {"evaluation": "perplexity", "methods": ["default", "yarn:4"], "lengths": [256, 512], "max_tokens": 1024}
     job = httpx.post(f"{url}/jobs", json=body, timeout=60).json()["id"]
     wait_for(lambda: httpx.get(f"{url}/jobs/{job}").json()["state"] == "done", 60)

@@ -44,8 +44,8 @@ def api_alone(url: str, body: dict[str, Any]) -> list[float]:
     return times
 
 
-def test_streaming_through_the_page_adds_little(demo: tuple[str, FastAPI], visits: Visits) -> None:
-    url, _ = demo
+def test_streaming_through_the_page_adds_little(small: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = small
     body = {"prompt": "She was", "pe": ["default", "yarn:4"], "max_new_tokens": TOKENS}
     address = f"{url}/ui/#generate?prompt=She+was&pe[]=default&pe[]=yarn:4&max_new_tokens={TOKENS}"
     alone, through = [], []
@@ -63,13 +63,13 @@ def test_streaming_through_the_page_adds_little(demo: tuple[str, FastAPI], visit
     assert statistics.median(through) - statistics.median(alone) < MOST_ADDED_S
 
 
-def test_the_first_load(demo: tuple[str, FastAPI], visits: Visits) -> None:
+def test_the_first_load(small: tuple[str, FastAPI], visits: Visits) -> None:
     """The faster of two, each in a browser without a cache: other tests take the processor too."""
     seconds, sizes = [], []
     for _ in range(ROUNDS):
         context = visits.context()
         began = time.perf_counter()
-        page = visits.open(demo[0], context)
+        page = visits.open(small[0], context)
         expect(page.get_by_role("button", name="Generate")).to_be_visible()
         seconds.append(time.perf_counter() - began)
         entries = "performance.getEntries().reduce((sum, entry) => sum + (entry.transferSize ?? 0), 0)"

@@ -25,8 +25,8 @@ def copied(page: playwright.Page, card: str) -> str:
     return text
 
 
-def test_what_is_copied_works(demo: tuple[str, FastAPI], visits: Visits) -> None:
-    url, _ = demo
+def test_what_is_copied_works(small: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = small
     context = visits.context(permissions=["clipboard-read", "clipboard-write"])
     page = visits.open(f"{url}/ui/#use", context)
     page.get_by_label("Encoding", exact=True).fill("self_extend:group_size=4")
@@ -42,8 +42,8 @@ def test_what_is_copied_works(demo: tuple[str, FastAPI], visits: Visits) -> None
     assert url in copied(page, "Python client")
 
 
-def test_every_system_has_a_card(demo: tuple[str, FastAPI], visits: Visits) -> None:
-    url, _ = demo
+def test_every_system_has_a_card(small: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = small
     page = visits.open(f"{url}/ui/#use")
     heads = page.locator(".card h4")
     for target in TARGETS:
