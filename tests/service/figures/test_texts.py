@@ -16,6 +16,8 @@ from service.reports.texts import without_texts
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 CANARY = "Nobody but its owner may read of the violet walrus. " * 40
 PLACES: dict[str, dict[str, Any]] = {
     "one text": {"input": CANARY},

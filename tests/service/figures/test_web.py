@@ -144,12 +144,14 @@ import sys
 sys.modules["torch"] = sys.modules["transformers"] = None  # importing either fails
 from pydantic import TypeAdapter
 from service.evaluation.catalogue import any_result
+from service.figures.picture import Picture
 from service.figures.results import html_of, png_of
 from service.reports.html import report_of
 for number, line in enumerate(sys.stdin):
     result = TypeAdapter(any_result()).validate_json(line)
     print(result.evaluation, number > 0 or len(png_of(result)) > 1000, len(html_of(result)) > 1000,
           len(report_of(result, body={"input": "text"})) > 1000)
+    Picture.png = lambda _: b""
 """
     results = "\n".join(make().model_dump_json() for make in EVERY.values())
     ran = subprocess.run([sys.executable, "-c", code], input=results, capture_output=True, text=True, check=False)
