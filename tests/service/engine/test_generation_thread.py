@@ -104,8 +104,7 @@ def test_a_thread_that_dies_is_replaced_with_a_clean_cache(
 
     monkeypatch.setattr(lost, "_generation_step", dies)
     assert generate(url, prompt=prompt).json()["error"]["code"] == "engine_failed"
-    wait_for(lambda: httpx.get(f"{url}/health/ready").status_code == 200)
-    assert engine.thread.manager is not lost
+    wait_for(lambda: httpx.get(f"{url}/health/ready").status_code == 200 and engine.thread.manager is not lost)
     assert engine.thread.restarts == restarts + 1
     assert engine.load()["cache_tokens_used"] == 0
     assert token_ids(url, prompt=prompt) == before
