@@ -52,7 +52,7 @@ test-fast: $(TEST) ## Run the tests for everyday work: under two minutes on two 
 test: $(TEST) ## Run all tests
 	$(PYTEST)
 
-check: $(DEV) ## What CI runs: lint, format check, types, tests
+check: $(DEV) ## Run what CI runs: lint, format check, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -1,4 +1,4 @@
-"""Dynamic NTK with one base for the whole request, against a base that grows while cached keys keep their old one.
+"""Dynamic NTK with one base per request, against a base that grows while cached keys keep their old one.
 
 Servers that rotate keys when they are written keep each under the base of the moment (huggingface/transformers issue
 25104). This module measures its cost on real models: perplexity of the last tokens of windows of each length.
@@ -103,8 +103,8 @@ def measure(models: ModelRegistry, multiples: tuple[float, ...], characters: int
 def growing_base(patch: Patched, method: Method) -> Iterator[None]:
     """Within it, "default" is ``method`` as of a server that decodes token by token with a cache of rotated keys.
 
-    Both the query and the key of position p turn by the frequencies of the p + 1 tokens that were there when it was
-    fed. One pass, or chunks, then compute what token-by-token decoding does, since no token sees a later one.
+    Both the query and the key of position p turn by the frequencies of p + 1 tokens. Those tokens were there when
+    it was fed. One pass, or chunks, then compute what token-by-token decoding does, since no token sees a later one.
     """
     module = patch.rotary_tables.chosen[0].module
     frequencies = by_position(patch, method)

@@ -1,8 +1,7 @@
-"""The measured tables of docs/evidence.md, method-table.md and quantization.md, made from the numbers that
-``--record`` left beside the results.
+"""The measured tables of docs/evidence.md, method-table.md and quantization.md.
 
-``python -m benchmarks.evidence`` writes them in between the pages' markers; recording does so too. Published
-tables and the words around them are written by hand.
+They are made from the numbers that ``--record`` left beside the results. ``python -m benchmarks.evidence`` writes them
+in between the pages' markers; recording does so too. Published tables and the words around them are written by hand.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.family_table --texts FOLDER MODEL...`` prints one Markdown table. ``MODEL`` is a folder that
 ``make train-demo FAMILY=...`` wrote. Each is measured under its own encoding and under what extends that, on the same
-windows: consecutive whole ones of each length, over the first characters of every ``.txt`` file.
+windows. These are consecutive whole ones of each length, over the first characters of every ``.txt`` file.
 """
 
 from __future__ import annotations

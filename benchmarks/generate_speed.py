@@ -1,7 +1,7 @@
 """Sixteen requests with eight encodings through the engine, against one after another through ``model.generate``.
 
 Prompts are ragged and new for every run, so that no prefix is shared. Sequential runs use transformers' own
-version of an encoding where it has one and the unscaled model otherwise, which is never slower.
+version of an encoding where it has one. Otherwise they use the unscaled model, which is never slower.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def run(quick: bool = False) -> Report:
     torch.set_num_threads(2)
     report = Report(
         "generate_speed",
-        f"{REQUESTS} concurrent requests, {NEW_TOKENS} new tokens each, against model.generate one by one (goal 3) "
-        "and against one encoding for all (goal 0.9)",
+        f"{REQUESTS} concurrent requests, {NEW_TOKENS} new tokens each. Against model.generate one by one (goal 3) "
+        "and one encoding for all (goal 0.9)",
         ("model", "encodings", "time", "x faster than one by one", "throughput / uniform"),
     )
     rounds = 1 if quick else 5

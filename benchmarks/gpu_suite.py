@@ -1,6 +1,6 @@
 """Everything worth knowing from a GPU at hand, in one command under nine minutes: ``python -m benchmarks.gpu_suite``.
 
-Needs no network and no data. A part that fails or no longer fits the budget loses only its own rows; the JSON
+Needs no network and no data. A part that fails or no longer fits the budget loses only its own rows. The JSON
 file is written after every part. ``--smoke`` runs every part on the CPU with tiny shapes.
 """
 
@@ -41,7 +41,7 @@ PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
 
 def main(
     smoke: Annotated[bool, typer.Option(help="Tiny shapes on the CPU: tests the code, measures nothing.")] = False,
-    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("gpu_suite.json"),
+    out: Annotated[Path, typer.Option(help="Path of the JSON.")] = Path("gpu_suite.json"),
     budget: Annotated[float, typer.Option(help="Seconds for everything.")] = 510.0,
 ) -> None:
     """Measure on one CUDA device, run the tests that need one, print one table."""

@@ -1,4 +1,4 @@
-"""A sweep as a job on one server and on two that share a database: time, CPU time of each, the same result.
+"""A sweep job on one server and on two that share a database: time, CPU time of each, same result.
 
 Three servers run all the time: one has a database to itself, two have a common one. Both cases take turns, so that a
 busy machine slows both alike.

@@ -20,7 +20,7 @@ STEPS = 5
 """Rounds of decoding for each one of prefill, which takes longer."""
 GOAL = 1.6
 PLAIN = {"relative": {"method": "none"}}
-"""The encoding that methods are compared with, by family, if not the model's default: learned vectors for distances
+"""The encoding that methods are compared with, by family, if not the model's default. Learned vectors for distances
 cost something themselves."""
 ONE_MODEL = {"bias": "rotary", "none": "rotary"}
 """Families that are measured on the model of another: they add nothing that has weights."""
@@ -33,7 +33,7 @@ def run(quick: bool = False) -> Report:
     report = Report(
         "method_cost",
         f"each method against plain attention, prefill of {tokens} tokens and decoding behind it, 4 layers of 4 heads "
-        f"of 64, random weights (goal: methods with several bands at most {GOAL} on prefill)",
+        f"of 64, random weights. Goal: methods with several bands at most {GOAL} on prefill",
         ("method", "bands", "prefill", "prefill / plain", "middle half", "token", "token / plain", "middle half"),
     )
     ratios = {}
@@ -50,8 +50,8 @@ def run(quick: bool = False) -> Report:
         + (f"over {GOAL}: {', '.join(over)}" if over else f"none is over {GOAL}")
     )
     report.notes.append("typical parameters for 16 times a trained length of 256 tokens (benchmarks/typical.py)")
-    report.notes.append("learned and sinusoidal on a GPT-2 and an XGLM of the same shape, shaw and transformer_xl on "
-                        "the demo architecture and against none")  # fmt: skip
+    report.notes.append("learned and sinusoidal: on a GPT-2 and an XGLM of the same shape")
+    report.notes.append("shaw and transformer_xl: on the demo architecture and against none")
     return report
 
 

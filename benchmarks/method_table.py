@@ -1,7 +1,8 @@
 """Perplexity of every method that applies, at 1 to 16 times the trained length, on four trained models.
 
-The service's own evaluation in process, over consecutive whole windows of each length, so that all lengths score the
-same text. The requests are those of ``benchmarks/typical.py``, by rule from the model's shape and its trained length.
+The service's own evaluation in process, over consecutive whole windows of each length. All lengths therefore score
+the same text. The requests are those of ``benchmarks/typical.py``, by rule from the model's shape and its trained
+length.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from service.settings import Settings
 
 BOOKS = SHARED / "corpora" / "heldout"
 """Read by none of the models in training. Two of them learned from children's stories, of which no held-out part is at
-hand: books are far from what they know, and their perplexities are high throughout."""
+hand. Books are far from what they know, and their perplexities are high throughout."""
 MODELS = {
     "stories260K": SHARED / "models",
     "llama3-1m-atto": SHARED / "models",
@@ -60,8 +61,8 @@ def run(quick: bool = False) -> Report:
     multiples, documents = (MULTIPLES[:2], 1) if quick else (MULTIPLES, DOCUMENTS)
     report = Report(
         "method_table",
-        f"perplexity by method and length in units of the trained one, disjoint windows, parameters for {REACH} times "
-        "(no goal: which methods hold is the question)",
+        f"perplexity by method and length in units of the trained one, disjoint windows. Parameters for {REACH} times. "
+        "No goal: which methods hold is the question",
         ("model", "method", *(f"{multiple}x" for multiple in multiples)),
     )
     report.numbers = {"multiples": list(multiples), "models": []}

@@ -86,7 +86,7 @@ def cached_bytes_per_token(model: PreTrainedModel) -> int:
 
 @contextmanager
 def folder_of(name: str) -> Iterator[tuple[Path, str | None]]:
-    """Folder of the trained model ``name``; where it is absent, a random one of its shape and a note that says so."""
+    """Folder of the trained model ``name``. If it is absent, a random one of its shape and a note that says so."""
     folder = SHARED / "models" / name
     if (folder / "config.json").is_file():
         yield folder, None

@@ -1,7 +1,7 @@
 """Perplexity by length and method with linear layers in 8 and 4 bits against float32; then memory and speed.
 
 The service's own evaluation in process on the held-out books, as in ``method_table``. Memory and speed are those of a
-random Llama whose linear layers have most of its weights, as in models of practical size.
+random Llama. Its linear layers have most of its weights, as in models of practical size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recall beside perplexity: passkeys found and perplexity, by method and length, on both demo models.
 
-Both are evaluations of the service, in process. A passkey of five digits lies at five depths of the published filler;
-perplexity is that of consecutive whole windows of the held-out books.
+Both are evaluations of the service, in process. A passkey of five digits lies at five depths of the published filler.
+Perplexity is that of consecutive whole windows of the held-out books.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run(quick: bool = False) -> Report:
         finally:
             models.close()
     report.notes.append(
-        f"passkey: {5 * samples} prompts of five digits at every length, depths 0 to 1; perplexity: disjoint windows "
+        f"passkey: {5 * samples} prompts of five digits at every length, depths 0 to 1. Perplexity: disjoint windows "
         f"of {DOCUMENTS} books that no model was trained on"
     )
     return report

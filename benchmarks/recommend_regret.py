@@ -46,8 +46,8 @@ def run(quick: bool = False) -> Report:
     torch.set_num_threads(1)
     report = Report(
         "recommend_regret",
-        "the choice of recommend against the best of a full sweep over the same candidates and windows "
-        "(goal: at most a quarter of the tokens)",
+        "the choice of recommend against the best of a full sweep over the same candidates and windows. "
+        "Goal: at most a quarter of the tokens",
         ("model", "times", "recommended", "best of all", "loss above", "perplexity", "recall", "tokens", "CPU time"),
     )
     names = ["ropeway-demo"] if quick else list(MODELS)
@@ -63,9 +63,9 @@ def run(quick: bool = False) -> Report:
         finally:
             models.close()
     report.notes.append(
-        "loss: mean NLL in nats, plus the share of repeated tokens not copied if the model copies at all; "
-        "perplexity, recall: recommended, best"
+        "loss: mean NLL in nats, plus the share of repeated tokens not copied if the model copies at all"
     )
+    report.notes.append("perplexity, recall: recommended, best")
     return report
 
 

@@ -1,6 +1,6 @@
 """The simulation against two real replicas: the same requests at the same times, throughput and latency compared.
 
-The replicas are plain servers; this process chooses between them by the project's own ring, as the proxy does on Ray
+The replicas are plain servers. This process chooses between them by the project's own ring, as the proxy does on Ray
 Serve. Service times come from bursts on the same servers. The slowdown by other processes is measured while the
 requests run: Linux counts the time that threads wait for a processor.
 """
@@ -63,7 +63,7 @@ def run(quick: bool = False) -> Report:
             report.add(name, what, value, simulated[what], f"{simulated[what] / value:.2f}", spread)
     slow = [pair[2] for pairs in compared.values() for pair in pairs]
     report.notes.append(
-        f"{rounds} rounds of {count} requests per load; the machine was busy: replicas took {min(slow):.1f} to "
+        f"{rounds} rounds of {count} requests per load. The machine was busy: replicas took {min(slow):.1f} to "
         f"{max(slow):.1f} times their CPU time (mean of a round)"
     )
     return report

@@ -1,6 +1,6 @@
 """One typical request per method, for a model of any size and inputs of ``reach`` times its trained length.
 
-The numbers follow from what each method says of its reach and from the model's shape; none is tuned to a model.
+The numbers follow from what each method says of its reach and from the model's shape. None is tuned to a model.
 Lists that would have to be searched or learned (longrope, custom, dpe, t5_bias) are made by a rule.
 """
 
@@ -34,7 +34,7 @@ def typical(geometry: RopeGeometry, reach: int = REACH) -> dict[str, Fields]:
         "clipped_rope": {"n": max(2, 20 * pairs // 64)},  # published: 20 of 64
         "t5_bias": {"relative_attention_bias": _falling(32, geometry.num_attention_heads)},
         # Windows are a quarter of the trained length. Self-Extend's authors advise to use half to two thirds of what
-        # a group size reaches, which is why it is twice the extension.
+        # a group size reaches. So the size is twice the extension.
         "self_extend": {"group_size": 2 * reach, "neighbor_window": max(1, trained // 4)},
         "leaky_rerope": {"scaling_factor": 1.5 * whole},
         "dpe": {"group_factors": [2 * reach, 4 * reach], "neighbor_window": max(1, trained // 4)},

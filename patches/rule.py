@@ -1,8 +1,8 @@
 """Encodings by reserved length, for a model without a calibration.
 
-A rotary model has its own encoding up to its trained length L0, and its own scaling up to the length that it
-declares. Beyond, dynamic YaRN (arXiv:2309.00071, section 3.3) scales by the reserved length. Any other model keeps its
-own encoding.
+A rotary model has its own encoding up to its trained length L0. Up to the length that it declares, it has its
+own scaling. Beyond, dynamic YaRN (arXiv:2309.00071, section 3.3) scales by the reserved length. Any other model keeps
+its own encoding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Encodings in one word: ``yarn:4``, ``yarn:factor=4,beta_fast=16``, or the JSON object itself.
 
-The grammar is ``method[:item,item...]`` with items ``key=value``. One item may be a bare value: it sets the method's
+The grammar is ``method[:item,item...]`` with items ``key=value``. One item may be a bare value. It sets the method's
 first required field, else its first own field, else its only one. Values are JSON if they parse as JSON, and text
 otherwise. The value of an encoding's field may be a short form, in parentheses if it has commas:
 ``self_extend:base=(yarn:4,beta_fast=16)``. Nothing here checks values: ``patches.parse`` does.

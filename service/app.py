@@ -111,8 +111,8 @@ def create_app(settings: Settings) -> FastAPI:
 async def _loaded(settings: Settings, metrics: Metrics) -> ModelRegistry:
     """The models, loaded on a thread that ends.
 
-    Each thread that has computed keeps its OpenMP threads, and libgomp makes all of them sleep between operations once
-    they are more than the cores. The generation thread is then the only one.
+    Each thread that has computed keeps its OpenMP threads. Once they are more than the cores, libgomp makes all of them
+    sleep between operations. The generation thread is then the only one.
     """
     with ThreadPoolExecutor(1, "loading") as loading:
         return await asyncio.get_running_loop().run_in_executor(loading, ModelRegistry, settings, metrics)
@@ -125,7 +125,7 @@ async def _closed(calls: StoreCalls, store: JobStore) -> None:
 
 
 def _add_layers(app: FastAPI, settings: Settings, keys: ApiKeys, shared: SharedLimits | None) -> None:
-    """From the inside out: who has no key does not get to send a body, and every answer has an id and is logged."""
+    """From the inside out: nobody can send a body without a key. Every answer has an id and is logged."""
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5, exclude_content_types=COMPRESSED_ALREADY)
     most = settings.key_concurrency
     concurrency = Concurrency(most) if shared is None or most is None else SharedConcurrency(most, shared)

@@ -55,8 +55,8 @@ def bad_request(message: str, param: str | None = None, code: str | None = "inva
 def context_length_exceeded(prompt: int, new: int, n_ctx: int, param: str = "prompt") -> ApiError:
     """The refusal in the words that clients look for (OpenAI's and llama.cpp's), with its numbers for machines."""
     message = (
-        f"the maximum context length is {n_ctx} tokens: the prompt has {prompt} and {new} new ones are asked for, "
-        "which exceeds the available context size"
+        f"the maximum context length is {n_ctx} tokens. The request exceeds the available context size: "
+        f"{prompt} tokens in the prompt and {new} new ones"
     )
     numbers = {"n_prompt_tokens": prompt, "n_ctx": n_ctx}
     return ApiError(400, message, param=param, code="context_length_exceeded", extra=numbers)

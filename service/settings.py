@@ -58,7 +58,7 @@ class Settings(BaseSettings):
 
     model: str = Field(
         "demo",
-        description="Hugging Face id, local folder, or a folder of such folders: all are served, the first by name is "
+        description="Hugging Face id, local folder, or a folder of such folders. All are served; the first by name is "
         "the default. 'demo' serves the embedded demo models.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id.")
@@ -76,13 +76,13 @@ class Settings(BaseSettings):
     )
     adapters: NamedFolders = Field(
         {},
-        description="LoRA adapters as NAME=FOLDER, separated by commas: each is served under its name, merged into a "
+        description="LoRA adapters as NAME=FOLDER, separated by commas. Each is served under its name, merged into a "
         "copy of the model that it was trained on.",
     )
     chat_template: str | None = Field(
         None,
-        description="Chat template of every served model instead of the model's: a file, or 'plain', a built-in one "
-        "for models without chat training.",
+        description="Chat template of every served model instead of the model's: a file, or 'plain'. The "
+        "built-in 'plain' suits models without chat training.",
     )
     policy: Path | None = Field(
         None,
@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     shutdown_grace_s: float = Field(10.0, ge=0, description="Seconds that running requests may take to finish.")
 
     replicas: Count = Field(
-        1, description="Processes with models of their own, on Ray Serve (extra `scale`); one needs no Ray."
+        1, description="Processes on Ray Serve, each with its models (extra `scale`); one needs no Ray."
     )
     min_replicas: Count | None = Field(None, description="Least replicas with autoscaling; one when unset.")
     max_replicas: Count | None = Field(
@@ -153,8 +153,8 @@ class Settings(BaseSettings):
     cache_tokens: int | None = Field(
         None,
         ge=64,
-        description="Tokens the paged cache holds. When unset: what fits into 70 % of an accelerator's free memory; on "
-        "a CPU 32 times the trained length, at most 32768 and a quarter of the free memory.",
+        description="Tokens the paged cache holds. When unset: as many as fit into 70 % of an accelerator's free "
+        "memory. On a CPU: 32 times the trained length, at most 32768 and a quarter of the free memory.",
     )
     score_tokens: Count = Field(262144, description="Tokens that perplexity requests may hold at once, per model.")
     page_size: int = Field(32, ge=4, description="Tokens per page of the cache.")
@@ -174,8 +174,8 @@ class Settings(BaseSettings):
 
     database_url: str | None = Field(
         None,
-        description="Database of jobs: sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME (extra `postgresql`); "
-        "a file in the user's data folder when unset.",
+        description="Database of jobs: sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME (extra `postgresql`). "
+        "When unset: a file in the user's data folder.",
     )
     database_pool_size: int = Field(
         8, ge=2, le=1000, description="Connections to the database that one server keeps open; peaks take 4 more."

@@ -1,7 +1,7 @@
 """Tiny random models of the families we carry, built from configurations, never downloaded.
 
-Weights are larger than transformers' default: with a standard deviation of 0.02 attention is so
-close to uniform that a wrong encoding would pass a comparison of logits.
+Weights are larger than transformers' default. With its standard deviation of 0.02, attention is so
+close to uniform that a wrong encoding would pass comparisons of logits.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Families whose attention does not dispatch by name, or whose positions are not rotary: each has a seam."""
 
 _EVERYDAY = {"llama", "gemma3", "gpt_neox", "gpt2", "bloom"}
-"""Families of the fast tier: one rotary type, one for each type of layer, a part of each head, a table, a bias."""
+"""Families of the fast tier. They cover one rotary type, one per layer type, a part of each head, a table, a bias."""
 
 
 def by_tier(families: Iterable[str]) -> list[ParameterSet]:

@@ -1,7 +1,7 @@
 """Execution of a notebook without Jupyter, whose packages would be some thirty more.
 
-``python -m tests.notebook docs/notebook.ipynb`` runs the code cells in order, and writes their outputs into the file:
-standard output, and the value of a last expression as PNG or text.
+``python -m tests.notebook docs/notebook.ipynb`` runs the code cells in order, and writes their outputs into the file.
+Outputs are standard output, and the value of a last expression as PNG or text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sentences of docstrings, comments and Markdown, and the rules of plain English that they keep (CONTRIBUTING.md)."""
+"""Sentences of docstrings, comments, messages and Markdown, and the rules of plain English (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-LONGEST = 30
+LONGEST = 20
 """Words in a sentence."""
 
 WHAT_CLAUSE = re.compile(r"(What|Which|Where|How|Whether|Who|Whoever|Whose|That|Why)\b[^?]*$")
@@ -18,7 +18,12 @@ BANNED = re.compile(
     re.IGNORECASE,
 )
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|Eq|et al|Sec|cf)\.")
-BLOCK_END = re.compile(r"\n\s*\n|\n\s*(?:[-*|#]|\d+[.)])\s|\|")
+QUOTED = (
+    *("The best thing to do in San Francisco", "According to the chain(s) of variable assignment"),  # published prompts
+    *("q - j mod S", "amber ample", "acorn anchor", "import sys", "local time"),  # a formula, lists of words, programs
+)
+"""Beginnings of strings whose words are not ours, or no sentences."""
+BLOCK_END = re.compile(r"<br>|\n\s*\n|\n\s*(?:[-*|#]|\d+[.)])\s|\|")
 SENTENCE_END = re.compile(r'(?<=[.!?:;])\s+(?=[A-Z0-9"`*([])')
 
 
@@ -57,6 +62,28 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
     yield from comments(source)
 
 
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string of a Python file that is no docstring: messages, descriptions, notes."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            yield (
+                node.lineno,
+                "".join(str(part.value) if isinstance(part, ast.Constant) else "CODE" for part in node.values),
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (docstrings | parts):
+            yield node.lineno, node.value
+
+
+def configuration(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, comment) of a file whose comments begin with #: TOML, YAML, make, Docker, environment."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if comment := re.search(r"(?:^|\s)#+ (.*)", line):
+            yield number, comment[1]
+
+
 def comments(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of the comments; those on lines that follow each other are one."""
     start, text, last = 0, "", -1
@@ -71,9 +98,9 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
     yield start, text
 
 
-def faults(path: Path) -> Iterator[str]:
-    """One line for every sentence that breaks a rule."""
-    for line, text in prose(path):
+def faults(path: Path, texts: Iterable[tuple[int, str]]) -> Iterator[str]:
+    """One line for every sentence of ``texts``, (line, text) of ``path``, that breaks a rule."""
+    for line, text in texts:
         for sentence in sentences(text):
-            if broken := fault(sentence):
+            if not sentence.startswith(QUOTED) and (broken := fault(sentence)):
                 yield f"{path}:{line}: {broken}: {sentence[:120]}"

@@ -1,6 +1,6 @@
 """Captured graphs without a card: operations on tensors are recorded once, and executed again on the same tensors.
 
-As on CUDA, a replay runs no Python: a number that Python knew at the capture stays, and what the host reads is refused.
+As on CUDA, a replay runs no Python. A number that Python knew at the capture stays, and what the host reads is refused.
 """
 
 from __future__ import annotations

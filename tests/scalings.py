@@ -227,9 +227,9 @@ entries and with heads of the published width.
 NOTES = """
 *Trained length*: the length before any extension. *`default`*: the method in effect, with the declared parameters. The
 lists of Phi's LongRoPE are left out. *Base*: `rope_theta`. *Slowest pair*: the divisor of the lowest frequency up to
-the trained length, and at four times this length if it differs. *Cos and sin*, *scores*: the factors on them there.
-*Layers*: those with the encoding of the request. The others keep their own rotation. A checkpoint with `linear`
-declares no trained length: it is the declared length divided by the factor.
+the trained length. The divisor at four times this length follows if it differs. *Cos and sin*, *scores*: the factors on
+them there. *Layers*: those with the encoding of the request. The others keep their own rotation. A checkpoint with
+`linear` declares no trained length: it is the declared length divided by the factor.
 
 The tests compare every row with transformers at 1, 2 and 4 times the trained length. The logits of the last tokens
 agree within 2e-5, behind a cache of all earlier keys. No extension applies twice:

@@ -29,11 +29,11 @@ TRANSFORMERS_IN_SERVICE = {
     "service/engine/adapter/scheduler.py",
     "service/engine/adapter/windowed.py",
     "service/engine/padded/room.py",
-    "service/models/architecture.py",  # the demo model under families that no Llama carries
-    "service/models/loading.py",  # checkpoints and tokenizers
+    "service/models/architecture.py",  # demo model under families no Llama carries
+    "service/models/loading.py",  # checkpoints, tokenizers
     "service/models/parallel/messages.py",  # types of caches
-    "service/models/text_model.py",  # the class that loads a checkpoint
-    "service/models/training/shape.py",  # the demo models before they are trained
+    "service/models/text_model.py",  # class that loads a checkpoint
+    "service/models/training/shape.py",  # untrained demo models
 }
 
 MEASURES = {"patches/attention/mass.py"}

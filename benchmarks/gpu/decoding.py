@@ -106,8 +106,10 @@ def attentions(scale: Scale) -> Iterator[Row]:
 
 
 def graphs(scale: Scale) -> Iterator[Row]:
-    """Decode steps of the 1B shape on block tables, alone and all at once: with CUDA graphs, where there are, and
-    without."""
+    """Decode steps of the 1B shape on block tables, alone and all at once.
+
+    They run with CUDA graphs, where there are, and without.
+    """
     compared = [choice for choice in kinds(scale) if choice.backend is not None]
     for batch in scale.batches:
         for mix, encodings in (ALONE if batch == 1 else MIXES).items():

@@ -1,4 +1,4 @@
-"""Bands that take all queries of a long segment in a few calls of the kernel, nearly always without a mask."""
+"""Bands that take all queries of a long segment in a few calls of the kernel. The calls nearly always have no mask."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _triangle(states: SegmentStates, band: Band, low: int, keys: Attended, atten
 def _chunks(
     states: SegmentStates, band: Band, chunks: ChunkRange, keys: Attended, attended: Attended, first: int
 ) -> None:
-    """To the chunk ``low`` before that of the query, and if the range has no end to all chunks before that one.
+    """To the chunk ``low`` before that of the query. If the range has no end, also to all chunks before that one.
 
     From ``first`` on, where a chunk begins, chunk i of queries attends to chunk i of the keys from ``base`` on. The
     chunks between are a staircase. Every second chunk of queries attends to the one chunk of keys before it. Every

@@ -63,8 +63,9 @@ def add_band(
 def _diagonals(states: SegmentStates, band: Band, q_high: int, queries: int, columns: slice) -> torch.Tensor:
     """Additive bias [1, heads or 1, q, k] of the queries q_high, q_high - 1, ..., in that order.
 
-    Its rows are a table of distances, each row one entry further along: a view, where [q, k] numbers per head would
-    be made and read. Only for the reverse order of queries are both strides positive, as torch wants them.
+    Its rows are a table of distances, each row one entry further along. The bias is a view; otherwise [q, k] numbers
+    per head would be made and read. Only for the reverse order of queries are both strides positive, as torch wants
+    them.
     """
     kind = ("bias by distance", band.predicate, states.query.dtype)
     table = states.shared(kind, lambda: states.bias_by_distance(band, QUERY_BLOCK))

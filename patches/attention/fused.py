@@ -68,7 +68,7 @@ def ordinary(states: SegmentStates) -> torch.Tensor:
 
 
 def by_bands(states: SegmentStates) -> torch.Tensor:
-    """Each band attends to the keys it can reach: over all queries at once if that takes few calls, else by blocks."""
+    """Each band attends to the keys it can reach. All queries go at once if that takes few calls, else by blocks."""
     attended = nothing(states.query, states.value.shape[-1])
     by_blocks = []
     for band in states.resolved.recipe.bands:

@@ -16,10 +16,10 @@ from patches.encoding.recipe import AttentionTemperature
 class Layer:
     """``scaling`` is the factor on the scores, ``mask`` a sliding window or a chunk.
 
-    ``softcap`` is a soft limit on scores (Gemma 2), ``sinks`` [heads] are learned logits of attending to nothing
+    ``softcap`` is a soft limit on scores (Gemma 2). ``sinks`` [heads] are learned logits of attending to nothing
     (gpt-oss), or [rows, heads, q, 1] depend on the token (Inkling 2). ``attention`` is the module, for encodings that
     read weights there. ``temperature`` multiplies the scores beside that of the recipe (Llama 4). ``bias`` [rows, heads
-    or 1, q, k] is added to the scores; -inf excludes a key that the layer did not choose (DeepSeek-V3.2, Doge).
+    or 1, q, k] is added to the scores. A -inf excludes a key that the layer did not choose (DeepSeek-V3.2, Doge).
     ``relative_logits`` [rows, heads, q, k] are a part of the scores, which temperatures multiply (Inkling).
     """
 

@@ -2,7 +2,7 @@
 
 Two attentions over disjoint keys merge without error into one softmax: out = sum_b exp(lse_b - lse)
 out_b (FlashAttention, arXiv:2205.14135, section 3.1). Public SDPA returns no log-sum-exp, so the
-kernels behind it are called by name, per device; other devices and float64 compute it in plain operations.
+kernels behind it are called by name, per device. Other devices and float64 compute it in plain operations.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def sdpa_with_lse(
 ) -> Attended:
     """Output [rows, heads, q, head_dim] and log-sum-exp [rows, heads, q], which is float32 or float64.
 
-    ``bias`` is additive and broadcastable to [rows, heads, q, k]. Excluded pairs have the most negative finite number:
-    a row without any key then weighs nothing in a merge, and nothing is NaN. ``causal``, for as many keys as queries
+    ``bias`` is additive and broadcastable to [rows, heads, q, k]. Excluded pairs have the most negative finite number.
+    A row without any key then weighs nothing in a merge, and nothing is NaN. ``causal``, for as many keys as queries
     and without a bias, lets query i attend to keys 0 .. i.
     """
     if not has_kernel(query, key, value):

@@ -96,7 +96,7 @@ def read(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: f
 
 
 def _shared_map(states: SegmentStates, reached: dict[Band, slice]) -> PositionMap:
-    """The map of the query to which keys turn: that of the band that reads most keys as they were written."""
+    """The query map to which keys turn: that of the band that reads most keys as they were written."""
     sizes = {
         band.query_map: columns.stop - columns.start
         for band, columns in reached.items()
@@ -158,8 +158,8 @@ def _seen(
 
 
 def _excess(states: SegmentStates, band: Band, columns: slice, query_map: PositionMap) -> torch.Tensor:
-    """Positions [keys, 1 or pairs] by which the distance of a query under ``query_map`` to keys as they were written
-    exceeds that in ``band``."""
+    """Positions [keys, 1 or pairs] by which a query's distance under ``query_map`` to keys as they were written exceeds
+    that in ``band``."""
     base, q_idx, kv_idx = states.resolved.recipe.base, states.q_idx, states.positions(columns)
     written = per_pair(query_map(q_idx)) - per_pair(base(kv_idx))
     return written - (per_pair(band.query_map(q_idx)) - per_pair(band.key_map(kv_idx)))

@@ -1,6 +1,6 @@
 """Division of one forward into sequences: their rows, columns and slots.
 
-A padded static batch and a packed paged batch both reduce to a list of segments, so attention is
+A padded static batch and a packed paged batch both reduce to a list of segments. So attention is
 written once, for a segment.
 """
 
@@ -44,7 +44,7 @@ class Batch:
 
     ``packed`` batches have their sequences one after another in a single row, keys likewise. ``columns`` is the number
     of key columns that a full cache has seen, for layers that cache only the last ones. ``places`` are those of the
-    sequences' first keys in a cache that attention reads in place, None for sequences whose keys are copied.
+    sequences' first keys in a cache that attention reads in place. Sequences whose keys are copied have None.
     """
 
     segments: list[Segment]
@@ -101,7 +101,7 @@ def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tens
     if padding_mask is None and [a + new - 1 for a in first] != last:
         raise ValueError("position_ids must count up by one along every row (packed rows need segments)")
     if padding_mask is None and len(set(first)) > 1:
-        raise ValueError("position_ids must start alike in every row unless a padding mask tells them apart")
+        raise ValueError("position_ids must start alike in every row unless a padding mask sets them apart")
     if (
         padding_mask is not None
         and [seen - new + q - pad for q, pad in zip(first_query, padding, strict=True)] != first

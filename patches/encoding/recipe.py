@@ -162,7 +162,7 @@ class Recipe:
 
         Raises:
             ValueError: when the recipe does not fit the checkpoint's training, or reads a learned table past its last
-                row; the message says why.
+                row. The message says why.
         """
         import torch
 
@@ -201,8 +201,8 @@ class Recipe:
             )
         if geometry.compresses_keys and not (self.bands == (Band(),) and self.score_bias is None):
             raise ValueError(
-                "only encodings without windows and biases apply to this model: its layers attend to keys that cover "
-                "several tokens, and those have no single distance"
+                "only encodings without windows and biases apply to this model: its keys cover several tokens, without "
+                "one distance"
             )
 
     def _refuse_positions_past_the_table(self, geometry: RopeGeometry, length: int) -> None:
@@ -216,8 +216,8 @@ class Recipe:
         reached = int(positions.max()) + 1 if positions.numel() else 0
         if reached > rows:
             raise ValueError(
-                f"this model's table has {rows} positions, and the {length} reserved tokens (prompt and new ones) "
-                f"would read {reached} of them under this encoding"
+                f"this model's table has {rows} positions. Under this encoding, the {length} reserved tokens "
+                f"(prompt and new ones) would read {reached} of them"
             )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def base_inv_freq(rope_theta: float, rotary_dim: int, dtype: torch.dtype) -> torch.Tensor:
     """rope_theta^(-2i/rotary_dim) for i = 0 .. rotary_dim/2 - 1, ``dtype`` [rotary_dim / 2].
 
-    The expression is transformers' own, operation by operation, so that an unscaled schedule in float32 is
+    The expression is transformers' own, operation by operation. An unscaled schedule in float32 is therefore
     bit-identical to the unpatched model.
     """
     import torch

@@ -113,9 +113,9 @@ class _Temperature(KnownFields):
 
 
 class _ConstantKind(_Temperature):
-    """A kind that is one number: on the whole score, or on its rotated part as a factor on cos and sin.
+    """A kind that is one number, on the whole score or on its rotated part.
 
-    The two differ for a model that rotates only part of each head.
+    On the rotated part, it is a factor on cos and sin. The two differ for a model that rotates only part of each head.
     """
 
     rotated_only: bool = Field(

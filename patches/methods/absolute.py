@@ -35,7 +35,7 @@ class At:
 
 @dataclass(frozen=True)
 class EndAligned:
-    """The first reserved position in the first row, the last one in the last row, if the table is too short."""
+    """The first reserved position in the first row, the last in the last row, if the table is too short."""
 
     rows: int
     depends_on_length: bool = True
@@ -105,8 +105,8 @@ class LearnedInterpolation(Method):
     method: Literal["learned_interpolation"] = "learned_interpolation"
     align: Literal["scale", "ends"] = Field(
         "scale",
-        description="scale divides positions by factor. ends puts the last reserved token (prompt and new) on the last "
-        "row, and is the table itself when they fit.",
+        description="`scale` divides positions by factor. `ends` puts the last reserved token (prompt and new) on the "
+        "last row, and is the table itself when they fit.",
     )
     factor: Factor | None = Field(None, description="Divisor of positions, with align scale.")
 

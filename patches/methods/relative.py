@@ -1,7 +1,7 @@
 """Relative positions as learned vectors that score against the query: Shaw's, and Transformer-XL's.
 
 Shaw et al., arXiv:1803.02155, equation 4, for keys only: their term for values adds nothing beside it (table 3).
-Dai et al., arXiv:1901.02860, section 3.3, without the memory of hidden states of section 3.2: a cache of keys and
+Dai et al., arXiv:1901.02860, section 3.3, without the memory of hidden states of section 3.2. A cache of keys and
 values sees the whole text. The vectors are weights of every layer, so each method is for models that have them, as
 attributes of ``attention.relative``.
 """
@@ -34,7 +34,7 @@ class ClippedKeys:
 class ProjectedSinusoids:
     """u . k + (q + v) . W R[distance]; R has all sines before all cosines, as in the released code.
 
-    W is folded into the query: one new token then costs a product with R instead of a projection of all of R.
+    W is folded into the query. One new token then costs a product with R instead of a projection of all of R.
     """
 
     def __call__(self, attention: Any, query: torch.Tensor, key: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:

@@ -236,9 +236,9 @@ class AttentionSeam:
         layer: Layer,
         index: int,
     ) -> list[Reading | None]:
-        """The reading of each segment with a single query, None for others: the same in layers of one role and window.
+        """The reading of each segment with a single query, None for others.
 
-        Decoding many sequences asks this most often.
+        It is the same in layers of one role and window. Decoding many sequences asks this most often.
         """
         readings: list[Reading | None] = []
         for segment, states in zip(batch.segments, parts, strict=True):

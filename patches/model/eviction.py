@@ -1,6 +1,6 @@
-"""Eviction of keys that no later query can reach, for recipes that attend to the first and the last tokens only.
+"""Eviction of keys that no later query can reach, for recipes that attend to the first and last tokens only.
 
-StreamingLLM, arXiv:2309.17453, section 3.2. Masking those keys gives the same numbers; evicting them frees
+StreamingLLM, arXiv:2309.17453, section 3.2. Masking those keys gives the same numbers. Evicting them frees
 their memory, so that a cache stops growing with the text.
 """
 

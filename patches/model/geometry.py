@@ -1,7 +1,7 @@
 """Geometry and native encoding of a loaded model, or the reason why the seams cannot carry it.
 
 Works on attributes alone, so that it needs no model library. ``patches.model.measurement`` finds out later how a
-model rotates (pair layout, where in a head, which layers) on its own forward pass, never by name.
+model rotates (pair layout, where in a head, which layers). It does so on the model's own forward pass, never by name.
 """
 
 from __future__ import annotations

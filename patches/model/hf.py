@@ -263,7 +263,7 @@ def _refuse_other_logits(logits: torch.Tensor, plain: torch.Tensor, rounding: fl
     difference = _difference(logits, plain)
     if not difference <= rounding:  # not NaN either
         raise UnsupportedModel(
-            f"its attention computes more than the queries, keys and values that it hands on: under its own encoding, "
+            "its attention computes more than the queries, keys and values that it hands on. Under its own encoding, "
             f"the patched logits differ by {difference:.2g} of the largest"
         )
 

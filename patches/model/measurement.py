@@ -1,6 +1,6 @@
 """Measurement of a model's rotation on its own forward pass: the layers, the offset in a head, the pair layout.
 
-A few tokens run through the model under tables of our choice, and the states that reach each layer's attention are
+A few tokens run through the model under tables of our choice. The states that reach each layer's attention are
 compared. Nothing is looked up by name, so unknown models are measured too.
 """
 
@@ -80,8 +80,8 @@ def measured(
     ``geometry`` makes the geometry of a model for the table that requests choose.
 
     Raises:
-        UnsupportedModel: when no layer attends, when no layer rotates by its tables, or when layers rotate by so
-            different ones that requests could choose none. Also when one needs more than ``MOST_TOKENS`` to rotate.
+        UnsupportedModel: when no layer attends, or when no layer rotates by its tables. Also when layers rotate by so
+            different ones that requests could choose none. Also when a layer needs more than ``MOST_TOKENS`` to rotate.
     """
     still: dict[RotaryTable | None, torch.Tensor] = {table: torch.zeros_like(table.inv_freq) for table in tables}
     if not still and (pairs := geometry(None).rotary_dim // 2):
@@ -107,7 +107,7 @@ def measured(
 
 
 def _long_enough(run: Run, still: Mapping[RotaryTable | None, torch.Tensor]) -> Trial:
-    """A trial of so many tokens that it calls every rotary module, or as few as possible without such a number."""
+    """A trial of so many tokens that it calls every rotary module. Without such a number, it has as few as possible."""
     first = longer = run(still)
     while longer.has_uncalled and 2 * longer.tokens <= MOST_TOKENS:
         longer = run(still, 2 * longer.tokens)
@@ -130,8 +130,8 @@ Moved = Mapping[RotaryTable | None, set[int]]
 def _chosen(moved: Moved, windowed: Set[int], layers: int) -> list[RotaryTable | None]:
     """The tables of the layers without a window. If those rotate nothing, the tables of the layers with one.
 
-    Several have the same numbers. A table of layers with a window is not chosen beside others, even with their numbers:
-    a checkpoint that declares a scaling declares it for the layers without.
+    Several have the same numbers. A table of layers with a window is not chosen beside others, even with their numbers.
+    A checkpoint that declares a scaling declares it for the layers without.
     """
     for without in (windowed, frozenset[int]()):
         found = [table for table, reached in moved.items() if reached - without]

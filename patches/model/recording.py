@@ -1,7 +1,7 @@
 """Forwards as lists of their calls of torch, which run again without the Python of the model's modules.
 
 For a few tokens, that Python takes as long as the mathematics of a small model. A recording serves forwards of the same
-shape: it calls the same functions in the same order, so it computes the same bits. Calls of a seam are parts of the
+shape. It calls the same functions in the same order, so it computes the same bits. Calls of a seam are parts of the
 list and run as Python, since they depend on the batch. A model is not recorded if its Python reads numbers of tensors.
 """
 
@@ -24,7 +24,7 @@ MOST = 128
 """Recordings that are kept, one for each number of rows."""
 
 Use = Literal["none", "recorded", "list", "failed"]
-"""The part of a list in a forward: it had none, was written into one, ran from one, or is refused one."""
+"""The part of a list in a forward. The forward had none, was written into one, ran from one, or is refused one."""
 
 LITERALS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Arguments that are written into the list. All others become its constants."""
@@ -137,8 +137,8 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Checked(TorchDispatchMode):
-    """Refuses a recording with operations that give numbers to Python, have sizes that depend on numbers, or belong to
-    no function of torch: the list has functions only."""
+    """Refuses a recording with operations that give numbers to Python or have sizes that depend on numbers. It also
+    refuses one with operations that belong to no function of torch: the list has functions only."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The rotary tables of a model, one per rotary module or per layer type in it, and the formats of such tables.
+"""A model's rotary tables, one per rotary module or per layer type in it, and the formats of such tables.
 
 Works on attributes alone. ``patches.model.measurement`` finds out which layers turn by which table.
 """
@@ -16,8 +16,8 @@ from torch import nn
 from patches.encoding.rotary import rotary_table
 
 TableLayout = Literal["half", "interleaved", "pairs", "complex"]
-"""Tables of rotary modules: cos and sin as wide as the rotation, in either layout; one number per pair (gpt-oss); or
-one complex number per pair (Llama 4, DeepSeek-V2)."""
+"""Tables of rotary modules: cos and sin as wide as the rotation, in either layout. Others have one number per pair
+(gpt-oss), or one complex number per pair (Llama 4, DeepSeek-V2)."""
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class Patched(Encodings):
         *,
         module: torch.nn.Module | None = None,
     ) -> Any:
-        """Seam A: cos and sin of each token by the schedule of its slot, in the format of the model's own ``module``.
+        """Seam A: cos and sin of each token by its slot's schedule, in the format of the model's own ``module``.
 
         Tables that requests do not choose keep their own frequencies.
         """

@@ -41,9 +41,9 @@ class Trial:
     """One forward of ``tokens`` tokens under chosen frequencies. It computes no attention.
 
     It records each layer's states [rows, heads, tokens, dim]: queries, keys and values. ``windowed`` are the layers
-    with a sliding window, ``biased`` those that choose keys or add numbers to scores, ``compressed`` those that attend
-    to more keys than tokens. ``elsewhere`` are the rotary modules that it asks for other positions than those of the
-    tokens, or not at all. Layers get whole masks of the kind ``mask``, or those that the model insists on.
+    with a sliding window. ``biased`` are those that choose keys or add numbers to scores. ``compressed`` are those that
+    attend to more keys than tokens. ``elsewhere`` are the rotary modules that it asks for other positions than those of
+    the tokens, or not at all. Layers get whole masks of the kind ``mask``, or those that the model insists on.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ class ExportRequest(KnownFields):
     model: str | None = Field(None, description="A served model; the first one when absent.")
     length: Annotated[int, Field(ge=2, lt=1 << 24)] | None = Field(
         None,
-        description="Longest text in tokens, new ones included. When absent: the factor times the trained length, or "
-        "the length that the checkpoint declares for an encoding without a factor.",
+        description="Longest text in tokens, new ones included. When absent: the factor times the trained length. "
+        "Without a factor: the length that the checkpoint declares.",
     )
 
 

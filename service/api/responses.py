@@ -159,10 +159,10 @@ class MethodList(BaseModel):
 
 
 class MethodInfo(BaseModel):
-    """One method: what it does, what it is for, what it costs, and the JSON schema of its parameters with defaults.
+    """One method: what it does, what it is for, and what it costs.
 
-    ``reach`` is the length that it can serve, L0 the trained one; ``family`` is what a checkpoint counts as that
-    was trained with it.
+    It has the JSON schema of its parameters with defaults. ``reach`` is the length that it can serve, L0 the trained
+    one; ``family`` is what a checkpoint counts as that was trained with it.
     """
 
     method: str
@@ -211,8 +211,8 @@ class ModelInfo(BaseModel):
     ``eager`` over block tables, or ``segments``, one sequence after another. If a model has another attention than the
     setting asks for, ``engine_reason`` says why. With ``cuda_graphs``, decode steps are captured and replayed, or
     ``engine_reason`` says why not. With ``recorded_steps``, those of ``segments`` on a CPU run from a list of their
-    calls of torch, without the Python of the model. ``tensor_parallel`` processes compute the model together, and
-    ``memory`` is that of one of them.
+    calls of torch. They run without the Python of the model. ``tensor_parallel`` processes compute the model together,
+    and ``memory`` is that of one of them.
     """
 
     id: str
@@ -333,7 +333,7 @@ def failures(statuses: Iterable[int] = WHAT_FAILS) -> dict[int | str, dict[str, 
     """Documentation of ``statuses``, and of any other failure: FastAPI would document its own 422, which this
     server never answers.
 
-    One of them has the model, which FastAPI builds again for each route and status, in half of a server's first answer.
+    One of them has the model. FastAPI builds it again for each route and status, in half of a server's first answer.
     """
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorResponse.__name__}"}}}
     documented: dict[int | str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Plotly's script for the pages of this server: kept by browsers, and open, since a page cannot send a key for it."""
+"""Plotly's script for the pages of this server. Browsers keep it, and it is open: a page cannot send a key for it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SHARED = {"evaluation", "model", "methods", "lengths", "input", "max_tokens", "s
 def separated(items: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """(files, values of the evaluation's fields) from the arguments that the shared options left over.
 
-    A field is ``--name value`` or ``--name=value``; a boolean one is ``--name`` or ``--no-name``.
+    A field is ``--name value`` or ``--name=value``. A boolean one is ``--name`` or ``--no-name``.
 
     Raises:
         typer.BadParameter: for a name that is no field, or one without a value.
@@ -163,8 +163,8 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
 
 
 def finish(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> JobInfo:
-    """Follow a job of ``server`` to its end and show how far it is. Ctrl-C leaves it alone and says how to come back;
-    with ``cancel``, and without a server that goes on, it cancels the job.
+    """Follow a job of ``server`` to its end and show how far it is. Ctrl-C leaves it alone and says how to come back.
+    With ``cancel``, and without a server that goes on, it cancels the job.
 
     Raises:
         RopewayError: when the server cannot be reached any more.

@@ -39,7 +39,7 @@ def check_outputs(
     """Refuse impossible outputs before the work begins.
 
     Raises:
-        typer.BadParameter: for two formats, another suffix of a picture, or a folder that does not exist.
+        typer.BadParameter: for two formats, another picture suffix, or a missing folder.
     """
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv exclude each other")

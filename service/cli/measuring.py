@@ -60,7 +60,7 @@ def body_of(  # noqa: PLR0913 - one argument per option
     """(names of the files, body of the evaluation ``name``); ``own`` are fields without a shared option.
 
     Raises:
-        typer.BadParameter: for a body that no server would take; a named server checks its own.
+        typer.BadParameter: for a body that no server would take. A named server checks its own.
     """
     from service.evaluation.catalogue import EVALUATIONS
 

@@ -63,7 +63,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     ] = None,
     replicas: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes with models of their own, on Ray Serve (extra scale).", show_default="1"),
+        typer.Option(min=1, help="Processes on Ray Serve, each with its models (extra scale).", show_default="1"),
     ] = None,
     setting: Annotated[
         list[str] | None,

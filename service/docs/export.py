@@ -62,7 +62,7 @@ def _legend() -> str:
 
 Each method has the parameters of its picture in [Methods](methods.md), on a model of {TRAINED} trained tokens, for
 {TIMES_LONGER * TRAINED}. Other parameters may change the answer. transformers, vLLM and SGLang read a divisor per pair
-(LongRoPE's lists), so that every fixed schedule is exact there."""
+(LongRoPE's lists). Every fixed schedule is therefore exact there."""
 
 
 def _row(drawn: Sample) -> str:

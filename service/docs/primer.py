@@ -169,6 +169,6 @@ class Facts:
 
 @cache
 def facts(text: str) -> Facts:
-    """The facts of an encoding in its short form; a name alone is the method as its own page draws it."""
+    """The facts of an encoding in its short form. A name alone is the method as its own page draws it."""
     fields = from_text(text)
     return Facts(sample(text) if len(fields) == 1 else resolved_sample(fields))

@@ -1,7 +1,7 @@
 """One model's engine: memory and slots reserved on the event loop, tokens computed on the generation thread.
 
-A generation reserves all that it will ever hold, takes a slot, and streams tokens; leaving the stream early cancels
-it. Scoring runs on the same thread in short steps.
+A generation reserves all that it will ever hold, takes a slot, and streams tokens. Leaving the stream early cancels
+the generation. Scoring runs on the same thread in short steps.
 """
 
 from __future__ import annotations

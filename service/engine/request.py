@@ -41,9 +41,9 @@ class EngineRequest:
     ``slot`` is in use from admission to the end. ``cache_key`` separates the prefix cache: requests share blocks only
     where it is equal. ``on_prefill`` is called on the generation thread with the prompt tokens done, after every chunk
     but the last. ``cached_tokens`` of the prompt were found in the prefix cache; ``failure`` is why this request failed
-    alone; ``tenant`` sent it. ``sink_window`` counts the first and the last keys that its queries reach, None for all:
-    pages of the others are given back. ``eos_token_ids`` are the model's end-of-text tokens, ``generated`` counts the
-    tokens before the one that is drawn; with ``noise_seed``, 64 bits, it decides the noise of that token.
+    alone; ``tenant`` sent it. ``sink_window`` counts the first and the last keys that its queries reach, None for all.
+    Pages of the other keys are given back. ``eos_token_ids`` are the model's end-of-text tokens. ``generated`` counts
+    the tokens before the one that is drawn; with ``noise_seed``, 64 bits, it decides the noise of that token.
     """
 
     prompt_ids: list[int]

@@ -159,7 +159,7 @@ def _inverse(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     block = (sums <= point).sum(-1, keepdim=True).clamp_max(blocks.shape[1] - 1)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0].double().cumsum(-1)
     before = sums.gather(-1, block) - inside[:, -1:]
-    # Rounding of the sums must not lead to tokens of the block before the first or behind the last with any weight.
+    # Rounded sums must not lead to tokens of the block before the first or behind the last with any weight.
     point = torch.minimum((point - before).clamp_min(0.0), inside[:, -1:].nextafter(torch.zeros_like(point)))
     token: torch.Tensor = block * BLOCK + (inside <= point).sum(-1, keepdim=True)
     return token[:, 0].clamp_max(weights.shape[-1] - 1)

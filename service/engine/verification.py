@@ -1,7 +1,7 @@
 """The choice of a model's engine: each is compared with the model's own forwards, before anything is served.
 
-A model can pass every check of its forward and still be wrong from pages. Its attention may run twice in a layer, its
-values may have another width, or it has a state beside keys and values. A few tokens show it.
+A model can pass every check of its forward and still be wrong from pages. Its attention may run twice in a layer, or
+its values may have another width. Or it has a state beside keys and values. A few tokens show it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PROMPT, NEW, PAGE = 20, 4, 4
 """Tokens. Steps of 16 cut every prompt, and pages of 4 are given back where an encoding forgets."""
 
 BEHIND, LONGEST = 12, 280
-"""Tokens of a prompt behind the smallest window of the model, which moves on by pages there; and most of all."""
+"""Tokens of a prompt behind the smallest window of the model, which moves on by pages there.
+The second number is the most tokens of all."""
 
 TOP = 8
 """Most likely tokens whose log-probabilities are compared, at every new token."""
@@ -66,7 +67,10 @@ def verify(
 
 
 def checked_length(patch: Patched) -> int:
-    """Tokens of a sequence of the check: more than the smallest window of the model has, unless that is too large."""
+    """Tokens of a sequence of the check.
+
+    They are more than the smallest window of the model has, unless that is too large.
+    """
     window = patch.smallest_window
     prompt = PROMPT if window is None or window + BEHIND > LONGEST else max(PROMPT, window + BEHIND)
     return min(prompt + NEW, patch.geometry.table_rows or prompt + NEW)
@@ -95,7 +99,8 @@ def _check(patch: Patched, choice: EngineChoice, prompt: list[int], page_size: i
     UnsupportedModel: when the engine fails or differs.
     """
     methods, rounding = one_per_route(patch.geometry, len(prompt) + NEW), _rounding(patch, prompt)
-    # A kernel is compiled for a size of pages and for the kinds of encodings in a step: here, and in no served step.
+    # A kernel is compiled for a size of pages and for the kinds of encodings in a step. It is compiled here,
+    # and in no served step.
     alone = [([method], page_size) for method in methods] if choice.attention == "triton" else []
     if choice.recorded:  # alone, several steps have as many rows, and run from one list
         alone = [(methods[:1], PAGE)]
@@ -173,10 +178,9 @@ def _refuse_difference(
         difference = float((expected[step, list(ids)].cpu() - torch.tensor(values).double()).abs().max())
         if not difference <= rounding * float(spread[step]):  # neither is NaN
             raise UnsupportedModel(
-                f"the {choice} does not compute what its own forward computes under {method.method}: at token "
-                f"{len(request.prompt_ids) + step} log-probabilities differ by {difference:.2g}, where the "
-                f"largest logit is {float(spread[step]):.2g} above the median and rounding makes "
-                f"{rounding:g} of that at most"
+                f"the {choice} does not compute what its own forward computes under {method.method}. At token "
+                f"{len(request.prompt_ids) + step} log-probabilities differ by {difference:.2g}. The largest logit is "
+                f"{float(spread[step]):.2g} above the median, and rounding makes {rounding:g} of that at most"
             )
 
 

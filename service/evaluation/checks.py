@@ -159,8 +159,8 @@ def affordable(plan: Plan, settings: Settings) -> Plan:
     """``plan`` itself. Its units are made only after the check of its cost.
 
     Raises:
-        InvalidEvaluation: for too many tokens or passes, where repeated units count repeatedly, or for a pass that
-            needs more memory than its device has free.
+        InvalidEvaluation: for too many tokens or passes, or for a pass that needs more memory than its device has
+            free. Repeated units count repeatedly.
     """
     check_cost(plan.cost, settings)
     _fits_memory(plan, settings)

@@ -50,9 +50,9 @@ class Document:
         return self._offset(last) - self._offset(first)
 
     def words_between(self, first: int, last: int) -> int:
-        """Words of the tokens first <= i < last, counted as lm-evaluation-harness does: pieces between runs of white
-        space, the empty ones at both ends included. A word counts where the white space after it begins, the last one
-        with the last token. Disjoint ranges of the whole document sum to the harness' count."""
+        """Words of the tokens first <= i < last, counted as lm-evaluation-harness does. They are the pieces between
+        runs of white space, the empty ones at both ends included. A word counts where the white space after it begins,
+        the last one with the last token. Disjoint ranges of the whole document sum to the harness' count."""
         if first >= last:
             return 0
         ends = int(last == len(self.token_ids))

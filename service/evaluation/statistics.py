@@ -77,8 +77,8 @@ def interval(windows: Sequence[Scored]) -> Interval | None:
 
 
 def interval_of(groups: Sequence[Group], kind: Literal["documents", "blocks"]) -> Interval | None:
-    """The same from groups that need not be of one size: bootstrap over documents, the standard error of a ratio over
-    blocks. None where fewer than two groups have tokens."""
+    """The same from groups that need not be of one size. It is a bootstrap over documents, and the standard error of a
+    ratio over blocks. None where fewer than two groups have tokens."""
     groups = [group for group in groups if group[1]]
     if len(groups) < 2:
         return None

@@ -1,6 +1,6 @@
 """Units of work with stored outcomes, and plans that turn outcomes into results.
 
-Most plans know all of their units at once. A plan in stages adds units that depend on the outcomes so far: it replays
+Most plans know all of their units at once. A plan in stages adds units that depend on the outcomes so far. It replays
 from stored outcomes, and a job that resumes takes the same path.
 
 A unit's outcome depends on its inputs, its encoding, the model and the code, and on nothing else. It can come from a

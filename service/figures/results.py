@@ -18,8 +18,10 @@ def png_of(result: EvaluationResult) -> bytes:
 
 
 def html_of(result: EvaluationResult, plotly: str | None = None) -> str:
-    """The result's main picture as an interactive page, which loads nothing but Plotly's script from the address
-    ``plotly`` where there is one."""
+    """The result's main picture as an interactive page.
+
+    It loads nothing but Plotly's script from the address ``plotly`` where there is one.
+    """
     return _main_picture(result).html(plotly)
 
 

@@ -139,8 +139,8 @@ class Execution:
         return job
 
     async def _go_on(self, job: ActiveJob, left: set[int]) -> None:
-        """Take the outcomes that the store has of the positions ``left``. The rest becomes rows for every process;
-        without a rest, the job goes on with its next stage or its result."""
+        """Take the outcomes that the store has of the positions ``left``. The rest becomes rows for every process.
+        Without a rest, the job goes on with its next stage or its result."""
         positions = sorted(left)
         for start in range(0, len(positions), AT_ONCE):
             if found := await self._store_call(self._stored, job, positions[start : start + AT_ONCE]):
@@ -197,7 +197,8 @@ class Execution:
         """The unit's outcome from the model's engine.
 
         Raises:
-            asyncio.CancelledError: when the job was dropped meanwhile; and whatever the engine or the unit raises.
+            asyncio.CancelledError: when the job was dropped meanwhile.
+            Exception: whatever the engine or the unit raises.
         """
         unit, began = job.plan.units[position], time.perf_counter()
 

@@ -34,8 +34,8 @@ def fingerprint(model: Any, of_contents: str | None = None) -> str:
 
 
 def contents(model: Any) -> str:
-    """A hash that differs for models that differ: configuration, and sums over every saved tensor, weighted by place so
-    that swapped rows show. It is the same on every machine and for any number of threads."""
+    """A hash that differs for models that differ. It covers the configuration, and sums over every saved tensor,
+    weighted by place so that swapped rows show. It is the same on every machine and for any number of threads."""
     config = {
         name: value for name, value in model.config.to_dict().items() if name not in UNRELATED and not callable(value)
     }

@@ -34,7 +34,7 @@ def offline_copy(model_id: str, revision: str | None) -> Path | None:
     """The folder of this machine's copy, where the hub is off or out of reach; None where the hub has the model.
 
     Raises:
-        NotOnHub: when the hub has no such model for this machine, or is out of reach and there is no copy.
+        NotOnHub: when the hub has no such model for this machine, or is out of reach and no copy exists.
     """
     try:
         copy = try_to_load_from_cache(model_id, CONFIG, revision=revision)

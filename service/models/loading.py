@@ -50,8 +50,8 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
     """Load safetensors weights onto the configured device; no remote code. A model to quantize waits on the CPU.
 
     Raises:
-        ModelLoadError: when the device or the chat template cannot be used, or the checkpoint is absent, damaged or of
-            a kind that cannot be loaded.
+        ModelLoadError: when the device or the chat template cannot be used. Also when the checkpoint is absent,
+            damaged or of a kind that cannot be loaded.
     """
     device = usable_device(settings)
     architecture.register()
@@ -168,8 +168,8 @@ def _blamed(source: str | Path, part: str) -> Iterator[None]:
 
 def _refuse_weights_that_are_not_there(report: dict[str, Any]) -> None:
     """Raises:
-    ValueError: when a tensor of the model is not in the files or has another shape there: transformers would go on
-        with random numbers.
+    ValueError: when a tensor of the model is not in the files or has another shape there. Otherwise transformers would
+        go on with random numbers.
     """
     wrong = [f"{name} is {list(there)}, not {list(here)}" for name, there, here in report["mismatched_keys"]]
     wrong = sorted([*wrong, *(f"{name} is missing" for name in report["missing_keys"])])
@@ -242,15 +242,15 @@ def dtype_of(settings: Settings, device: torch.device) -> torch.dtype:
 
 
 def cache_bytes_per_token(patch: Patched) -> int:
-    """Bytes that keys and values of one token take over all layers of a paged cache, whose rows have one width."""
+    """Bytes that keys and values of one token take over all layers of a paged cache. Its rows have one width."""
     cached, layers = patch.cached, patch.model.config.get_text_config().num_hidden_layers
     return int(2 * layers * cached.calls * cached.heads * cached.width * patch.model.dtype.itemsize)
 
 
 def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
     """Tokens of paged cache: as configured; else what fits into 70 % of an accelerator's free memory, divided ``among``
-    so many models. On a CPU 32 times the trained length, at most 32768, or ``max_length`` where that is more, in a
-    quarter of the free memory.
+    so many models. On a CPU 32 times the trained length, at most 32768, or ``max_length`` where that is more. There
+    it takes at most a quarter of the free memory.
 
     Raises:
         ModelLoadError: when what is configured exceeds free memory.

@@ -1,7 +1,7 @@
 """Weights of linear layers in the layout of oneDNN's matrix products, which a CPU otherwise makes anew in every call.
 
-oneDNN: https://uxlfoundation.github.io/oneDNN/dev_guide_matmul.html, section "memory formats". torch's own compiler
-freezes weights by the same two operators.
+oneDNN: https://uxlfoundation.github.io/oneDNN/dev_guide_matmul.html, section "memory formats". The compiler
+of torch itself freezes weights by the same two operators.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def assign_policies(policies: dict[Path, Policy], models: ModelRegistry) -> None
     """Give the operator's policies to the served models, by the hash of configuration and weights.
 
     Raises:
-        InvalidPolicy: when a policy names a served model with other weights, does not fit or is a second one, or when
-            no policy is for a served model.
+        InvalidPolicy: when a policy names a served model with other weights, does not fit or is a second one. Also
+            when no policy is for a served model.
     """
     for file, policy in policies.items():
         owners = [served for served in models if served.contents == policy.fingerprint]

@@ -1,8 +1,8 @@
 """Linear layers in 8 or 4 bits, quantized at load by torchao; and checkpoints that are quantized already.
 
 Activations, embeddings, the output layer and the cache keep their number format. In int8, each row has a scale. In
-int4, each group of 128, 64 or 32 columns has a scale and a zero point: the widest group that divides the row. Layers
-whose shape fits no group take int8.
+int4, each group of 128, 64 or 32 columns has a scale and a zero point. The group is the widest that divides the
+row. Layers whose shape fits no group take int8.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def quantize(model: Any, scheme: Scheme, device: torch.device) -> Quantization:
     """Quantize ``model`` in place and move it to ``device``, layer by layer.
 
     Raises:
-        NotQuantized: when torchao is absent, the model is quantized already or has no such layers, or the device has no
-            kernel for its number format.
+        NotQuantized: when torchao is absent, or the model is quantized already or has no such layers. Also when the
+            device has no kernel for the model's number format.
     """
     if (found := of_checkpoint(model)) is not None:
         raise NotQuantized(f"the checkpoint is quantized already, by {found.scheme}")

@@ -1,7 +1,7 @@
 """``auto`` in a request: an encoding per range of reserved length.
 
-A request sends the word, and the server adds the ranges at admission. Evaluations and stored jobs carry the ranges, so
-that every length has its encoding and a resumed job has the same ones.
+A request sends the word, and the server adds the ranges at admission. Evaluations and stored jobs carry the ranges.
+Every length then has its encoding, and a resumed job has the same ones.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ FILES = ("results.csv", "results.json")
 
 
 class Shown(NamedTuple):
-    """A picture on the page: alive as HTML that is ready, still for print, and its numbers unless they are many."""
+    """A picture on the page: alive as ready HTML, still for print, and its numbers unless they are many."""
 
     title: str
     subtitle: str

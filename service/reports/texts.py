@@ -27,8 +27,8 @@ def without_texts(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(name: str, document: str | list[int]) -> str | dict[str, str | int]:
-    """SHA-256 of a text is that of its UTF-8 bytes, as `sha256sum` prints it; of token ids that of 64-bit integers,
-    least significant byte first."""
+    """SHA-256 of a text is that of its UTF-8 bytes, as `sha256sum` prints it. For token ids it is that of 64-bit
+    integers, least significant byte first."""
     if not isinstance(document, str):
         ids = b"".join(token.to_bytes(8, "little", signed=True) for token in document)
         return {"name": name, "tokens": len(document), "sha256": hashlib.sha256(ids).hexdigest()}

@@ -1,7 +1,7 @@
 """A key for requests whose prompts start alike, from the first bytes of a body.
 
-The key chooses the replica that has the prefix in its cache. A wrong key costs a prefill and never changes an answer,
-so bodies are not parsed as a whole and not validated.
+The key chooses the replica that has the prefix in its cache. A wrong key costs a prefill and never changes an answer.
+So bodies are not parsed as a whole and not validated.
 """
 
 from __future__ import annotations

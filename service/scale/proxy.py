@@ -131,8 +131,10 @@ class _Answer:
         await self._send(message)
 
     async def end(self) -> None:
-        """Answer where no replica did, and end a stream of events with an error; other answers stay incomplete, which
-        cuts the connection."""
+        """Answer where no replica did, and end a stream of events with an error.
+
+        Other answers stay incomplete, which cuts the connection.
+        """
         if not self.started:
             await self._refuse(REPLICA_LOST)
         elif self.is_events and not self._complete:

@@ -1,7 +1,7 @@
 """Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, arXiv:1608.01350).
 
-A key belongs to the first replica clockwise on a ring, unless that replica has clearly more to do than the mean. The
-rule has no state beside the loads, so every proxy decides alike and a restart loses nothing.
+A key belongs to the first replica clockwise on a ring. The exception is a replica with clearly more to do than the
+mean. The rule has no state beside the loads, so every proxy decides alike and a restart loses nothing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Ring:
                 yield name
 
     def choose(self, key: str, loads: Mapping[str, int], slack: float) -> list[str]:
-        """Replicas to try, best first: the first on the ring within ``slack`` times the mean load, then the two with
-        the least load. Only replicas in ``loads`` take part."""
+        """Replicas to try, best first. They are the first on the ring within ``slack`` times the mean load, then the
+        two with the least load. Only replicas in ``loads`` take part."""
         most = slack * sum(loads.values()) / len(loads) + SPARE
         least = heapq.nsmallest(2, loads, key=loads.__getitem__)
         first = next((name for name in self.order(key) if loads.get(name, most + 1) <= most), least[0])

@@ -1,7 +1,7 @@
 """Memory is promised before work is accepted: reserve what a request may grow to, or wait, or refuse.
 
-A request is checked and counted in one step, before it is tokenized: otherwise a burst would pass the check together,
-pay for tokenization, and be refused after it (vllm#58192). Its length is unknown then: it enters with the bytes of its
+A request is checked and counted in one step, before it is tokenized. Otherwise a burst would pass the check together,
+pay for tokenization, and be refused after it (vllm#58192). Its length is unknown then. It enters with the bytes of its
 text as an upper bound (a token covers at least one byte). ``Ticket.resize`` puts the true number in its place.
 
 Dynamic thresholds share the budget between tenants (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2),
@@ -72,8 +72,8 @@ class Admission:
     """A budget of ``capacity`` in units of ``unit``, first come first served, or shared between tenants.
 
     At most ``max_waiting`` requests and ``max_waiting_tokens`` tokens wait, per tenant where the budget is ``shared``;
-    the sequences of one request count as one. A tenant that finds none of its requests in the queue may always wait,
-    so that none is refused for its size for ever. ``of`` names the budget in messages. Used from one event loop only.
+    the sequences of one request count as one. A tenant that finds none of its requests in the queue may always wait.
+    So no request is refused for its size for ever. ``of`` names the budget in messages. Used from one event loop only.
     """
 
     def __init__(

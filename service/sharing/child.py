@@ -1,4 +1,4 @@
-"""A function in a child process: it can be killed, its memory is bounded and returned, and it holds no lock here.
+"""A function in a child process: it can be killed, and it holds no lock here. Its memory is bounded and returned.
 
 A fork server that has imported ``PRELOAD`` forks one process per call, within milliseconds after its own start.
 """

@@ -40,7 +40,7 @@ def frozen() -> Iterator[None]:
 
 
 def share_arenas() -> None:
-    """Let all threads share two heaps, before there are many: by default glibc has eight per processor, and each keeps
+    """Let all threads share two heaps, before there are many. By default glibc has eight per processor, and each keeps
     what its threads once needed."""
     if (libc := _glibc()) is not None:
         libc.mallopt(M_ARENA_MAX, 2)

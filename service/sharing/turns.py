@@ -26,8 +26,8 @@ class Turns:
 
     def enter(self, active: Iterable[str]) -> None:
         """Note the tenants with work. A new or returning one starts ``CREDIT_S`` below the least counter of the
-        tenants that had work before, or at its old counter if that is higher. Idling earns no more, and having been
-        alone is no debt."""
+        tenants that had work before. If its old counter is higher, it starts there. Idling earns no more, and having
+        been alone is no debt."""
         tenants = set(active)
         served = self._active & tenants or self._active
         self._now = max(self._now, min((self._used[tenant] for tenant in served), default=0.0))

@@ -1,4 +1,4 @@
-"""``/ui/``: the files of the page, which need no API key: the page asks for one and sends it with its requests."""
+"""``/ui/``: the files of the page, which need no API key. The page asks for one and sends it with its requests."""
 
 from __future__ import annotations
 

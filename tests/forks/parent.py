@@ -1,6 +1,6 @@
 """The parent: ``python -m tests.forks.parent FOLDER`` listens on two sockets there, until its standard input ends.
 
-It loads the libraries of a server, and forks once: one half forks servers, the other one loads the libraries of the
+It loads the libraries of a server, and forks once. One half forks servers. The other one loads the libraries of the
 tests too and forks test workers.
 """
 

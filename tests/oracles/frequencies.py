@@ -159,7 +159,7 @@ def tail_spline(k: float, n: float) -> float:
 
 
 def radix(steps: Callable[[float, float], float], b: float, d: int, s: float, first: float, last: float) -> list[float]:
-    """f_i s^(-steps(k, n)) over YaRN's range of n pairs; an empty range is a step from plain to interpolated."""
+    """f_i s^(-steps(k, n)) over YaRN's range of n pairs. An empty range is a step from plain to interpolated."""
     frequencies = []
     for i, f in enumerate(default(b, d)):
         if i <= first:

@@ -11,7 +11,7 @@ from service.models.loading import DEMO
 
 
 def small_demo(folder: Path) -> Path:
-    """A folder of the demo models with their names, tokenizers and trained length; a token is a tenth of the work."""
+    """A folder of the demo models with their names, tokenizers and trained length. A token is a tenth of the work."""
     for model in DEMO.iterdir():
         small = folder / "small" / model.name
         shutil.copytree(model, small)

@@ -74,7 +74,7 @@ def about(sequences: Sequence[PagedSequence]) -> list[tuple[int, ...]]:
 def singles_of(sequences: Sequence[PagedSequence], split: int) -> tuple[list[Item], list[int]]:
     """``Work.singles`` and ``Work.edges``, each item for ``split`` keys.
 
-    An item ends at a multiple of its size, so the parts of a sequence depend on its own length only.
+    An item ends at a multiple of its size. The parts of a sequence therefore depend on its own length only.
     """
     items, edges = list[Item](), [0]
     for index, sequence in enumerate(sequences):

@@ -1,7 +1,7 @@
 """ALiBi: no rotation, a linear penalty on distance with one slope per head.
 
-Press et al., arXiv:2108.12409. The bias is slope x -(distance) in float32, which equals the key-index form of some
-releases because softmax ignores a constant per query. In bfloat16 the two differ, so Falcon-RW's form is a separate
+Press et al., arXiv:2108.12409. The bias is slope x -(distance) in float32. It equals the key-index form of some
+releases, because softmax ignores a constant per query. In bfloat16 the two differ, so Falcon-RW's form is a separate
 class. Smaller slopes for longer inputs: arXiv:2310.13017.
 """
 
@@ -94,7 +94,7 @@ class Alibi(Method):
     formula: ClassVar[str] = "score = q . k / sqrt(d) - m_h (p - j)"
     paper: ClassVar[str] = "ALiBi, arXiv:2108.12409; slope scaling arXiv:2310.13017"
     training_free: ClassVar[str] = (
-        "Flat perplexity at any length on weights trained with it; on a RoPE checkpoint it removes the "
+        "Flat perplexity at any length on weights trained with it. On a RoPE checkpoint it removes the "
         "positions the weights rely on."
     )
     cost: ClassVar[str] = "an additive bias per score"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 LARGEST_DIM = 512
-"""Four times the paper's. A table of L distances takes at most 512 L products, as one query does to attend to L keys in
-a layer of 256 dimensions."""
+"""Four times the paper's. A table of L distances takes at most 512 L products. One query takes as many to attend to L
+keys in a layer of 256 dimensions."""
 
 LEAST_TABLE, MOST_BYTES = 4096, 1 << 28
 """Distances in the smallest table, and bytes of all tables: 64 of a million distances each."""

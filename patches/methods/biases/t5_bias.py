@@ -1,8 +1,8 @@
 """T5's relative position bias: one learned value per head and bucket of distances.
 
-Raffel et al., arXiv:1910.10683, section 2.1, in its causal form. Half of the buckets have one distance each, the others
-grow with its logarithm, the last one takes every distance from ``max_distance`` on. The values are added to the score
-without scaling. They belong to a model, so they have no defaults.
+Raffel et al., arXiv:1910.10683, section 2.1, in its causal form. Half of the buckets have one distance each, and the
+others grow with its logarithm. The last one takes every distance from ``max_distance`` on. The values are added to the
+score without scaling. They belong to a model, so they have no defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 Value = Annotated[float, Field(ge=-1e4, le=1e4, strict=True)]
-"""A number in float16 too, where a query whose keys are all at minus infinity would attend to those after it."""
+"""A number in float16 too. There, a query whose keys are all at minus infinity would attend to those after it."""
 Table = tuple[Annotated[tuple[Value, ...], Field(min_length=1, max_length=1024)], ...]
 
 

@@ -1,7 +1,7 @@
 """MrRoPE and TailSpline: YaRN's range of pairs, scaled geometrically instead of blended.
 
 MrRoPE, arXiv:2601.22181 (uniform and progressive); TailSpline is an unreviewed draft of 2026. A pair
-that lies k of n steps into the range is divided by factor^e(k, n); each method is one exponent e.
+that lies k of n steps into the range is divided by factor^e(k, n). Each method is one exponent e.
 YaRN's factor on cos and sin stays, as in MrRoPE's released code.
 """
 
@@ -108,8 +108,8 @@ class MrRopeProgressive(RadixMethod):
     formula: ClassVar[str] = "theta_i' = theta_i s^(-k(k+1)/(n(n+1))), k = clip(i - low, 0, n), n = high - low"
     paper: ClassVar[str] = "MrRoPE, arXiv:2601.22181"
     training_free: ClassVar[str] = (
-        "Made for use without tuning: a little better than yarn from twice the trained length on, a little worse "
-        "within it."
+        "Made for use without tuning. From twice the trained length on it is a little better than yarn, within it a "
+        "little worse."
     )
     schedule: ClassVar[type[RadixSchedule]] = ProgressiveSchedule
     multiples: ClassVar[tuple[float, ...]] = (1.0,)

@@ -1,8 +1,8 @@
 """NTK-aware scaling: a larger base, so that low frequencies stretch and high ones stay.
 
 bloc97 (static) and emozilla (dynamic), 2023; written up in YaRN, arXiv:2309.00071, section 3.1.
-The dynamic form uses the request's reserved length, fixed at admission, instead of a length that
-grows while cached keys keep their old base.
+The dynamic form uses the request's reserved length, fixed at admission. It does not
+use a length that grows while cached keys keep their old base.
 """
 
 from __future__ import annotations

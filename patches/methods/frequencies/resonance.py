@@ -1,6 +1,6 @@
 """Resonance RoPE: wavelengths rounded to whole tokens, so that every pair repeats itself exactly.
 
-Wang et al., arXiv:2403.00071, section 4. Rounding is a jump: the schedule underneath is asked for float64, because
+Wang et al., arXiv:2403.00071, section 4. Rounding is a jump. The schedule underneath is asked for float64, because
 float32 frequencies put one wavelength in thirty on another integer. Angles are not reduced modulo the wavelength:
 the same rotation, up to the rounding of float32.
 """

@@ -1,6 +1,6 @@
 """DPE: Self-Extend with a separate group size for every group of frequencies.
 
-Lu et al., arXiv:2504.18857; code LuLuLuyi/DPE. Whole division throughout, as the authors decode; their prefill divides
+Lu et al., arXiv:2504.18857; code LuLuLuyi/DPE. Whole division throughout, as the authors decode. Their prefill divides
 w by the factor without rounding, which is equal when the factor divides w. All rotary pairs take part: the authors'
 option to treat only some dimensions of each head is left out.
 """

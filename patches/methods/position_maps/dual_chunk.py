@@ -36,8 +36,8 @@ class DualChunk(BasedMethod):
     method: Literal["dual_chunk"] = "dual_chunk"
     formulation: Literal["repository", "paper"] = Field(
         "repository",
-        description="repository: chunks of chunk_size - local_window, distances up to the lesser of chunk_size and two "
-        "chunks - 1. paper: chunks of chunk_size, distances up to the trained length - 1.",
+        description="`repository`: chunks of chunk_size - local_window, distances up to the lesser of chunk_size and "
+        "two chunks - 1. `paper`: chunks of chunk_size, distances up to the trained length - 1.",
     )
     chunk_size: Annotated[int, Field(ge=2, le=1 << 24, strict=True)] | None = Field(
         None, description="Chunk size in tokens; three quarters of the trained length when absent."

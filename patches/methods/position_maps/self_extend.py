@@ -1,7 +1,7 @@
 """Self-Extend: exact positions for neighbours, grouped positions for everything further away.
 
-Jin et al., arXiv:2401.01325, section 3.2. The shift of the grouped queries uses whole division in both terms, as in the
-authors' corrected code (datamllab/LongLM, Llama_4_40.py). With the w / G of their other files, every far key has a
+Jin et al., arXiv:2401.01325, section 3.2. The shift of the grouped queries uses whole division in both terms. So does
+the authors' corrected code (datamllab/LongLM, Llama_4_40.py). Their other files use w / G. With it, every far key has a
 fractional position when G does not divide w.
 """
 
@@ -24,7 +24,7 @@ class SelfExtend(BasedMethod):
     use: ClassVar[str] = "Untuned extension that keeps both perplexity and retrieval."
     avoid: ClassVar[str] = "Latency-bound decoding with a large window: its keys are rotated at every step."
     reach: ClassVar[str] = (
-        "(L0 - w) x G + w for a window w of whole groups (less w mod G otherwise); the authors advise half to two "
+        "(L0 - w) x G + w for a window w of whole groups (less w mod G otherwise). The authors advise half to two "
         "thirds of it"
     )
     evidence: ClassVar[str] = (

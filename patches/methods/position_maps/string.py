@@ -1,7 +1,7 @@
 """STRING: distant tokens take the well-trained short distances.
 
 An et al., arXiv:2410.18745; code HKUNLP/STRING. The released prefill counts the key at distance S
-in both of its branches and its decoding does not; here it is in one.
+in both of its branches. The released decoding does not; here the key is in one.
 """
 
 from __future__ import annotations

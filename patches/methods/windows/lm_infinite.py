@@ -22,7 +22,7 @@ class LmInfinite(BasedMethod):
     use: ClassVar[str] = "Fluent text of any length; the plainest case of low perplexity without recall."
     avoid: ClassVar[str] = "Recall: nothing between the first tokens and the window is attended, so it is lost."
     reach: ClassVar[str] = (
-        "any length for perplexity, n_local for recall; the released limit_distance puts the first tokens at L0, one "
+        "any length for perplexity, n_local for recall. The released limit_distance puts the first tokens at L0, one "
         "past the trained distances"
     )
     evidence: ClassVar[str] = (

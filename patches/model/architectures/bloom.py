@@ -1,7 +1,7 @@
 """BLOOM: ALiBi by key index in the model, by distance here.
 
-The two differ by a constant per query, which softmax ignores: equal within float32 rounding, which grows with the
-index in their form. In half precision their biases are rounded too, to 4 at key 1000; ours stay float32.
+The two differ by a constant per query, which softmax ignores. Results are equal within float32 rounding, which grows
+with the index in their form. In half precision their biases are rounded too, to 4 at key 1000; ours stay float32.
 """
 
 from __future__ import annotations

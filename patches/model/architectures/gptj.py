@@ -29,7 +29,7 @@ def forward(
 
 
 def _by_pair(table: torch.Tensor) -> torch.Tensor:
-    """Seam A repeats the pairs one after the other where a model has no rotary module to take the layout from."""
+    """Seam A repeats the pairs one after the other where a model has no rotary module to give the layout."""
     return table[..., : table.shape[-1] // 2].repeat_interleave(2, dim=-1)
 
 

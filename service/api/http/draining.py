@@ -1,7 +1,7 @@
 """The end of service: new requests hear 503 while what runs may finish, then what is left is failed.
 
-uvicorn alone closes its sockets at the signal. New clients of a load balancer would see refused connections, and
-running answers would be cut at the end of the grace.
+uvicorn alone closes its sockets at the signal. New clients of a load balancer would see refused connections. Running
+answers would be cut at the end of the grace.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The file of hashes as ``ropeway keys`` keeps it: one a line, and after a # the day the key was made and whose it is.
+"""The file of hashes as ``ropeway keys`` keeps it, one a line.
 
-It is replaced as a whole, never changed in place: a server that reads it meanwhile sees the old file or the new one.
+After a # come the day the key was made and whose it is. The file is replaced as a whole, never changed in place. A
+server that reads it meanwhile sees the old file or the new one.
 Keys are long and random, so a plain hash is enough: there is no dictionary to try.
 """
 

@@ -1,4 +1,4 @@
-"""Every route: its body is read within limits and checked off the event loop, and its work ends with its client.
+"""Every route: its body is read within limits and checked off the event loop. Its work ends with its client.
 
 FastAPI parses and validates bodies on the event loop: megabytes of JSON would stop every other answer.
 """

@@ -65,8 +65,8 @@ def _templated(body: ChatRequest, served: ServedModel) -> str:
     tokenizer = served.tokenizer
     if not tokenizer.chat_template:
         message = (
-            f"{served.name!r} has no chat template: start the server with ROPEWAY_CHAT_TEMPLATE=plain, or with a file "
-            "that holds one; or use /v1/completions"
+            f"{served.name!r} has no chat template: set ROPEWAY_CHAT_TEMPLATE to plain or a file at start-up, "
+            "or use /v1/completions"
         )
         raise bad_request(message, "model", "no_chat_template")
     messages = [message.for_template() for message in body.messages]

@@ -240,7 +240,7 @@ class PromptLogprob(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """``pe`` is the encoding as it took effect, ``auto`` the choice of that request; in a stream both come with the
+    """``pe`` is the encoding as it took effect, ``auto`` the choice of that request. In a stream both come with the
     finish reason."""
 
     index: int

@@ -2,8 +2,8 @@
 
 ``compatibility`` checks that these parts are those of transformers 5.23. The adapter adds slots in ``position_ids`` and
 a prefix cache that never crosses encodings or tenants. It evicts pages out of reach, replays decode steps from CUDA
-graphs, samples each request from its own noise, interleaves long work between steps, and has a heartbeat. Out of memory
-costs one request.
+graphs, and samples each request from its own noise. It interleaves long work between steps, and has a heartbeat. Out of
+memory costs one request.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class _AsCached:
         unknown = sorted({str(kind) for kind in kinds if kind not in ATTENDING})
         if unknown:
             raise UnsupportedModel(
-                f"the paged engine holds keys and values only, and it has layers of the types {', '.join(unknown)}; "
-                f"types that can be served are {', '.join(ATTENDING)}"
+                f"the paged engine holds keys and values only, and it has layers of the types {', '.join(unknown)}. "
+                f"It can serve {', '.join(ATTENDING)}"
             )
         masked = ATTENDING if whole_tables else ("chunked_attention",)
         self.layer_types = [whole if kind in masked else kind for kind in kinds] * cached.calls
@@ -46,7 +46,7 @@ class _AsCached:
 def configured_as_cached(patch: Patched, *, whole_tables: bool) -> Iterator[None]:
     """Within it, the model's configuration has the sizes of the cached states, by which the manager sizes its cache.
 
-    Heads and width are those that reach the attention (latent attention caches less by itself); a layer that attends
+    Heads and width are those that reach the attention (latent attention caches less by itself). A layer that attends
     twice is two. The manager does not know layers that attend within chunks: they cache every key, and our attention
     masks the rest. With ``whole_tables``, sliding layers do so too: the manager has no block tables for them.
 

@@ -1,7 +1,8 @@
 """CUDA graphs of decode steps: captured once for each size of a batch, and replayed over the same tensors.
 
 A replay runs no Python. A step is written into static tensors before it, and tokens are drawn behind it. Steps with
-prompt tokens run as ever, and so do sizes whose capture failed: each is logged once, and its steps are counted.
+prompt tokens run as ever, and so do sizes whose capture failed. Each such size is logged once, and its steps are
+counted.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class CudaCapture:
     def _leave(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
         """Take the allocator out of a capture that failed.
 
-        Before pytorch issue 180395, torch leaves it in one for ever, with a reference to the graph: other captures
+        Before pytorch issue 180395, torch leaves it in one for ever, with a reference to the graph. Other captures
         would fail, and memory would no longer be given back. Goes with the torch version that has the correction.
         """
         self._lost.append(graph)

@@ -16,7 +16,7 @@ from service.engine.adapter.windowed import Turn, allocator_of
 from service.engine.request import EngineRequest
 
 WORTH_NO_COPY = 512
-"""Least number of keys that attention reads in place: over fewer, it is as fast on a copy, which is in the processor's
+"""Least number of keys that attention reads in place. Over fewer, it is as fast on a copy, which is in the processor's
 cache."""
 
 

@@ -19,7 +19,7 @@ from service.engine.sampling import sample, undone_on_error
 log = structlog.get_logger()
 
 OnStep = Callable[[GraphUse, str], object]
-"""Called after each step with what it had of a graph, and with the variant of the kernel, or "none" without one."""
+"""Called after each step with what it had of a graph, and with the kernel's variant, or "none" without one."""
 
 
 def recordings(failures: list[str]) -> Recordings:

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 class RoomyLayer(DynamicLayer):
     """A ``DynamicLayer`` whose keys and values [rows, heads, tokens, dim] begin a tensor of at least ``room`` tokens.
 
-    ``crop`` and eviction see ordinary tensors. Only ``update`` differs: it adds to the tensor it allocated, and copies
+    ``crop`` and eviction see ordinary tensors. Only ``update`` differs: it adds to the tensor it allocated. It copies
     into a new one where the states are others or no room is left.
     """
 

@@ -83,7 +83,7 @@ class Steps:
         return sum(sequence.has_state for sequence in self.sequences.values()) >= self._most
 
     def _chunk(self, sequence: Sequence, token_budget: int) -> int:
-        """Tokens of the next forward of a prompt: all of them where a layer drops its state at a second chunk."""
+        """Tokens of a prompt's next forward: all of them where a layer drops its state at a second chunk."""
         pending = len(sequence.pending)
         if pending <= token_budget or not self._forward.patch.continues:
             return pending

@@ -1,7 +1,7 @@
 """Five protocols: the tokens that are scored and their context, as windows that are counted without a list.
 
 ``curve``: one window from the document's start; the score at length L is that of the first L tokens.
-``sliding``: windows of L every S tokens, each scoring the tokens no earlier window has seen; this is
+``sliding``: windows of L every S tokens, each scoring the tokens no earlier window has seen. This is
 jquesnelle/yarn's eval/perplexity.py. ``disjoint``: consecutive whole windows of L, all tokens scored.
 ``tail``: only the last S tokens of each window, the same tokens at every length (Su, ReRoPE).
 ``rolling``: ``loglikelihood_rolling`` of lm-evaluation-harness, every token predicted once.

@@ -76,7 +76,7 @@ class PerplexityResult(EvaluationResult):
     protocol: Protocol
     parameters: dict[str, Any] = Field(description="Window, stride and tail as they took effect.")
     bos: bool = Field(
-        description="True when every window starts with the model's BOS token; with `rolling`, when every document "
+        description="True when every window starts with the model's BOS token. With `rolling`: when every document "
         "starts with it, or with end-of-text where there is none."
     )
     lengths: list[int]

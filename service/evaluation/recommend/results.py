@@ -85,8 +85,8 @@ class Range(BaseModel):
 class Answer(BaseModel):
     """``label`` and ``pe`` are of the encoding to use. ``native_is_enough``: it is the checkpoint's own.
 
-    ``confidence`` is the probability, by paired bootstrap over windows, that it has a lower loss than ``runner_up``;
-    null without two windows to resample. ``recall_counts``: the model copies within its trained length, so recall is
+    ``confidence`` is the probability, by paired bootstrap over windows, that it has a lower loss than ``runner_up``. It
+    is null without two windows to resample. ``recall_counts``: the model copies within its trained length, so recall is
     a part of the loss.
     """
 

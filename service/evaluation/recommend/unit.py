@@ -1,7 +1,7 @@
 """One pass that shows both perplexity and recall: a stretch of a document, then parts of the stretch again.
 
 Perplexity alone prefers encodings that forget. Small models too can copy a repeated segment (Olsson et al.,
-arXiv:2209.11895), which shows how far back an encoding finds tokens.
+arXiv:2209.11895). This shows how far back an encoding finds tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.evaluation.scoring import token_scores
 from service.evaluation.unit import Outcome, Unit, token_digest
 
 COPIES = 4
-"""Segments that are repeated: from the start of the stretch, and from a quarter, a half and three quarters of it."""
+"""Repeated segments: from the start of the stretch, and from a quarter, a half and three quarters of it."""
 
 SHORTEST = 64
 """Tokens of the shortest window."""
@@ -46,8 +46,9 @@ class Layout(NamedTuple):
 class RecallUnit(Unit):
     """A window of ``length`` tokens whose stretch ends before token ``stop`` of the document.
 
-    The outcome: float64 ``nll`` in nats [tail]; int64 ``ranks`` [copies, segment - 1] of the repeated tokens from the
-    second on, 1 where no other token is preferred; ``ranks_first`` of their first occurrence.
+    The outcome: float64 ``nll`` in nats [tail], and int64 ``ranks`` [copies, segment - 1] of the repeated tokens from
+    the second on. A rank is 1 where no other token is preferred. ``ranks_first`` are the ranks of the tokens' first
+    occurrence.
     """
 
     kind: ClassVar[str] = "recall"

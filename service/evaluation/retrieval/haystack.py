@@ -57,8 +57,8 @@ class Hidden(NamedTuple):
 def with_hidden(haystack: Haystack, start: int, count: int, hidden: Sequence[Hidden], between: str = " ") -> str:
     """``count`` words of ``haystack`` from ``start`` on, with sentences between its sentences.
 
-    A sentence goes to its depth in words, moved back to the start of a sentence (Kamradt's LLMTest_NeedleInAHaystack
-    moves back to a period). At depth 1 it is the last. Sentences of one depth keep their order.
+    A sentence goes to its depth in words, moved back to the start of a sentence. Kamradt's LLMTest_NeedleInAHaystack
+    moves back to a period. At depth 1 the sentence is the last. Sentences of one depth keep their order.
     ``between`` sets them off.
     """
     parts, done = [], start

@@ -41,8 +41,8 @@ class PasskeyRequest(DepthRequest):
     max_new_tokens: NewTokens | None = Field(None, description="Tokens to generate; the digits and 5 when absent.")
     input: TextOrTokens | None = Field(
         None,
-        description="Haystack: a text, token ids, a list of either, or the name of a built-in document; "
-        "the published filler when absent.",
+        description="Haystack: a text, token ids, a list of either, or the name of a built-in document. "
+        "When absent: the published filler.",
     )
 
     @model_validator(mode="after")
@@ -92,7 +92,7 @@ class NeedleRequest(DepthRequest):
     answer: Sentence | None = Field(
         None,
         description="The text whose likelihood after the question is measured. When absent: the needle from the first "
-        "to the last expected string, or these with commas where the needle lacks one.",
+        "to the last expected string. If the needle lacks one: these strings with commas.",
     )
     max_new_tokens: NewTokens = Field(32, description="Tokens to generate.")
 

@@ -1,7 +1,7 @@
 """The tasks by their names in RULER's synthetic.yaml. Of its thirteen, qa_1 and qa_2 are absent: they need data sets.
 
-Generators are ours; the wording, the numbers of keys, values, queries, hops and words, and the new tokens are RULER's
-(github.com/NVIDIA/RULER, Apache-2.0). Its one worked example before vt and cwe is left out.
+Generators are ours. The wording and the new tokens are RULER's (github.com/NVIDIA/RULER, Apache-2.0). The numbers of
+keys, values, queries, hops and words are RULER's too. Its one worked example before vt and cwe is left out.
 """
 
 from __future__ import annotations

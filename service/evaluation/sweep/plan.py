@@ -58,7 +58,7 @@ class SweepPlan(Plan):
         )
 
     def reduced(self, request: SweepRequest, finished: Collection[int]) -> SweepRequest | None:
-        """``request`` with those of its evaluations that are finished; where none is, with the first one and the
+        """``request`` with those of its evaluations that are finished. If none is, with the first one and the
         methods that are finished there."""
         whole, begin = [], 0
         for part, evaluation in zip(self.parts, request.evaluations, strict=True):

@@ -26,8 +26,8 @@ else:
 
 
 class Cost(BaseModel):
-    """The encoding's additions to ordinary attention, by weight: attentions per layer (bands), rotation of all keys at
-    each read, a bias on every score."""
+    """The encoding's additions to ordinary attention, by weight. They are attentions per layer (bands), rotation of all
+    keys at each read, and a bias on every score."""
 
     attentions: int
     rotated_when_read: bool
@@ -67,10 +67,10 @@ class SweepMethod(MethodInResult):
 
 class Answer(BaseModel):
     """Labels of the best method, and of the cheapest adequate one: least cost, then the better rank. Of equally good
-    ones the first asked for is named, and ``words`` name all; without a number at the target length there is no best.
+    ones the first asked for is named, and ``words`` name all. Without a number at the target length there is no best.
 
     ``confidence`` is the probability, by paired bootstrap over documents or blocks, that the best beats ``runner_up``
-    by the first evaluation; null without pairs to resample.
+    by the first evaluation. It is null without pairs to resample.
     """
 
     best: str | None

@@ -34,7 +34,7 @@ class Bar:
 
 
 def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> None:
-    """Add bars from the top, in the colours of the lines, with hatches for print; texts are right of the intervals."""
+    """Add bars from the top, in the colours of the lines, with hatches for print. Texts are right of the intervals."""
     names = [f"★ {label(bar.name)}" if bar.best else label(bar.name) for bar in bars]
     for index, bar in enumerate(bars):
         name = label(bar.name)

@@ -24,7 +24,7 @@ ALONE = "a point and no line"
 
 @dataclass(frozen=True)
 class Curve:
-    """A line: x and y [points], the ends of its intervals if any, the text that hovering adds to each point."""
+    """A line: x and y [points], the ends of any intervals, the text that hovering adds to each point."""
 
     name: str
     x: Sequence[float]
@@ -58,7 +58,7 @@ def interval_text(interval: Interval, text: Callable[[float], str]) -> str:
 def thinned(curve: Curve, most: int) -> Curve:
     """``curve`` with at most ``most`` points (at least 4).
 
-    Both ends stay, and the lowest and the highest point of every stretch between them, so that no peak is lost.
+    Both ends stay, and the lowest and the highest point of every stretch between them. So no peak is lost.
     """
     count = len(curve.x)
     if count <= most:
@@ -79,9 +79,9 @@ def add_curves(
     one: str = "one length was measured",
     end: Callable[[float], str] | None = None,
 ) -> bool:
-    """Add a line per curve, each with its colour, dash and marker, and a legend on the right with room for it.
+    """Add a line per curve, each with its colour, dash and marker. Add a legend on the right with room for it.
 
-    Intervals are shaded where the lines stay readable on the y axis, which must have its range; returns whether they
+    Intervals are shaded where the lines stay readable on the y axis, which must have its range. Returns whether they
     are. ``one`` is the reason why every curve may have a single point. With ``end``, the legend has the text of each
     line's last value, in the order of the lines' ends.
     """

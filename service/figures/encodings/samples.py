@@ -96,7 +96,7 @@ def sample(name: str) -> Sample:
 
 
 def resolved_sample(fields: Mapping[str, Any]) -> Sample:
-    """Resolve on a model of the method's family, at four times the trained length, or once if the method ends there."""
+    """Resolve on a model of the method's family, at four times the trained length (once if the method ends there)."""
     method = parse(fields)
     geometry = GEOMETRY
     if method.family in ("learned", "sinusoidal", "relative"):

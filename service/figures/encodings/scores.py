@@ -108,8 +108,8 @@ def attention_figure(
 ) -> go.Figure:
     """Attention weights of every word to itself and earlier ones, one matrix per encoding.
 
-    Each different word has a random vector of ``width`` dimensions, which is both its query and its key: all that the
-    matrices show is due to the words and the encoding.
+    Each different word has a random vector of ``width`` dimensions, which is both its query and its key. So all that
+    the matrices show is due to the words and the encoding.
     """
     texts = "Attention with and without positions", "weights in %: each row sums to 100; equal words have equal vectors"
     places = list(range(len(words)))

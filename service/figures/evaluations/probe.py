@@ -75,9 +75,9 @@ def attention_picture(result: ProbeResult, length: int) -> Picture:
         for (layer, head), buckets in of_heads.items():
             rows += _rows(name, layer, head, buckets)
     caption = (
-        "The share of their attention that the last queries give to keys at each distance: bold the mean of all heads, "
-        f"faint single heads. The dashed line is the trained length, {result.trained_length:,} tokens. Ranges of "
-        "distances double in width, so a rise to the right need not mean more attention to each key."
+        "The share of their attention that the last queries give to keys at each distance. Bold is the mean of all "
+        f"heads, faint are single heads. The dashed line is the trained length, {result.trained_length:,} tokens. "
+        "Ranges of distances double in width, so a rise to the right need not mean more attention to each key."
     )
     return Picture(f"attention-{length}", title, figure, rows, caption)
 

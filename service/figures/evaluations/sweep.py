@@ -25,7 +25,7 @@ def sweep_pictures(result: SweepResult) -> Iterator[Picture]:
 
 
 def target_picture(result: SweepResult, index: int) -> Picture:
-    """A bar per method for one part, the best on top, with its interval and the limit of what is good enough."""
+    """A bar per method for one part, with its interval and the limit of what is good enough. The best is on top."""
     judged = [
         (look, method, at)
         for look, method in enumerate(result.methods)

@@ -23,7 +23,7 @@ servers must not do so for ever. An orderly end of a server does not count."""
 NO_PROGRESS = {
     "code": "no_progress",
     "message": f"given up: {MOST_CLAIMS} times a server that ran it was killed or failed before a unit was "
-    "finished. The log or the memory limit of the server may explain it; finished units stay in the store for a "
+    "finished. The log or the memory limit of the server may explain it. Finished units stay in the store for a "
     "smaller request",
 }
 

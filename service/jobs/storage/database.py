@@ -253,7 +253,7 @@ def _checked(connection: Connection) -> bool:
     """True if the tables are there and the newest.
 
     Raises:
-        _NotOursError: when they are not ours, or of a version that this program does not know.
+        _NotOursError: when they are not ours, or their version is unknown.
     """
     names = set(inspect(connection).get_table_names())
     if not names:

@@ -1,7 +1,7 @@
 """Jobs for the runner: the next ones, their plans, and their units.
 
 One process at a time plans a job: it sets ``owner`` with a conditional UPDATE. Its lease runs out unless it is
-renewed, and ends at once with a process of this machine. A planned job has a row for every unfinished unit, and every
+renewed, and ends at once with a process of this machine. A planned job has a row for every unfinished unit. Every
 process with the same plan claims some of them. The process that finishes the last one owns the job again, for its
 next stage or its result.
 """

@@ -1,4 +1,7 @@
-"""Results as bytes, and the table that keeps them: a job's as long as the job, others the most recent of a tenant."""
+"""Results as bytes, and the table that keeps them.
+
+It keeps a job's results as long as the job. Of others it keeps the most recent of a tenant.
+"""
 
 from __future__ import annotations
 

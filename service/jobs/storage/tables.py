@@ -118,7 +118,7 @@ class Job(Base):
 
 class UnfinishedUnit(Base):
     """A unit of a planned job, without an outcome. ``owner`` runs it until ``lease_until``; ``tokens_done`` is its
-    progress at the owner's last beat. Jobs that share a unit do not run it at the same time: no two rows of one key
+    progress at the owner's last beat. Jobs that share a unit do not run it at the same time. No two rows of one key
     have an owner."""
 
     __tablename__ = "unfinished_units"
@@ -143,7 +143,7 @@ class UnfinishedUnit(Base):
 
 class FinishedUnit(Base):
     """A unit of a job whose outcome is known. ``position`` is its place in the plan, ``number`` in the order of
-    finishing; neither occurs twice in a job, and published numbers are never reused."""
+    finishing. Neither occurs twice in a job, and published numbers are never reused."""
 
     __tablename__ = "finished_units"
     __table_args__ = (UniqueConstraint("job", "position"), Index("finished_units_by_key", "key"))

@@ -1,7 +1,7 @@
 """``python -m service.models.training``: prepare the data, train the demo models, write their cards.
 
 The default is to train the families that ship; ``--model`` names others, and ``--output`` their folder. On Linux, set
-GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296 in the environment: training on a CPU is
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296 in the environment. Training on a CPU is
 then 10 to 20 % faster, because large buffers stay mapped, in large pages.
 """
 

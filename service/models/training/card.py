@@ -1,4 +1,4 @@
-"""The model card: what a demo model is, what it saw, how well it does, and where it must not be trusted."""
+"""The model card: what a demo model is and saw, how well it does, where it must not be trusted."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ pipeline_tag: text-generation
 
 LIMITS = """## Limits
 
-- A measuring instrument for positional encodings, not a useful language model: it writes grammatical
+- A measuring instrument for positional encodings, not a useful language model. It writes grammatical
   fragments without sense, knows no facts, follows no instructions and was not filtered for bias. Its
   corpus carries the language and the prejudices of its time.
 - Effects of context extension are real here, their sizes are not those of large models. Beyond the synthetic
-  recall that it was trained for, attention of a model this small uses little more than the last sentences.
+  recall of its training, attention of a model this small uses little more than the last sentences.
 - One seed, one run; {search}. Differences of a few
   per cent between the models are within what another seed may give.
 - Weights are stored in float16; the losses above were measured before rounding.
@@ -138,18 +138,18 @@ def _about(facts: Facts) -> str:
     twins = ", ".join(f"`{served_name(kind)}`" for kind in KINDS if kind != facts.kind)
     origin = f"""It ships inside Ropeway as a
 demo model. Its twin {twins} has the same shape, data, tokenizer, initial weights, data order, steps and
-seed; only the positional encoding differs."""
+seed. Only the positional encoding differs."""
     if not _ships(facts):
         origin = f"""It was made by
 `make train-demo FAMILY={facts.kind}`. With the same options every other family has the same shape, data, tokenizer,
-initial weights, data order and seed; only the positional encoding differs."""
+initial weights, data order and seed. Only the positional encoding differs."""
     return f"""# {served_name(facts.kind)}
 
-A Llama-shaped language model of {facts.parameters / 1e6:.2f}M parameters with {encoding}, trained from scratch at a
-context of **{preset.context} tokens**, so that extending the context shows on a laptop. {origin}
+A Llama-shaped language model of {facts.parameters / 1e6:.2f}M parameters with {encoding}. It was trained from scratch
+at a context of **{preset.context} tokens**, so that extending the context shows on a laptop. {origin}
 
 Shape: {preset.layers} layers, hidden size {preset.hidden_size}, {preset.heads} heads of {preset.head_dim} dimensions,
-{preset.kv_heads} key-value heads, feed-forward {preset.intermediate_size}, tied embeddings, byte-level BPE of
+{preset.kv_heads} key-value heads, feed-forward {preset.intermediate_size}. Tied embeddings, byte-level BPE of
 {preset.vocab_size} entries. Every text starts with `<|bos|>`; scores should too.
 """
 

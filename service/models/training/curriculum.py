@@ -41,7 +41,7 @@ RECALL = (
 class Curriculum:
     """Batches of about ``tokens`` tokens over the packed text in ``path``, for a run of ``steps`` steps.
 
-    The batch of a step is a pure function of the seed and the step, so a resumed run reads on where it stopped.
+    The batch of a step is a pure function of the seed and the step. So a resumed run reads on where it stopped.
     """
 
     def __init__(

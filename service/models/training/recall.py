@@ -1,9 +1,9 @@
 """Synthetic recall: rows whose later tokens repeat earlier ones, so that a small model learns to look back.
 
 An episode is one task. Most episodes are short, which teaches copying early; some fill the row, which teaches it at
-every distance. The tasks are random tokens repeated (induction, arXiv:2209.11895), stretches of text repeated,
-values hidden in text (passkeys, arXiv:2305.16300) and key-value pairs (associative recall, arXiv:2312.04927).
-Every row is a pure function of the seed and its number.
+every distance. The tasks are random tokens repeated (induction, arXiv:2209.11895) and stretches of text repeated.
+Others are values hidden in text (passkeys, arXiv:2305.16300) and key-value pairs (associative recall,
+arXiv:2312.04927). Every row is a pure function of the seed and its number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The training loop: AdamW (arXiv:1711.05101), cosine schedule with warmup, checkpoints that resume exactly.
 
 A Llama trains inside ``patched``, so the seams that serve it are the seams that trained it. The demo model of other
-families has its encoding inside and trains unpatched: the patch reads T5's table as numbers, without a gradient.
+families has its encoding inside and trains unpatched. The patch reads T5's table as numbers, without a gradient.
 """
 
 from __future__ import annotations

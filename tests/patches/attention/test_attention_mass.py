@@ -56,8 +56,10 @@ def observed(
 
 
 def bucketed(weights: np.ndarray, queries: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean mass [heads, buckets], on the first four keys [heads], and entropy [heads], of the last ``queries`` rows of
-    ``weights`` [heads, length, length]: one weight at a time."""
+    """Mean mass [heads, buckets], on the first four keys [heads], and entropy [heads], one weight at a time.
+
+    They are of the last ``queries`` rows of ``weights`` [heads, length, length].
+    """
     heads, length, _ = weights.shape
     edges = distance_edges(length)
     mass, first, entropy = np.zeros((heads, len(edges) - 1)), np.zeros(heads), np.zeros(heads)
@@ -81,8 +83,8 @@ def test_edges_double_up_to_the_length() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "gemma2", "cohere2", "gpt_oss", "diffllama"])
 def test_default_is_what_transformers_attends_to(family: str) -> None:
-    """Grouped heads, partial rotation, a soft limit, layers that slide or do not rotate, sinks that take a share,
-    layers that attend twice."""
+    """Grouped heads, partial rotation, a soft limit, layers that slide or do not rotate. Also sinks that take a share,
+    and layers that attend twice."""
     model, tokens = tiny_model(family)[1], tiny_tokens(1, LENGTH)
     with torch.no_grad():
         own = model(tokens, output_attentions=True, use_cache=False).attentions

@@ -1,4 +1,4 @@
-"""The smallest and the largest numbers of requests, alone and in pairs, give finite logits and an echo that is JSON."""
+"""The smallest and the largest numbers of requests, alone and in pairs, give finite logits and a JSON echo."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def geometry(head_dim: int, rotary_dim: int, theta: float, trained: int, longest
 
 
 def tolerance(fields: Fields) -> float:
-    """Relative. Blending ramps are float32: a narrow one magnifies the rounding of its ends, and what is
-    left of a pair is divided by the factor."""
+    """Relative. Blending ramps are float32. A narrow one magnifies the rounding of its ends. The part of a
+    pair that is left is divided by the factor."""
     if fields.get("base"):
         return tolerance(fields["base"])
     blends = fields["method"] in ("yarn", "yarn_paper", "dynamic_yarn", "ntk_by_parts", "llama3")

@@ -1,7 +1,7 @@
 """Invariants of every method, under drawn models, splits into chunks, batches and temperatures.
 
-The rest of what must hold is beside what it is about: distances and near pairs in ``test_position_maps``, merging in
-``test_fused``, biases in ``test_biases``.
+The rest of what must hold is beside what it is about. Distances and near pairs are in ``test_position_maps``, merging
+in ``test_fused``, biases in ``test_biases``.
 """
 
 from __future__ import annotations

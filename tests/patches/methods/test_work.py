@@ -16,7 +16,7 @@ from patches.batch.slots import MAX_POSITION
 from tests.methods import OTHER_ROWS, RELATIVE_ROWS, ROWS, Fields, Row
 
 LONGEST, HEADS, VALUES = 32_768, 4, 64
-"""The longest request of a server on a CPU, as it is configured by default; heads; different values of a parameter."""
+"""The longest request of a server on a CPU, as configured by default; heads; different values of a parameter."""
 
 PER_PAIR = 8
 """Tensors of one number per head and pair that a bias may take to compute."""

@@ -57,7 +57,7 @@ def test_the_default_equals_transformers() -> None:
     ],
 )
 def test_requests_equal_transformers_with_the_same_parameters(name: str, times: int) -> None:
-    """In one pass and from a cache, which computes the keys of several tokens as soon as it has all of these."""
+    """In one pass and from a cache. The cache computes the keys of several tokens as soon as it has all of these."""
     rows, declared = [tiny_tokens(1, times * TRAINED_LENGTH)[0]], declaring(SCALINGS[name])
     expected, plain = passed(declared, rows), declaring({"rope_type": "default"})
     with patched(plain) as patch:

@@ -19,8 +19,8 @@ from tests.patches.model.test_transformers_parity import greedy
 
 EXACT = 1e-13
 SINGLE = 1e-6
-"""For models of which transformers computes a part in float32 (a softmax, a rotation), and for tables of cos and sin
-read at another position: tables are float32."""
+"""For models of which transformers computes a part in float32 (a softmax, a rotation). Also for tables of cos and sin
+read at another position, because tables are float32."""
 
 NOT_IN_FLOAT64 = {"mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "xglm"}
 """transformers' own forward refuses float64: grouped products of experts, a mask."""

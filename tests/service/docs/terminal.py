@@ -28,7 +28,7 @@ from tests.forks.command import main
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 """
-"""The entry point, with its process as a fork: ten commands import the libraries in a minute of CPU time otherwise."""
+"""The entry point, with its process as a fork. Ten commands import the libraries in a minute of CPU time otherwise."""
 
 
 def blocks(page: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Engines that capture their decode steps, on a card or by a recorder, and what their steps had of a graph."""
+"""Engines that capture decode steps, on a card or by a recorder, and what their steps had of a graph."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ HYBRIDS = (
     "zamba2",
 )
 INDEXED = ("deepseek_v32", "hy_v4", "qwen4_exp_text")
-"""Three of the kinds that choose keys by the scores of an indexer, whose own keys are in the cache too."""
+"""Three of the kinds that choose keys by the scores of an indexer. The indexer's own keys are in the cache too."""
 
 APART = ("deepseek_v4", "minimax_m3_vl_text")
 """Kinds whose keys depend on their column in the cache, so that padding would change them."""

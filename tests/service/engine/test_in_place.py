@@ -27,7 +27,7 @@ TOGETHER = replace(LIMITS, max_batch_tokens=2048)
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of requests read in place, one for each layer of each step that does so, however few their keys are."""
+    """Numbers of requests read in place, however few their keys. There is one for each layer of each step that does."""
     monkeypatch.setattr(inputs, "WORTH_NO_COPY", 1)
     numbers, write = [], EncodingCache.write
 
@@ -73,7 +73,7 @@ def test_shared_prefixes_and_evicted_keys_are_copied_beside_others(in_place: lis
 
 
 def test_blocks_are_in_a_row_while_there_is_room() -> None:
-    """Requests that come, grow and go at random: none has a block of another, and nearly all have theirs in a row."""
+    """Requests come, grow and go at random. None has a block of another, and nearly all have theirs in a row."""
     random.seed(3)
     free = Runs(1)
     free.reserved = {}

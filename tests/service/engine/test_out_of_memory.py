@@ -52,8 +52,8 @@ def test_what_counts_as_out_of_memory() -> None:
 def fail_steps(
     app: FastAPI, monkeypatch: pytest.MonkeyPatch, when: Callable[[list[Any]], bool], error: Exception
 ) -> None:
-    """Make steps run out of memory ``when`` their batch says so: after the forward pass has written its keys, and
-    after the sampler has drawn."""
+    """Make steps run out of memory ``when`` their batch says so. This happens after the forward pass has written its
+    keys, and after the sampler has drawn."""
     inputs = runner_of(app).inputs_and_outputs
 
     def failing(*args: Any) -> torch.Tensor:

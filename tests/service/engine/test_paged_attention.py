@@ -35,7 +35,7 @@ NEW = 4
 LIMITS = EngineLimits(4096, 0, page_size=4, max_batch_tokens=48, max_requests_per_batch=64)
 
 FAMILIES = ("llama", "gemma3", "gpt_oss", "deepseek_v3", "llama4", "bloom", "gpt2", "gemma2", "cohere2", "diffllama")
-"""Plain; a rotary type of layers that slide; sinks; two widths; chunks and layers without rotation; a bias; added
+"""Plain; a rotary type of layers that slide; sinks; two widths; chunks and layers without rotation. A bias; added
 positions; a soft limit; windows; two attentions in a layer."""
 
 

@@ -160,7 +160,7 @@ async def test_admission_counts_what_can_ever_be_held() -> None:
 
 
 async def test_nothing_is_shared_behind_a_gap() -> None:
-    """A hash covers a page and all pages before it. Behind the gap a table's rows no longer count pages: hashed
+    """A hash covers a page and all pages before it. Behind the gap a table's rows no longer count pages. Hashed
     by row, page 4 would be found by the tokens of page 3."""
     async with running(prefix_sharing=True) as engine:
         ids = PROMPT[:10] + (await finish(engine, STREAMING, PROMPT[:10], 60)).token_ids

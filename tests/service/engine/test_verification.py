@@ -191,7 +191,7 @@ def test_a_broken_adapter_is_caught(family: str, double: Double, named: str, mon
     model = tiny_model(family)[1]
     check(model)
     double(monkeypatch)
-    with pytest.raises(UnsupportedModel, match=rf"does not compute what its own forward computes under {named}: "):
+    with pytest.raises(UnsupportedModel, match=rf"does not compute what its own forward computes under {named}\. "):
         check(model)
 
 
@@ -245,7 +245,7 @@ def test_faults_are_caught_beside_rounding(
 ) -> None:
     _, double, named = BROKEN[fault]
     double(monkeypatch)
-    with pytest.raises(UnsupportedModel, match=rf"does not compute what its own forward computes under {named}: "):
+    with pytest.raises(UnsupportedModel, match=rf"does not compute what its own forward computes under {named}\. "):
         check(quantized)
 
 
@@ -271,7 +271,7 @@ def test_layers_that_keep_a_state_go_to_the_padded_engine(name: str) -> None:
     with patched(field.tiny_model(name)) as patch:
         choice = verify(patch)
         assert (choice.kind, choice.together) == ("padded", True)
-        assert "layers of the types linear_attention; types that can be served" in str(choice.reason)
+        assert "layers of the types linear_attention. It can serve" in str(choice.reason)
         assert patch.slots.in_use() == 0
 
 

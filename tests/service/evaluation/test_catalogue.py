@@ -1,4 +1,4 @@
-"""An evaluation is a folder and a line: a toy one reaches the API, the jobs, the sweep, the shell, the client, the
+"""An evaluation is a folder and a line. A toy one reaches the API, the jobs, the sweep, the shell, the client, the
 report."""
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ LENGTH, TOKENS = 512, 320
 """Reserved length, a power of two: both sides then compute the same factors. Tokens; the model was trained at 256."""
 TOLERANCE = 1e-6
 OF_LISTS = 5e-4
-"""A list divides the frequencies again in float32; one unit in their last place is 1e-4 radians after several hundred
-tokens, and a model that recalls is sensitive to it."""
+"""A list divides the frequencies again in float32. One unit in their last place is 1e-4 radians after several hundred
+tokens. A model that recalls is sensitive to it."""
 
 ROTARY = [row for row in rows() if row.rotates and row.bands == 1 and row.family == "rotary"]
 REQUESTS = [pytest.param(fields, id=f"{row.name}-{i}") for row in ROTARY for i, fields in enumerate(row.requests)]

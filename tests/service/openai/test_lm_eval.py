@@ -98,7 +98,7 @@ def direct_logprobs(folder: Path, ids: list[int], model: str) -> np.ndarray:
 
 def rolling(folder: Path, ids: list[int], model: str) -> float:
     """Every token predicted once, after end-of-text or after a full window. One token of the length is kept for
-    the answer and one for the window's first token, so a window has two inputs less than ``max_length``."""
+    the answer and one for the window's first token. So a window has two inputs less than ``max_length``."""
     room, total, done = WINDOW - 2, 0.0, 0
     tokens = [EOS, *ids]
     while done < len(ids):

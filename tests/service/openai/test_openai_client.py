@@ -159,8 +159,10 @@ class Sent:
 
 @pytest.fixture(scope="module")
 def small_url(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server in this process with room for one request of 2000 tokens and one waiting, of a model that never ends
-    by itself."""
+    """A server in this process with room for one request of 2000 tokens and one waiting.
+
+    Its model never ends by itself.
+    """
     endless = tmp_path_factory.mktemp("endless") / "tiny"
     shutil.copytree(tiny, endless)
     for name in ("config.json", "generation_config.json"):

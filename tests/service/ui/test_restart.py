@@ -1,4 +1,4 @@
-"""Sweeps on the page, in a real browser: a restart of the server in the middle; jobs detached and opened again."""
+"""Sweeps on the page, in a real browser: a restart of the server in the middle. Jobs are detached and opened again."""
 
 from __future__ import annotations
 

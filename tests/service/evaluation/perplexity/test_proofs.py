@@ -60,8 +60,8 @@ def measured(models: ModelRegistry, **body: Any) -> list[LengthResult]:
 
 @pytest.mark.parametrize(("window", "stride", "characters"), [(128, 127, 1500), (256, 64, 2000), (640, 256, 4000)])
 def test_sliding_is_the_yarn_script(real: Real, window: int, stride: int, characters: int) -> None:
-    """eval/perplexity.py of jquesnelle/yarn: BOS before every window, labels of what an earlier window scored masked,
-    the mean loss of every window, the plain mean over windows. The last window is shorter."""
+    """eval/perplexity.py of jquesnelle/yarn: BOS before every window, labels of what an earlier window scored masked.
+    It takes the mean loss of every window, then the plain mean over windows. The last window is shorter."""
     text = real.text[:characters]
     ids = real.tokenizer(text, add_special_tokens=False)["input_ids"]
     room, done = window - 1, 0
@@ -132,7 +132,7 @@ def test_rolling_is_the_harness_own(real: Real, harness_of: Any) -> None:
 
 
 def test_rolling_of_token_ids_is_the_harness_as_it_comes(real: Real, harness_of: Any) -> None:
-    """Left alone, the harness lets the tokenizer add a BOS after its own and predicts it: the same as token ids."""
+    """Left alone, the harness lets the tokenizer add a BOS after its own and predicts it. Token ids give the same."""
     documents = documents_of(real.text)
     expected = harness_of(real, documents, add_bos_token=None)
     ids = [real.tokenizer(text)["input_ids"] for text in documents]
