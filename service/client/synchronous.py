@@ -133,8 +133,10 @@ class Ropeway:
         return listed.jobs
 
     def follow(self, job_id: str, *, after: int = 0) -> Generator[UnitDone | JobInfo]:
-        """Yield the units of a job as they finish, from number ``after`` + 1, with job states in between. The last
-        item is the finished job. A lost connection is resumed at the same unit."""
+        """Yield the units of a job as they finish, from number ``after`` + 1, with job states in between.
+
+        The last item is the finished job. A lost connection is resumed at the same unit.
+        """
         following = Following(after)
         while True:
             try:
