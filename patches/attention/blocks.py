@@ -51,13 +51,31 @@ def add_band(
             keys = key[:, :, cut.start - first : cut.stop - first], states.value[:, :, cut]
             if cut is full:
                 new = sdpa_with_lse(query, *keys, None, states.scaling)
-            elif states.goes_by_distance(band):
+            elif _goes_by_distance(states, band):
                 bias = _diagonals(states, band, q_low + queries - 1, queries, cut)
                 backward = sdpa_with_lse(query.flip(2), *keys, bias, states.scaling)
                 new = backward[0].flip(2), backward[1].flip(2)
             else:
-                new = sdpa_with_lse(query, *keys, states.bias([band], q_low, queries, cut), states.scaling)
+                bias = states.bias([band], *states.indices(q_low, queries, cut))
+                new = sdpa_with_lse(query, *keys, bias, states.scaling)
             add(part(attended, columns), *new)
+
+
+def _goes_by_distance(states: SegmentStates, band: Band) -> bool:
+    """True if distance alone decides over the pairs of ``band`` and their bias, and the keys have no gap."""
+    score_bias = states.resolved.recipe.score_bias
+    by_distance = states.predicate(band).by_distance and (score_bias is None or score_bias.by_distance)
+    return states.num_sinks == 0 and by_distance
+
+
+def _bias_by_distance(states: SegmentStates, band: Band, queries: int) -> torch.Tensor:
+    """Additive bias of ``band`` by distance [heads or 1, distances].
+
+    Distances fall from the segment's largest to 1 - ``queries``: later keys beside the first of so many queries.
+    """
+    last = torch.tensor([states.q_stop - 1], device=states.query.device)
+    kv_idx = torch.arange(states.k_start, states.q_stop + queries - 1, device=states.query.device)
+    return states.bias([band], last[:, None], kv_idx[None]).flatten(0, -2)
 
 
 def _diagonals(states: SegmentStates, band: Band, q_high: int, queries: int, columns: slice) -> torch.Tensor:
@@ -68,7 +86,7 @@ def _diagonals(states: SegmentStates, band: Band, q_high: int, queries: int, col
     them.
     """
     kind = ("bias by distance", band.predicate, states.query.dtype)
-    table = states.shared(kind, lambda: states.bias_by_distance(band, QUERY_BLOCK))
+    table = states.shared(kind, lambda: _bias_by_distance(states, band, QUERY_BLOCK))
     first = states.q_stop - 1 - q_high + columns.start  # the table begins with the segment's largest distance
     size = (1, table.shape[0], queries, columns.stop - columns.start)
     return table.as_strided(size, (0, table.shape[1], 1, 1), first)

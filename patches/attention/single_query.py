@@ -113,7 +113,7 @@ def _part(
     queries: dict[PositionMap, Table | None],
 ) -> Part:
     biased = states.resolved.recipe.score_bias is not None
-    bias = states.bias([band], states.q_start, 1, columns) if biased else None
+    bias = states.bias([band], *states.indices(states.q_start, 1, columns)) if biased else None
     if states.is_as_written(band.key_map):
         return Part(columns, queries[band.query_map], (), bias)
     whole = slice(0, columns.stop - columns.start)

@@ -57,33 +57,16 @@ class SegmentStates:
         bare = (self.layer_mask, self.num_sinks, self.k_start, self.resolved.recipe.score_bias) == (None, 0, 0, None)
         return bare and has_kernel(self.query, self.key, self.value)
 
-    def bias(self, bands: list[Band], q_low: int, queries: int, columns: slice) -> torch.Tensor:
-        """Additive bias [1, heads or 1, q, k]: pairs that no band covers, and the recipe's score bias."""
-        q_idx, kv_idx = self.indices(q_low, queries, columns)
-        return self._bias(bands, q_idx, kv_idx)
+    def bias(self, bands: list[Band], q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        """Additive bias [1, heads or 1, q, k]: pairs that no band covers, and the recipe's score bias.
 
-    def _bias(self, bands: list[Band], q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        ``q_idx`` int64 [q, 1] and ``kv_idx`` int64 [1, k] are positions.
+        """
         covered = torch.stack([self.predicate(band)(q_idx, kv_idx) for band in bands]).any(0)
         score_bias, excluded = self.resolved.recipe.score_bias, torch.finfo(self.query.dtype).min
         bias = torch.zeros(covered.shape, device=covered.device) if score_bias is None else score_bias(q_idx, kv_idx)
         bias = bias.to(self.query.dtype).masked_fill(~covered, excluded)
         return bias[None, None] if bias.ndim == 2 else bias[None]
-
-    def goes_by_distance(self, band: Band) -> bool:
-        """True if distance alone decides over the pairs of ``band`` and their bias, and the keys have no gap."""
-        score_bias = self.resolved.recipe.score_bias
-        return (
-            self.num_sinks == 0 and self.predicate(band).by_distance and (score_bias is None or score_bias.by_distance)
-        )
-
-    def bias_by_distance(self, band: Band, queries: int) -> torch.Tensor:
-        """``bias`` of ``band`` by distance [heads or 1, distances].
-
-        Distances fall from the segment's largest to 1 - ``queries``: later keys beside the first of so many queries.
-        """
-        last = torch.tensor([self.q_stop - 1], device=self.query.device)
-        kv_idx = torch.arange(self.k_start, self.q_stop + queries - 1, device=self.query.device)
-        return self._bias([band], last[:, None], kv_idx[None]).flatten(0, -2)
 
     def predicate(self, band: Band) -> Predicate:
         return band.predicate if self.layer_mask is None else And(band.predicate, self.layer_mask)
