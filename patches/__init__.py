@@ -18,6 +18,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe, ResolvedRecipe
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENCODING_TAGS",
+    "LONGEST",
     "MAX_POSITION",
     "METHODS",
     "AttentionMass",

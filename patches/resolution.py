@@ -7,13 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 from patches.encoding.echo import renamed
+from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import ResolvedRecipe
 from patches.methods.frequencies.default import Default
-
-LONGEST = 1 << 24
-"""Most tokens that a request can reserve: positions have 24 bits."""
 
 
 class EchoMismatch(ValueError):

@@ -11,7 +11,10 @@ MOST_FACTOR = 4096.0
 Factor = Annotated[float, Field(ge=1.0, le=MOST_FACTOR, strict=True)]
 """Multiple of the trained length."""
 
-Length = Annotated[int, Field(ge=2, le=1 << 24, strict=True)]
+LONGEST = 1 << 24
+"""Most tokens that a request can reserve: positions have 24 bits."""
+
+Length = Annotated[int, Field(ge=2, le=LONGEST, strict=True)]
 """Tokens."""
 
 Turns = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import AfterValidator, ConfigDict, Field
 
-from patches import KnownFields, PositionEncoding, unknown
+from patches import LONGEST, KnownFields, PositionEncoding, unknown
 from service.api.docs.openapi import SAMPLE
 from service.api.http.routing import Route
 from service.api.responses import ExportResult
@@ -35,7 +35,7 @@ class ExportRequest(KnownFields):
         description="The system.", json_schema_extra={"enum": list(TARGETS)}
     )
     model: str | None = Field(None, description="A served model; the first one when absent.")
-    length: Annotated[int, Field(ge=2, lt=1 << 24)] | None = Field(
+    length: Annotated[int, Field(ge=2, le=LONGEST - 1)] | None = Field(
         None,
         description="Longest text in tokens, new ones included. When absent: the factor times the trained length. "
         "Without a factor: the length that the checkpoint declares.",

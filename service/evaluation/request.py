@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from patches import KnownFields
+from patches import LONGEST, KnownFields
 from service.inputs import MOST_ENCODINGS, as_list
 from service.policy.auto import Encoding
 
-Tokens = Annotated[int, Field(ge=2, le=(1 << 24) - 1)]
+Tokens = Annotated[int, Field(ge=2, le=LONGEST - 1)]
 
 Bos = Literal["auto", "always", "never"]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe
@@ -85,7 +86,7 @@ class T5Bias(Method):
     relative_attention_num_buckets: Annotated[int, Field(ge=4, le=1024, multiple_of=2, strict=True)] = Field(
         32, description="Buckets, half of them for one distance each."
     )
-    relative_attention_max_distance: Annotated[int, Field(ge=3, le=1 << 24, strict=True)] = Field(
+    relative_attention_max_distance: Annotated[int, Field(ge=3, le=LONGEST, strict=True)] = Field(
         128, description="Distance from which on all share the last bucket."
     )
 

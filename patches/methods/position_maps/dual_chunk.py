@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from patches.encoding.fields import LONGEST, Length
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import ChunkRange
 from patches.encoding.method import BasedMethod
@@ -39,10 +40,10 @@ class DualChunk(BasedMethod):
         description="`repository`: chunks of chunk_size - local_window, distances up to the lesser of chunk_size and "
         "two chunks - 1. `paper`: chunks of chunk_size, distances up to the trained length - 1.",
     )
-    chunk_size: Annotated[int, Field(ge=2, le=1 << 24, strict=True)] | None = Field(
+    chunk_size: Length | None = Field(
         None, description="Chunk size in tokens; three quarters of the trained length when absent."
     )
-    local_window: Annotated[int, Field(ge=0, le=1 << 24, strict=True)] | None = Field(
+    local_window: Annotated[int, Field(ge=0, le=LONGEST, strict=True)] | None = Field(
         None, description="Formulation repository only; an eighth of the trained length when absent."
     )
 

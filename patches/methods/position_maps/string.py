@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
@@ -31,10 +32,10 @@ class String(BasedMethod):
     cost: ClassVar[str] = "two attentions over disjoint pairs"
 
     method: Literal["string"] = "string"
-    shifted_offset: Annotated[int, Field(ge=1, le=1 << 24, strict=True)] | None = Field(
+    shifted_offset: Annotated[int, Field(ge=1, le=LONGEST, strict=True)] | None = Field(
         None, description="Distance S from which on distances are shifted; a third of the trained length when absent."
     )
-    small_local_value: Annotated[int, Field(ge=0, le=1 << 24, strict=True)] | None = Field(
+    small_local_value: Annotated[int, Field(ge=0, le=LONGEST, strict=True)] | None = Field(
         None,
         description="Distance W that S becomes, at most S; when absent 128, or a quarter of S where that is less.",
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange, FirstKeys
 from patches.encoding.method import BasedMethod
@@ -39,10 +40,10 @@ class LmInfinite(BasedMethod):
     n_global: Annotated[int, Field(ge=1, le=1 << 20, strict=True)] = Field(
         10, description="First tokens that stay attended (published: 10 to 100)."
     )
-    n_local: Annotated[int, Field(ge=1, le=1 << 24, strict=True)] | None = Field(
+    n_local: Annotated[int, Field(ge=1, le=LONGEST, strict=True)] | None = Field(
         None, description="Last tokens attended, the query's own included; the trained length when absent."
     )
-    limit_distance: Annotated[int, Field(ge=1, le=1 << 24, strict=True)] | None = Field(
+    limit_distance: Annotated[int, Field(ge=1, le=LONGEST, strict=True)] | None = Field(
         None, description="Distance of the first tokens beyond the window; the trained length when absent."
     )
 

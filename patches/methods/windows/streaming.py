@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange, FirstKeys
 from patches.encoding.method import BasedMethod
@@ -38,7 +39,7 @@ class Streaming(BasedMethod):
     sink_tokens: Annotated[int, Field(ge=0, le=1 << 20, strict=True)] = Field(
         4, description="First tokens that stay attended; 0 is plain window attention, the paper's negative control."
     )
-    window: Annotated[int, Field(ge=1, le=1 << 24, strict=True)] | None = Field(
+    window: Annotated[int, Field(ge=1, le=LONGEST, strict=True)] | None = Field(
         None,
         description="Last tokens attended, the query's own included; the trained length less sink_tokens when absent.",
     )
