@@ -49,7 +49,7 @@ SETTLE_S = 60.0
 
 
 def run(quick: bool = False, clients: int = 200, seconds: float = 180.0) -> Report:
-    """One server: requests alone, all clients at once, then short requests beside a long scoring job."""
+    """One server: requests alone, all clients at once, then short requests beside a long scoring request."""
     report = Report(
         "load",
         f"{clients} clients at once for {seconds:g} s, mixed encodings, lengths, streams and scoring, demo models",
@@ -235,29 +235,29 @@ def _add_memory(report: Report, memory: Memory, seconds: float) -> None:
 async def _add_state(report: Report, client: Client, process: Served) -> None:
     """The server's load afterwards."""
     states = (await client.load()).values()
-    held = sum(state[name] for state in states for name in ("running", "waiting", "scoring", "slots_in_use"))
+    remaining = sum(state[name] for state in states for name in ("running", "waiting", "scoring", "slots_in_use"))
     restarts = sum(state["restarts"] for state in states)
     log = process.log.read_text(errors="replace").splitlines()
     errors = [line for line in log if '"level": "error"' in line or '"level": "critical"' in line]
-    report.add("left running, waiting or holding a slot", held, "0", "as the server reports when all are answered")
+    report.add("left running, waiting or holding a slot", remaining, "0", "as the server reports when all are answered")
     report.add("engine restarts and errors in the server's log", restarts + len(errors), "0", "")
     report.notes.extend(errors[:3])
 
 
-# Short requests beside a long scoring job
+# Short requests beside a long scoring request
 
 
 async def _add_first_tokens(
     report: Report, client: Client, drawing: Drawing, display: Display, scored: int, samples: int
 ) -> None:
-    """Time to the first token of short requests: idle, beside the job, idle again."""
+    """Time to the first token of short requests: idle, beside the scoring, idle again."""
     display.begin("first tokens", 3 * samples)
     shorts = _Shorts(client, drawing)
-    job = Asked("perplexity", {"input": list(drawing.token_ids[:scored]), "lengths": [scored]}, stream=True)
+    long = Asked("perplexity", {"input": list(drawing.token_ids[:scored]), "lengths": [scored]}, stream=True)
     await shorts.times(5)  # the first ones after the load find nothing warm that they need
     idle = await shorts.times(samples, display)
-    alone = await client.ask(job)
-    beside, jobs = await _beside(client, job, shorts, samples, display)
+    alone = await client.ask(long)
+    beside, answers = await _beside(client, long, shorts, samples, display)
     idle += await shorts.times(samples, display)
     middle, slowed = statistics.median(idle), statistics.median(beside)
     report.add(
@@ -265,23 +265,26 @@ async def _add_first_tokens(
     )
     remark = f"{len(beside)} requests; {percentiles(beside, 1e3)} ms"
     report.add(
-        f"the same beside a scoring job of {scored} tokens / idle median", f"{slowed / middle:.2f}", "under 3", remark
+        f"the same beside a scoring request of {scored} tokens / idle median",
+        f"{slowed / middle:.2f}",
+        "under 3",
+        remark,
     )
-    scoring = statistics.median(answer.whole_s for answer in jobs)
+    scoring = statistics.median(answer.whole_s for answer in answers)
     remark = f"{alone.whole_s:.1f} s alone, {scoring:.1f} s beside them"
-    report.add("the scoring job beside short requests / alone", f"{scoring / alone.whole_s:.2f}", "", remark)
-    different = sum(alone.difference(answer) is not None for answer in jobs)
-    report.add("scoring results that differ from the job alone", different, "0", f"{len(jobs)} jobs")
+    report.add("the scoring request beside short requests / alone", f"{scoring / alone.whole_s:.2f}", "", remark)
+    different = sum(alone.difference(answer) is not None for answer in answers)
+    report.add("scoring results that differ from the request alone", different, "0", f"{len(answers)} requests")
 
 
 async def _beside(
-    client: Client, job: Asked, shorts: _Shorts, samples: int, display: Display
+    client: Client, long: Asked, shorts: _Shorts, samples: int, display: Display
 ) -> tuple[list[float], list[Any]]:
-    """Seconds to the first token of requests that ran wholly beside a job, and the jobs' answers."""
+    """Seconds to the first token of requests that ran wholly beside ``long``, and the answers to that."""
     seconds: list[float] = []
     answers = []
     while len(seconds) < samples:
-        running = asyncio.create_task(client.ask(job))
+        running = asyncio.create_task(client.ask(long))
         while not running.done():
             taken = await shorts.times(1)
             if not running.done():

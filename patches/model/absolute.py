@@ -27,7 +27,7 @@ class AbsoluteEmbedding(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def own(self, position: torch.Tensor) -> torch.Tensor:
+    def native(self, position: torch.Tensor) -> torch.Tensor:
         """Positions int64 [...] -> [..., width], to the bit what the model itself adds."""
         ...
 
@@ -47,13 +47,13 @@ class LearnedTable:
     def dtype(self) -> torch.dtype:
         return self.module.weight.dtype
 
-    def own(self, position: torch.Tensor) -> torch.Tensor:
+    def native(self, position: torch.Tensor) -> torch.Tensor:
         return nn.Embedding.forward(self.module, position + self.offset)
 
     def at(self, position: torch.Tensor) -> torch.Tensor:
         last = self.module.num_embeddings - self.offset - 1
         low = position.floor().long()
-        rows = upcast(self.own(low)), upcast(self.own((low + 1).clamp_max(last)))
+        rows = upcast(self.native(low)), upcast(self.native((low + 1).clamp_max(last)))
         return torch.lerp(*rows, (position - low).to(rows[0].dtype)[..., None])
 
 
@@ -74,7 +74,7 @@ class Sinusoid:
     def dtype(self) -> torch.dtype:
         return self.table.dtype
 
-    def own(self, position: torch.Tensor) -> torch.Tensor:
+    def native(self, position: torch.Tensor) -> torch.Tensor:
         # Past its table, the model would make a longer one by the same float32 operations.
         index, rows = position + self.offset, self.table.shape[0]
         computed = self._waves(index.float(), torch.float32).to(self.dtype)
@@ -100,13 +100,13 @@ def embeddings(embedding: AbsoluteEmbedding, position_ids: torch.Tensor, slots: 
     """
     position, slot = decode(position_ids)
     if not slots.branches[1]:
-        return embedding.own(position)
-    width = embedding.own(position[:0]).shape[-1]
+        return embedding.native(position)
+    width = embedding.native(position[:0]).shape[-1]
     output = torch.empty(*position.shape, width, dtype=embedding.dtype, device=position.device)
     for number in slot.unique().tolist():
         inside, absolute = slot == number, slots[number].recipe.absolute
         own = position[inside]
-        output[inside] = embedding.own(own) if absolute is None else mapped(embedding, absolute, own)
+        output[inside] = embedding.native(own) if absolute is None else mapped(embedding, absolute, own)
     return output
 
 

@@ -85,13 +85,13 @@ class ActiveJob:
 class ActiveJobs:
     """Jobs by their numbers. ``in_flight`` shows clients the tokens of units at work: job id -> tokens.
 
-    ``held`` are the jobs whose leases are renewed: the active ones, and those being planned. ``added`` fires when a job
-    may be new or cancelled, ``changed`` when one gets further. ``closed``: the runner ends.
+    ``leased`` are the jobs whose leases are renewed: the active ones, and those being planned. ``added`` fires when a
+    job may be new or cancelled, ``changed`` when one gets further. ``closed``: the runner ends.
     """
 
     def __init__(self, in_flight: dict[str, int]) -> None:
         self.active: dict[int, ActiveJob] = {}
-        self.held: set[int] = set()
+        self.leased: set[int] = set()
         self.added, self.changed = Signal(), Signal()
         self.in_flight = in_flight
         self.closed = False
@@ -118,5 +118,5 @@ class ActiveJobs:
 
     def forget(self, number: int) -> None:
         self.active.pop(number, None)
-        self.held.discard(number)
+        self.leased.discard(number)
         self.changed.fire()

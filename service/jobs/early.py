@@ -52,8 +52,8 @@ def outcome_of(database: Database, key: str) -> Outcome | None:
         return outcomes.get(session, key)
 
 
-def keep(database: Database, job: EndedEarly, packed: Packed) -> None:
-    """Keep the partial result for later readers, unless the job has gone on meanwhile."""
+def put(database: Database, job: EndedEarly, packed: Packed) -> None:
+    """Store the partial result for later readers, unless the job has gone on meanwhile."""
     try:
         with database.writing() as session:
             state = session.scalar(select(Job.state).where(Job.number == job.number).with_for_update())

@@ -62,7 +62,7 @@ class Execution:
     async def take(self, number: int, model: str) -> ActiveJob | None:
         """Claim units of a job for ``model``, or plan it if it has no plan; None where there is nothing to do now."""
         job = self._jobs.active.get(number)
-        self._jobs.held.add(number)
+        self._jobs.leased.add(number)
         try:
             taken = await self._store_call(self._queue.take, number, model, 1 if job is None else job.batch(model))
             if taken is None:
@@ -74,7 +74,7 @@ class Execution:
             return job
         finally:
             if number not in self._jobs.active:
-                self._jobs.held.discard(number)
+                self._jobs.leased.discard(number)
 
     async def _plan(self, number: int) -> ActiveJob | None:
         """Own a job and plan it for all processes; None when nothing of it is left to do."""
@@ -100,7 +100,7 @@ class Execution:
         """Plan a job that others work on; None where this process makes another plan of it."""
         if stale := self._jobs.active.get(number):
             self._jobs.drop(stale)
-            self._jobs.held.add(number)
+            self._jobs.leased.add(number)
         claimed = await self._store_call(self._queue.joined, number)
         if claimed is None:
             return None

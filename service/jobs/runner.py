@@ -84,7 +84,7 @@ class JobRunner:
     async def close(self) -> None:
         """Stop. Claimed units are given up; their jobs wait for the next process that opens the database."""
         self._loop, self._jobs.closed = None, True
-        held = frozenset(self._jobs.held)
+        leased = frozenset(self._jobs.leased)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -92,7 +92,7 @@ class JobRunner:
         self._jobs.active.clear()
         self._jobs.in_flight.clear()
         try:
-            await self._calls.within(CLOSE_S, self._queue.release, held)
+            await self._calls.within(CLOSE_S, self._queue.release, leased)
         except StoreOutOfReach as error:
             log.warning("jobs_not_released", error=str(error))  # their leases run out
 
@@ -133,16 +133,16 @@ class JobRunner:
         pruned = -PRUNE_S
         while True:
             added = self._jobs.added.next()
-            held = frozenset(self._jobs.held)
+            leased = frozenset(self._jobs.leased)
             try:
-                still = await self._store_call(self._queue.beat, held, self._jobs.progress()) if held else set()
+                still = await self._store_call(self._queue.beat, leased, self._jobs.progress()) if leased else set()
                 if time.monotonic() - pruned >= PRUNE_S:
                     pruned = time.monotonic()
                     await self._prune()
             except SQLAlchemyError as error:
                 log.error("store_not_kept", error=str(error))
-                still = set(held)
-            for number in (held - still) & self._jobs.active.keys():
+                still = set(leased)
+            for number in (leased - still) & self._jobs.active.keys():
                 log.info("job_given_up", job=self._jobs.active[number].id)
                 self._jobs.drop(self._jobs.active[number])
             await within(added, self._beat_s)
@@ -174,8 +174,8 @@ class JobRunner:
         last answer serves for ``LOOK_S`` seconds: small units would spend most of their time on the question."""
         looked, answer = self._looked.get(model, (0.0, {}))
         if not at_work or tried or time.monotonic() - looked > LOOK_S:
-            held = frozenset(self._jobs.held)
-            answer = await self._store_call(self._queue.waiting, model, held, frozenset(tried))
+            leased = frozenset(self._jobs.leased)
+            answer = await self._store_call(self._queue.waiting, model, leased, frozenset(tried))
             self._looked[model] = time.monotonic(), answer
         return dict(answer)
 

@@ -46,7 +46,7 @@ class Judge:
             found = Evidence.of(outcomes, recall_counts=self.recall_counts)
             self._evidence.setdefault(length, {})[subject] = found
 
-    def kept(self, entrants: Iterable[int], most: int) -> list[int]:
+    def best(self, entrants: Iterable[int], most: int) -> list[int]:
         """At most ``most`` of a round's candidates, the least loss first; the checkpoint's own is always among them."""
         ranked = self._by_loss(entrants)
         others = [subject for subject in ranked if subject != 0]

@@ -100,10 +100,10 @@ class RecommendPlan(Plan):
         if done >= self.schedule.whole:
             return None
         judge = self._judge(outcomes)
-        if done < len(self.schedule.kept):
+        if done < len(self.schedule.entrants):
             begin, stop = self.schedule.read[done - 1], self.schedule.read[done]
             entrants = [reading.subject for reading in self.stages[-1] if reading.length == self.schedule.target]
-            kept = judge.kept(dict.fromkeys(entrants), self.schedule.kept[done])
+            kept = judge.best(dict.fromkeys(entrants), self.schedule.entrants[done])
             stage = [Reading(subject, self.schedule.target, begin, stop) for subject in kept]
             return replace(self, stages=(*self.stages, tuple(stage)))
         return self._with_shorter(judge)
@@ -131,7 +131,7 @@ class RecommendPlan(Plan):
         remaining = iter(outcomes)
         found: dict[tuple[int, int], list[Outcome]] = {}
         rounds = [0] * len(self.subjects)
-        for stage in self.stages[: len(self.schedule.kept)]:
+        for stage in self.stages[: len(self.schedule.entrants)]:
             for subject in {reading.subject for reading in stage if reading.length == self.schedule.target}:
                 rounds[subject] += 1
         for reading in (reading for stage in self.stages for reading in stage):

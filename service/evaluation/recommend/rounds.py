@@ -32,19 +32,19 @@ class Schedule:
     stages: int | None = None
 
     @cached_property
-    def kept(self) -> list[int]:
+    def entrants(self) -> list[int]:
         """Most candidates of each round."""
-        kept = [self.candidates]
-        while kept[-1] > FINALISTS + 1:
-            kept.append(max(FINALISTS, -(-kept[-1] // RATE)))
+        counts = [self.candidates]
+        while counts[-1] > FINALISTS + 1:
+            counts.append(max(FINALISTS, -(-counts[-1] // RATE)))
         # The checkpoint's own encoding comes on top.
-        return [kept[0], *(min(self.candidates, count + 1) for count in kept[1:])]
+        return [counts[0], *(min(self.candidates, count + 1) for count in counts[1:])]
 
     @cached_property
     def read(self) -> list[int]:
         """Windows that a candidate of each round has read at its end."""
-        last = len(self.kept) - 1
-        return [max(1, -(-self.windows // RATE ** (last - round_))) for round_ in range(len(self.kept))]
+        last = len(self.entrants) - 1
+        return [max(1, -(-self.windows // RATE ** (last - round_))) for round_ in range(len(self.entrants))]
 
     @property
     def at_shorter(self) -> int:
@@ -53,12 +53,12 @@ class Schedule:
 
     def bound(self, stage: int) -> Cost:
         """The most that a stage takes."""
-        if stage < len(self.kept):
+        if stage < len(self.entrants):
             new = self.read[stage] - (self.read[stage - 1] if stage else 0)
-            passes = self.kept[stage] * new
+            passes = self.entrants[stage] * new
             reference = 0 if stage or self.reference == self.target else self.windows
             return Cost(passes * self.target + reference * self.reference, passes + reference, passes + reference)
-        if stage == len(self.kept):
+        if stage == len(self.entrants):
             passes = min(AT_SHORTER, self.candidates) * self.at_shorter
             return Cost(passes * sum(self.shorter), passes * len(self.shorter), passes * len(self.shorter))
         return Cost()
@@ -66,7 +66,7 @@ class Schedule:
     @property
     def whole(self) -> int:
         """Stages: the rounds, then the shorter lengths."""
-        every = len(self.kept) + (1 if self.shorter and self.candidates > 1 else 0)
+        every = len(self.entrants) + (1 if self.shorter and self.candidates > 1 else 0)
         return every if self.stages is None else min(every, self.stages)
 
     def cost_from(self, stage: int) -> Cost:

@@ -35,9 +35,9 @@ def is_gone(owner: str) -> bool:
     return Owner.parse(owner).is_gone()
 
 
-def free_abandoned(database: Database, this: str, held: Collection[int]) -> None:
+def free_abandoned(database: Database, this: str, leased: Collection[int]) -> None:
     """Free the units of owners that are gone or did not renew their leases. The owner ``this`` gave up the units that
-    it has in jobs which are not ``held``."""
+    it has in jobs which are not ``leased``."""
     row = UnfinishedUnit
     with database.reading() as session:
         late = func.max(case((row.lease_until < now(session), 1), else_=0))
@@ -46,7 +46,7 @@ def free_abandoned(database: Database, this: str, held: Collection[int]) -> None
     gone = {owner for owner in {owner for owner, _, _ in found} if owner != this and is_gone(owner)}
 
     def given_up(owner: str, job: int) -> bool:
-        return owner in gone or (owner == this and job not in held)
+        return owner in gone or (owner == this and job not in leased)
 
     abandoned = [(job, owner) for owner, job, late in found if given_up(owner, job) or (late and owner != this)]
     if not abandoned:

@@ -72,10 +72,10 @@ class JobQueue:
         self._owner, self._lease_s = str(owner), lease_s
         self._other_plans: set[int] = set()
 
-    def waiting(self, model: str, held: Collection[int], without: Collection[int] = ()) -> dict[str, int]:
-        """Tenant -> number of its oldest job that can be planned, or has a free unit for ``model``. ``held`` are the
+    def waiting(self, model: str, leased: Collection[int], without: Collection[int] = ()) -> dict[str, int]:
+        """Tenant -> number of its oldest job that can be planned, or has a free unit for ``model``. ``leased`` are the
         jobs that this process works on; those of ``without`` are left out."""
-        free_abandoned(self._database, self._owner, held)
+        free_abandoned(self._database, self._owner, leased)
         with self._database.reading() as session:
             needed = select(Job.models).where(Job.state.in_(UNFINISHED)).distinct()
             fitting = [text for text in session.scalars(needed) if self._fits(json.loads(text), model)]
@@ -84,7 +84,7 @@ class JobQueue:
             row = UnfinishedUnit
             free = exists().where(row.job == Job.number, row.model == model, row.owner.is_(None))
             is_open = and_(Job.state == "running", Job.number.not_in(self._other_plans), free)
-            unplanned = and_(Job.number.not_in(held), self._unplanned(session))
+            unplanned = and_(Job.number.not_in(leased), self._unplanned(session))
             wanted = and_(Job.models.in_(fitting), Job.number.not_in(without), or_(is_open, unplanned))
             if self._only_own:
                 wanted = and_(wanted, Job.added_by == self._owner)
@@ -251,11 +251,11 @@ class JobQueue:
         ended = {"state": state, "finished_at": datetime.now(UTC), "owner": None, "lease_until": None}
         return changed(session.execute(update(Job).where(condition).values(ended | values))) > 0
 
-    def beat(self, held: Collection[int], progress: Mapping[tuple[int, int], int] | None = None) -> set[int]:
-        """Renew the leases of the jobs ``held`` and of their units, and write the tokens that units have done: (job,
+    def beat(self, leased: Collection[int], progress: Mapping[tuple[int, int], int] | None = None) -> set[int]:
+        """Renew the leases of the jobs ``leased`` and of their units, and write the tokens that units have done: (job,
         position) -> tokens. Returns the jobs that are still to be done."""
         ours = or_(Job.owner.is_(None), Job.owner == self._owner)
-        running = select(Job.number).where(Job.number.in_(held), Job.state == "running").order_by(Job.number)
+        running = select(Job.number).where(Job.number.in_(leased), Job.state == "running").order_by(Job.number)
         with self._database.writing() as session:
             # Jobs before units, as everywhere: PostgreSQL would find a deadlock otherwise.
             still = set(session.scalars(running.with_for_update()))
@@ -265,7 +265,7 @@ class JobQueue:
             units.note_progress(session, self._owner, progress or {})
             return still
 
-    def release(self, held: Collection[int] = ()) -> None:
+    def release(self, leased: Collection[int] = ()) -> None:
         """Give up everything of this process, in an orderly end: its claims do not count. Jobs that no other process
         works on wait to be planned again."""
         row = UnfinishedUnit
@@ -275,7 +275,7 @@ class JobQueue:
         with self._database.writing() as session:
             planning = update(Job).where(Job.owner == self._owner, Job.state == "running")
             session.execute(planning.values(waits | {"claims": claims}))
-            shared = and_(Job.state == "running", or_(Job.number.in_(mine), Job.number.in_(held)))
+            shared = and_(Job.state == "running", or_(Job.number.in_(mine), Job.number.in_(leased)))
             numbers = list(session.scalars(select(Job.number).where(shared).order_by(Job.number).with_for_update()))
             units.free(session, self._owner)
             for number in numbers:

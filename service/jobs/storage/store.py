@@ -212,15 +212,15 @@ class JobStore:
             job = _job(session, tenant, job_id)
             return results.get(session, tenant, job.id)
 
-    def keep(self, tenant: str, result_id: str, packed: Packed, *, most: int, most_bytes: int) -> None:
+    def put_result(self, tenant: str, result_id: str, packed: Packed, *, most: int, most_bytes: int) -> None:
         """Keep the result of a request that was answered at once, among the tenant's most recent ones."""
         with self.database.writing() as session:
             results.put(session, result_id, tenant, packed)
             session.flush()
             results.prune(session, tenant, most, most_bytes)
 
-    def kept(self, tenant: str, result_id: str) -> Packed | None:
-        """A result that was kept, or that of a job; None where the tenant has no such result."""
+    def find_result(self, tenant: str, result_id: str) -> Packed | None:
+        """A result that ``put_result`` stored, or that of a job; None where the tenant has no such result."""
         if not ID.fullmatch(result_id):
             return None
         with self.database.reading() as session:

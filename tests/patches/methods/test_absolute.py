@@ -251,7 +251,7 @@ def test_a_sinusoid_at_real_valued_positions(interleaved: bool) -> None:
     result = read(waves, recipe_of({"method": "sinusoidal_interpolation", "factor": 2.5}, SINUSOIDAL, 90), 90)
     expected = [oracles.sinusoid(p / 2.5 + 2, 12, interleaved=interleaved) for p in range(90)]
     np.testing.assert_allclose(result.numpy(), expected, rtol=0, atol=1e-6)
-    own = waves.own(torch.arange(5, 50))
+    own = waves.native(torch.arange(5, 50))
     expected = [oracles.sinusoid(p + 2, 12, interleaved=interleaved) for p in range(5, 50)]
     np.testing.assert_allclose(own.numpy(), expected, rtol=0, atol=1e-5)
 
@@ -260,7 +260,7 @@ def test_a_sinusoid_past_its_table_is_the_longer_table_of_the_model() -> None:
     short, long = (XGLMSinusoidalPositionalEmbedding(n, 64, padding_idx=1) for n in (30, 5000))
     ours = Sinusoid(short, short.weights, short.offset)
     position = torch.arange(5000)
-    assert torch.equal(ours.own(position), long.weights[2:])
+    assert torch.equal(ours.native(position), long.weights[2:])
     assert len(short.weights) == 32, "the model's own table did not grow"
 
 

@@ -97,7 +97,7 @@ def test_the_rounds_read_less_than_a_quarter_of_everything() -> None:
     for times in (2, 4, 8, 16):
         target, shorter = 256 * times, tuple(256 << step for step in range(1, times.bit_length() - 1))
         schedule = Schedule(24, 32, target, 256, shorter)
-        assert (schedule.kept, schedule.read) == ([24, 7, 3], [2, 8, 32])
+        assert (schedule.entrants, schedule.read) == ([24, 7, 3], [2, 8, 32])
         assert schedule.cost_from(0).tokens <= 24 * 32 * target / 4
 
 

@@ -72,8 +72,8 @@ class TestWork:
         assert store.result("anna", job.id) is None
         packed = Packed("perplexity", bytes(range(256)))
         assert queue.finish(number, packed)
-        assert store.result("anna", job.id) == packed == store.kept("anna", job.id)
-        assert store.kept("berta", job.id) is None
+        assert store.result("anna", job.id) == packed == store.find_result("anna", job.id)
+        assert store.find_result("berta", job.id) is None
         found = store.get("anna", job.id)
         assert (found.state, found.seconds_left) == ("done", None)
         assert found.finished_at is not None
