@@ -14,9 +14,9 @@ from service.api.auto import with_methods
 from service.api.files import Standalone, result_file, unpacked_response
 from service.api.http.routing import DocumentsRoute
 from service.api.http.streaming import Emit, event_stream
-from service.api.jobs.lookup import STORE_S
 from service.api.jobs.submission import IdempotencyKey, submit
 from service.api.quotas import admit, charge, log_prompts, set_deadline, upper_bound
+from service.api.store import STORE_S
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS, Evaluation, plan_of
 from service.evaluation.documents import BUILT_IN
@@ -27,7 +27,7 @@ from service.jobs.records import JobInfo
 from service.jobs.storage.database import StoreOutOfReach
 from service.jobs.storage.results import Packed, written_and_packed
 from service.models.registry import ModelRegistry
-from service.reports.render import PAGE, PageOptions
+from service.reports.rendered import PAGE, PageOptions
 from service.settings import Settings
 from service.sharing.admission import Ticket
 from service.sharing.workers import Workers
@@ -79,7 +79,7 @@ async def _kept(result: EvaluationResult, request: Request) -> tuple[str, Packed
     limits = {"most": settings.recent_results, "most_bytes": settings.recent_results_bytes}
     tenant = context.current().tenant
     try:
-        await state.store_calls.within(STORE_S, state.jobs.keep, tenant, result.id, packed, **limits)
+        await state.store_calls.within(STORE_S, state.jobs.put_result, tenant, result.id, packed, **limits)
     except StoreOutOfReach as error:
         log.warning("result_not_kept", error=str(error))
         result.links = {}
@@ -176,7 +176,7 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
 
     async def recent(request: Request, result_id: str) -> Packed:
         state = request.app.state
-        found = await state.store_calls.within(STORE_S, state.jobs.kept, context.current().tenant, result_id)
+        found = await state.store_calls.within(STORE_S, state.jobs.find_result, context.current().tenant, result_id)
         if found is None or found.evaluation != evaluation.name:
             raise ApiError(404, "no such result: the server keeps the most recent ones only", code="not_found")
         return Packed(*found)

@@ -19,7 +19,8 @@ from service.evaluation.results import Partial
 from service.figures.encodings.vectors import vector_norms
 from service.models.registry import ModelRegistry, ServedModel
 from service.policy.auto import Encoding
-from service.reports.render import Rendered, encoding_figures_of
+from service.reports.render import encoding_figures_of
+from service.reports.rendered import Rendered
 from service.sharing.workers import Workers
 
 router = APIRouter(tags=["methods"], route_class=Route)

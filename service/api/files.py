@@ -16,7 +16,8 @@ from service import context
 from service.errors import ApiError
 from service.jobs.records import JobInfo
 from service.jobs.storage.results import Packed
-from service.reports.render import PAGE, PageOptions, Rendered, file_of
+from service.reports.render import file_of
+from service.reports.rendered import PAGE, PageOptions, Rendered
 from service.settings import Settings
 from service.sharing.workers import Workers
 

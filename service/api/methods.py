@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from patches import (
+    LONGEST,
     METHODS,
     InvalidEncoding,
     Recipe,
@@ -41,14 +42,15 @@ from service.api.responses import (
 from service.errors import ApiError, bad_request
 from service.models.packing import packed_bytes
 from service.models.registry import ModelRegistry, ServedModel
-from service.reports.render import Rendered, frequencies_of
+from service.reports.render import frequencies_of
+from service.reports.rendered import Rendered
 from service.reports.schema import type_text
 from service.sharing.workers import Workers
 
 router = APIRouter(tags=["methods"], route_class=Route)
 
 
-Length = Annotated[int | None, Query(ge=1, le=(1 << 24) - 1)]
+Reserved = Annotated[int | None, Query(ge=1, le=LONGEST - 1)]
 
 
 class Pair(BaseModel):
@@ -90,14 +92,14 @@ async def frequencies(
     name: str,
     request: Request,
     model: str | None = None,
-    length: Length = None,
+    length: Reserved = None,
 ) -> FrequencyTable:
     """Rotary frequencies before and after. The method's parameters are further query parameters."""
     return _resolved(name, request, model, length)[0]
 
 
 @router.get("/methods/{name}/frequencies.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
-async def frequencies_png(name: str, request: Request, model: str | None = None, length: Length = None) -> Response:
+async def frequencies_png(name: str, request: Request, model: str | None = None, length: Reserved = None) -> Response:
     """Rotary frequencies as a picture: wavelengths before and after, and the stretch of each pair.
 
     A bias replaces the stretch in the picture. An encoding that only moves positions is drawn as its distances.

@@ -12,8 +12,8 @@ from pydantic import ConfigDict, Field
 from patches import KnownFields
 from service import context
 from service.api.http.routing import Route
-from service.api.jobs.lookup import store_of, stored
 from service.api.responses import PolicyInfo
+from service.api.store import store_of, stored
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.storage.results import Packed
@@ -39,7 +39,7 @@ async def calibrate(body: PolicyRequest, request: Request) -> JSONResponse:
     The answer is the policy, as a file for `ropeway serve --policy` has it.
     """
     tenant, store = context.current().tenant, store_of(request)
-    packed = await stored(request, store.kept, tenant, body.result)
+    packed = await stored(request, store.find_result, tenant, body.result)
     if packed is None:
         raise ApiError(404, "no such result", param="result", code="not_found")
     policy = await request.app.state.workers.run(_policy, packed, request.app.state.models)

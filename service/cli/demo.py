@@ -199,6 +199,7 @@ def _recall(client: Ropeway, output: Path, samples: int) -> None:
     from service.client import RopewayError
     from service.evaluation.retrieval.results import DepthResult
     from service.figures.evaluations.retrieval import score_picture
+    from service.figures.web.page import plot_page
 
     trained = client.models()[0].trained_length
     names = ENCODINGS["passkey"]
@@ -216,5 +217,5 @@ def _recall(client: Ropeway, output: Path, samples: int) -> None:
     show(result)
     drawn = score_picture(result)
     (output / "recall.png").write_bytes(drawn.png())
-    (output / "recall.html").write_text(drawn.html(), encoding="utf-8")
+    (output / "recall.html").write_text(plot_page(drawn), encoding="utf-8")
     stdout.print(Text(f"saved in {output}: recall.png recall.html"))

@@ -29,7 +29,7 @@ from service.figures.encodings.samples import (
     resolved_sample,
     sample,
 )
-from service.figures.encodings.scores import (
+from service.figures.encodings.similarity import (
     attention_figure,
     focus,
     focus_figure,

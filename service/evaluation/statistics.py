@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from service.evaluation.perplexity.results import LengthResult, PositionBucket
+from service.evaluation.nll import LengthResult, PositionBucket
 from service.evaluation.results import Group, Interval
 from service.sharing.stopping import check_wanted
 

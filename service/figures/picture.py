@@ -37,15 +37,6 @@ class Picture:
         """Measurement, documents and notes on the drawing, as plain text."""
         return html.unescape(self.figure.layout.title.subtitle.text or "")
 
-    def html(self, plotly: str | None = None) -> str:
-        """One page, which loads Plotly's script from the address ``plotly``.
-
-        Without an address the script is in the page, which then works offline.
-        """
-        from service.figures.web.page import plot_page
-
-        return plot_page(self, plotly)
-
     def csv(self) -> str:
         """The numbers behind the picture, full precision, comma-separated with a header (RFC 4180)."""
         return csv_text(self.rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import EvaluationResult
 from service.figures.picture import Picture
+from service.figures.web.page import plot_page
 
 
 def pictures_of(result: EvaluationResult) -> list[Picture]:
@@ -22,7 +23,7 @@ def html_of(result: EvaluationResult, plotly: str | None = None) -> str:
 
     It loads nothing but Plotly's script from the address ``plotly`` where there is one.
     """
-    return _main_picture(result).html(plotly)
+    return plot_page(_main_picture(result), plotly)
 
 
 def _main_picture(result: EvaluationResult) -> Picture:

@@ -16,7 +16,7 @@ from service.figures.web.page import PLOTLY_FROM_A_PAGE, as_json, scripts
 from service.jobs.records import JobInfo
 from service.reports.html import report_of
 from service.reports.pages import policy
-from service.reports.render import PageOptions, Rendered
+from service.reports.rendered import PageOptions, Rendered
 
 
 @cache

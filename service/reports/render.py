@@ -7,31 +7,12 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from patches import Recipe, ResolvedRecipe
 from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.records import JobInfo
-
-
-class Rendered(NamedTuple):
-    """A file: ``data`` is packed with gzip where that makes it smaller, ``policy`` is a page's."""
-
-    data: bytes
-    media_type: str
-    packed: bool
-    policy: str | None = None
-
-
-class PageOptions(NamedTuple):
-    """``standalone`` pages contain Plotly's script; reports contain the sent texts with ``include_text``."""
-
-    standalone: bool = False
-    include_text: bool = False
-
-
-PAGE = PageOptions()
-"""A page of the server."""
+from service.reports.rendered import PAGE, PageOptions, Rendered
 
 
 def file_of(form: str, evaluation: str, packed: bytes, job: str | None = None, options: PageOptions = PAGE) -> Rendered:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -41,21 +40,13 @@ def sources() -> dict[str, Path]:
     return found
 
 
-def outside_functions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements of a module, those inside of ``if``, ``try``, ``with`` and classes too."""
-    for node in body:
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-            for name in ("body", "orelse", "finalbody"):
-                yield from outside_functions(getattr(node, name, []))
-            for handler in getattr(node, "handlers", []):
-                yield from outside_functions(handler.body)
+def imported(path: Path, known: set[str]) -> set[str]:
+    """Modules among ``known`` that a file imports, for types and inside of functions too.
 
-
-def imported(nodes: Iterator[ast.stmt] | Iterator[ast.AST], known: set[str]) -> set[str]:
-    """Modules among ``known`` that import statements name; ``from a import b`` is ``a.b`` where that is a module."""
+    ``from a import b`` is ``a.b`` where that is a module.
+    """
     found: set[str] = set()
-    for node in nodes:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -65,9 +56,8 @@ def imported(nodes: Iterator[ast.stmt] | Iterator[ast.AST], known: set[str]) -> 
 
 
 def graph(paths: dict[str, Path]) -> dict[str, set[str]]:
-    """Module -> modules that it imports outside of functions, imports for types included."""
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in paths.items()}
-    return {name: imported(outside_functions(tree.body), set(paths)) - {name} for name, tree in trees.items()}
+    """Module -> modules that it imports."""
+    return {name: imported(path, set(paths)) - {name} for name, path in paths.items()}
 
 
 def circle(edges: dict[str, set[str]]) -> list[str]:
@@ -104,7 +94,7 @@ def test_the_reading_itself(tmp_path: Path) -> None:
     paths = {name: tmp_path / f"{name}.py" for name in texts}
     for name, path in paths.items():
         path.write_text(texts[name])
-    expected = {"a": {"b", "c", "b.d"}, "b": set(), "b.d": {"b", "e"}, "c": {"e"}, "e": set()}
+    expected = {"a": {"b", "c", "b.d", "e"}, "b": set(), "b.d": {"b", "e"}, "c": {"e"}, "e": set()}
     assert graph(paths) == expected
     assert circle(expected) == []
     assert set(circle({**expected, "e": {"a"}})) >= {"a", "e"}
@@ -131,11 +121,7 @@ def test_every_room_has_a_layer() -> None:
 
 @pytest.mark.parametrize("package", ["patches", "service"])
 def test_imports_point_down(package: str) -> None:
-    """Imports for types and inside of functions count too."""
-    paths = sources()
-    own = {name: path for name, path in paths.items() if name.split(".")[0] == package}
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in own.items()}
-    wrong = {
-        name: sorted(up) for name, tree in trees.items() if (up := upward(name, imported(ast.walk(tree), set(paths))))
-    }
+    edges = graph(sources())
+    own = {name for name in edges if name.split(".")[0] == package}
+    wrong = {name: sorted(up) for name in sorted(own) if (up := upward(name, edges[name]))}
     assert wrong == {}

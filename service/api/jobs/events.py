@@ -15,7 +15,8 @@ from service import context
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.jobs.feed import JobFeed
-from service.api.jobs.lookup import STORE_S, job_info, linked, runner_of
+from service.api.jobs.lookup import job_info, linked, runner_of
+from service.api.store import STORE_S
 from service.errors import bad_request, shutting_down
 from service.jobs.records import UNFINISHED, JobInfo, UnitDone
 from service.jobs.signals import within

@@ -12,14 +12,15 @@ from service import context
 from service.api.figures import ResultFigures
 from service.api.files import Standalone, json_response, result_file, unpacked_response
 from service.api.http.routing import Route
-from service.api.jobs.lookup import job_info, store_of, stored
+from service.api.jobs.lookup import job_info
 from service.api.responses import UnitList
+from service.api.store import store_of, stored
 from service.errors import ApiError
 from service.evaluation.catalogue import any_result
 from service.jobs import early
 from service.jobs.records import JobInfo, UnitDone, units_table
 from service.jobs.storage.results import Packed, pack
-from service.reports.render import PAGE, PageOptions
+from service.reports.rendered import PAGE, PageOptions
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=Route)
 
@@ -123,7 +124,7 @@ async def _partial(job_id: str, request: Request) -> Packed | None:
     job = await stored(request, early.read, database, context.current().tenant, job_id)
     packed = None if job is None else await _packed(job, request)
     if job is not None and packed is not None:
-        await stored(request, early.keep, database, job, packed)
+        await stored(request, early.put, database, job, packed)
     return packed
 
 

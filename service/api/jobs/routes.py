@@ -11,10 +11,11 @@ from service import context
 from service.api.auto import with_methods
 from service.api.http.routing import DocumentsRoute
 from service.api.jobs import events, files
-from service.api.jobs.lookup import job_info, linked, runner_of, store_of, stored
+from service.api.jobs.lookup import job_info, linked, runner_of
 from service.api.jobs.submission import IdempotencyKey, accepted, room_for_a_job, submit
 from service.api.quotas import admit
 from service.api.responses import JobList, PlanInfo
+from service.api.store import store_of, stored
 from service.evaluation.catalogue import EVALUATIONS, any_request, plan_of
 from service.evaluation.request import EvaluationRequest
 from service.jobs.records import ENDED_EARLY, JobInfo, JobState

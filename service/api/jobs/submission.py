@@ -9,8 +9,9 @@ from fastapi.responses import JSONResponse
 
 from service import context
 from service.api.auto import with_methods
-from service.api.jobs.lookup import linked, runner_of, store_of, stored
+from service.api.jobs.lookup import linked, runner_of
 from service.api.quotas import TokenRate, log_prompts
+from service.api.store import store_of, stored
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import plan_of
 from service.evaluation.request import EvaluationRequest

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from service.evaluation.nll import LengthResult, PositionBucket
 from service.evaluation.results import (
     DocumentInfo,
     EvaluationResult,
-    Group,
-    Interval,
     MethodInResult,
     Row,
     Score,
@@ -20,44 +19,6 @@ from service.evaluation.results import (
 from service.evaluation.words import best_method, near_reference
 
 Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]
-
-
-class PositionBucket(BaseModel):
-    """Mean NLL (nats) of the tokens predicted from start <= context < stop tokens of context."""
-
-    start: int
-    stop: int
-    nll_mean: float
-    tokens: int
-
-
-class LengthResult(BaseModel):
-    """One method at one length. Sums and means are natural-log NLL over the scored tokens.
-
-    ``perplexity`` is exp(nll_mean); ``perplexity_window_mean`` averages window means first, as the YaRN script does.
-    ``bits_per_byte`` and ``byte_perplexity`` divide by the UTF-8 bytes of the scored tokens, ``word_perplexity`` by the
-    words that end in them. Words are pieces between runs of white space, empty ones included, as in
-    lm-evaluation-harness. All three are comparable between tokenizers.
-    """
-
-    length: int
-    perplexity: float
-    nll_sum: float
-    nll_mean: float
-    bits_per_byte: float
-    byte_perplexity: float
-    word_perplexity: float | None = Field(description="Null where no word ends among the scored tokens.")
-    perplexity_window_mean: float
-    tokens_scored: int
-    bytes_scored: int
-    words_scored: int
-    windows: int
-    documents: int
-    interval: Interval | None
-    groups: list[Group] = Field(
-        description="(NLL sum, tokens) of each document in order. A single document has at most 256 equal blocks of a "
-        "multiple of 64 scored tokens, the last one shorter. Paired bootstraps resample these groups."
-    )
 
 
 class MethodResult(MethodInResult):

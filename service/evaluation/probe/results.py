@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import listed, percent
-from service.evaluation.perplexity.results import PositionBucket
+from service.evaluation.nll import PositionBucket
 from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row, Score, Scores
 from service.evaluation.words import best_method
 

@@ -18,7 +18,7 @@ from service.figures.encodings.positions import (
     multipliers_figure,
     norms_figure,
 )
-from service.figures.encodings.scores import similarity_figure
+from service.figures.encodings.similarity import similarity_figure
 from service.figures.encodings.vectors import drawn_distances
 from service.figures.encodings.waves import rotation_figure, sinusoids_figure
 from service.figures.picture import Picture

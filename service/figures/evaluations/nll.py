@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from service.evaluation.perplexity.results import MethodResult, PositionBucket
+from service.evaluation.nll import PositionBucket
+from service.evaluation.perplexity.results import MethodResult
 from service.evaluation.probe.results import ProbeMethod
 from service.evaluation.results import DocumentInfo, EvaluationResult, documents_text, name_of
 from service.figures.drawing.axes import linear_axis, log_axis

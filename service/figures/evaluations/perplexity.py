@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 
 from service.evaluation.formatting import short_number, spaced
-from service.evaluation.perplexity.results import LengthResult, MethodResult, PerplexityResult
+from service.evaluation.nll import LengthResult
+from service.evaluation.perplexity.results import MethodResult, PerplexityResult
 from service.evaluation.results import documents_text, name_of
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import counted, mark_trained, new_figure, note

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, StrictUndefined, Template
@@ -15,10 +15,8 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from service.figures.drawing.style import DARK
+from service.figures.picture import Picture
 from service.figures.web.layouts import narrow, wide
-
-if TYPE_CHECKING:
-    from service.figures.picture import Picture
 
 PLOTLY_PATH = f"/static/plotly-{get_plotlyjs_version()}.min.js"
 """The server's path of Plotly's script. Each version has its path, so clients may cache it for ever."""
@@ -27,7 +25,10 @@ PLOTLY_FROM_A_PAGE = f"../..{PLOTLY_PATH}"
 
 
 def plot_page(picture: Picture, plotly: str | None = None) -> str:
-    """One picture as a page. ``plotly`` is the address of Plotly's script; None puts the script into the page."""
+    """One page, which loads Plotly's script from the address ``plotly``.
+
+    Without an address the script is in the page, which then works offline.
+    """
     return template("service.figures.web", "plot.html").render(
         picture=picture,
         css=css(),

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from service.api.files import RenderedFiles
 from service.api.jobs.feed import JobFeed
 from service.jobs.records import JobInfo, UnitDone
-from service.reports.render import Rendered
+from service.reports.rendered import Rendered
 from tests.service.conftest import TEXT
 from tests.service.serving import serving, within_a_minute
 

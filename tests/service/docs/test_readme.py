@@ -40,7 +40,7 @@ def test_the_methods_it_names_exist() -> None:
 
 
 def test_the_files_it_names_exist() -> None:
-    tree = re.search(r"## What is where\n\n```\n(.*?)```", README, re.S)
+    tree = re.search(r"## Layout\n\n```\n(.*?)```", README, re.S)
     assert tree is not None
     folder = ROOT
     for line in tree[1].splitlines():

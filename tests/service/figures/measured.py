@@ -13,7 +13,8 @@ from service.evaluation.long_perplexity.results import (
     LongMethodResult,
     LongPerplexityResult,
 )
-from service.evaluation.perplexity.results import PerplexityResult, PositionBucket
+from service.evaluation.nll import PositionBucket
+from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.probe.results import Attention, Copying, DistanceBucket, HeadAttention, ProbeMethod, ProbeResult
 from service.evaluation.proportion import wilson
 from service.evaluation.results import DocumentInfo, Interval

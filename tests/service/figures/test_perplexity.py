@@ -18,6 +18,7 @@ from service.evaluation.perplexity.results import PerplexityResult
 from service.figures.drawing.raster import raster
 from service.figures.drawing.style import TIMES, line_style, tick_text, value_ticks
 from service.figures.evaluations.perplexity import perplexity_picture
+from service.figures.web.page import plot_page
 from tests.service.figures.examples import figures_of
 from tests.service.figures.test_raster import data_lines
 from tests.service.results import result_of
@@ -124,12 +125,12 @@ class TestPng:
 
 class TestHtml:
     def data(self, result: PerplexityResult) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        figure = figures_of(perplexity_picture(result).html())["perplexity"]
+        figure = figures_of(plot_page(perplexity_picture(result)))["perplexity"]
         return figure["data"], figure["wide"]
 
     @ANY_SHAPE
     def test_loads_nothing_from_elsewhere(self, result: PerplexityResult) -> None:
-        page = perplexity_picture(result).html()
+        page = plot_page(perplexity_picture(result))
         tags = re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page)
         assert [tag for tag in tags if "src=" in tag or "href=" in tag] == []
         assert "plotly.js v" in page
@@ -153,7 +154,7 @@ class TestHtml:
         attack = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
         result = result_of({attack: [7.0]}, [256], documents=[attack])
         result.model = attack
-        page = perplexity_picture(result).html()
+        page = plot_page(perplexity_picture(result))
         assert "<script>alert" not in page
         assert "<img src=x" not in page
 

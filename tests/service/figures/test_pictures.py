@@ -16,6 +16,7 @@ from service.evaluation.results import Interval
 from service.figures import Picture, pictures_of
 from service.figures.drawing.style import COLOURS
 from service.figures.results import html_of, png_of
+from service.figures.web.page import plot_page
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, pictures
 from tests.service.figures.measured import LENGTHS, NAMES
@@ -169,7 +170,7 @@ class TestForms:
     def test_a_page_loads_nothing_and_runs_no_name(self, evaluation: str) -> None:
         attack = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>"
         picture = pictures_of(EVERY[evaluation]([attack, "b", "c", "d"]))[0]
-        page = picture.html()
+        page = plot_page(picture)
         assert page.count("<script") == page.count("</script>") == 4, "Plotly, the figure, the colours, the drawing"
         body = re.sub(r"<script[^>]*>.*?</script>", "", page, flags=re.DOTALL)
         assert re.findall(r"\b(?:src|href|on\w+)=", body) == []

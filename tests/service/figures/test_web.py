@@ -15,7 +15,7 @@ import pytest
 from service.figures import pictures_of
 from service.figures.drawing.style import COLOURS, DARK, FAINT, GRID, INK, PAPER
 from service.figures.web.layouts import NARROW, narrow, wide
-from service.figures.web.page import PLOTLY_FROM_A_PAGE
+from service.figures.web.page import PLOTLY_FROM_A_PAGE, plot_page
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, figures_of, pictures
 
@@ -31,7 +31,7 @@ class TestLayouts:
     def test_the_page_has_the_titles(self, evaluation: str) -> None:
         for picture in pictures(evaluation):
             assert "title" not in {*wide(picture.figure), *narrow(picture.figure)}
-        page = html.unescape(re.sub(r"<script.*?</script>", "", pictures(evaluation)[0].html(), flags=re.DOTALL))
+        page = html.unescape(re.sub(r"<script.*?</script>", "", plot_page(pictures(evaluation)[0]), flags=re.DOTALL))
         first = pictures(evaluation)[0]
         assert f"<h1>{first.title}</h1>" in page
         assert first.subtitle in page
@@ -108,7 +108,7 @@ class TestDark:
         assert all(contrast(colour, "#ffffff") >= 2 for colour in (*COLOURS, INK, FAINT))
 
     def test_the_script_has_them(self) -> None:
-        page = pictures("perplexity")[0].html()
+        page = plot_page(pictures("perplexity")[0])
         (colours,) = re.findall(r'id="dark-colours">(.*?)</script>', page)
         assert json.loads(colours) == DARK
         assert "prefers-color-scheme: dark" in page
@@ -118,21 +118,21 @@ class TestDark:
 class TestScript:
     def test_a_page_of_the_server_is_small(self) -> None:
         picture = pictures("perplexity")[0]
-        assert len(picture.html(PLOTLY_FROM_A_PAGE)) < 40_000
-        assert len(picture.html()) > 4_000_000
+        assert len(plot_page(picture, PLOTLY_FROM_A_PAGE)) < 40_000
+        assert len(plot_page(picture)) > 4_000_000
 
     def test_without_the_script_the_page_says_where_it_is(self) -> None:
-        page = pictures("perplexity")[0].html(PLOTLY_FROM_A_PAGE)
+        page = plot_page(pictures("perplexity")[0], PLOTLY_FROM_A_PAGE)
         assert "?standalone=true" in page
         assert "without-plotly" in page
 
     def test_both_have_the_same_figure(self) -> None:
         picture = pictures("ruler")[0]
-        assert figures_of(picture.html()) == figures_of(picture.html(PLOTLY_FROM_A_PAGE))
+        assert figures_of(plot_page(picture)) == figures_of(plot_page(picture, PLOTLY_FROM_A_PAGE))
 
     def test_nothing_in_a_figure_ends_its_script(self) -> None:
         attack = "</script><!--<script>"
-        page = pictures_of(examples.perplexity([attack]))[0].html()
+        page = plot_page(pictures_of(examples.perplexity([attack]))[0])
         (figure,) = figures_of(page).values()
         assert html.unescape(figure["data"][-1]["name"]).startswith(f"{attack}: ")
 

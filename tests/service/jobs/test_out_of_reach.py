@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.api.jobs import lookup
+from service.api import store
 from service.jobs.storage import database
 from tests.service.jobs.postgres import frozen
 from tests.service.jobs.test_routes import BODY, ended, submitted
@@ -23,7 +23,7 @@ from tests.service.serving import generate, serving
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_S", 0.2)
-    monkeypatch.setattr(lookup, "STORE_S", 1.0)
+    monkeypatch.setattr(store, "STORE_S", 1.0)
 
 
 @contextmanager

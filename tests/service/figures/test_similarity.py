@@ -15,7 +15,7 @@ from service.figures.drawing.raster import raster
 from service.figures.encodings.frequencies import wavelengths_figure
 from service.figures.encodings.positions import bias_matrices_figure
 from service.figures.encodings.samples import GEOMETRY, HEADS, PAIRS, TRAINED, plain, sample
-from service.figures.encodings.scores import (
+from service.figures.encodings.similarity import (
     attention_figure,
     focus,
     focus_figure,

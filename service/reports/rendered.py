@@ -1,0 +1,25 @@
+"""A rendered file, and the options of a page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rendered(NamedTuple):
+    """A file: ``data`` is packed with gzip where that makes it smaller, ``policy`` is a page's."""
+
+    data: bytes
+    media_type: str
+    packed: bool
+    policy: str | None = None
+
+
+class PageOptions(NamedTuple):
+    """``standalone`` pages contain Plotly's script; reports contain the sent texts with ``include_text``."""
+
+    standalone: bool = False
+    include_text: bool = False
+
+
+PAGE = PageOptions()
+"""A page of the server."""
