@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from patches.attention.log_sum_exp import merged, sdpa_with_lse
-from patches.attention.states import SegmentStates, Table
+from patches.attention.states import SegmentStates
+from patches.attention.tables import Table, bias_by_distance
 from patches.encoding.recipe import Band, PositionMap
-from patches.encoding.rotary import per_pair, turn
+from patches.encoding.rotary import per_pair, turn, turn_
 
 FEW = 512
 """Copying so many keys takes no longer than another call of the kernel and a merge."""
@@ -112,13 +113,24 @@ def _part(
     query_map: PositionMap,
     queries: dict[PositionMap, Table | None],
 ) -> Part:
-    biased = states.resolved.recipe.score_bias is not None
-    bias = states.bias([band], *states.indices(states.q_start, 1, columns)) if biased else None
+    bias = _bias(states, band, columns)
     if states.is_as_written(band.key_map):
         return Part(columns, queries[band.query_map], (), bias)
     whole = slice(0, columns.stop - columns.start)
     turned = states.table(_excess(states, band, columns, query_map))
     return Part(columns, queries[query_map], ((whole, turned),), bias)
+
+
+def _bias(states: SegmentStates, band: Band, columns: slice) -> torch.Tensor | None:
+    """Additive bias [1, heads or 1, 1, keys] of the keys of ``columns``, all covered by ``band``."""
+    score_bias = states.resolved.recipe.score_bias
+    if score_bias is None:
+        return None
+    if states.num_sinks or not score_bias.by_distance:
+        return states.bias([band], *states.indices(states.q_start, 1, columns))
+    farthest = states.q_start - states.position(columns.start)
+    distances = range(farthest + 1 - (columns.stop - columns.start), farthest + 1)
+    return bias_by_distance(score_bias, distances, states.query.device).to(states.query.dtype)[None]
 
 
 def _joined(parts: list[Part]) -> list[Part]:
@@ -149,11 +161,10 @@ def _seen(
     if any(piece != whole for piece, _ in part.keys):
         key = key.clone()
     for piece, table in part.keys:
-        turned = turn(key[:, :, piece], *table, interleaved=interleaved, offset=offset)
         if piece == whole:
-            key = turned
+            key = turn(key, *table, interleaved=interleaved, offset=offset)
         else:
-            key[:, :, piece] = turned
+            turn_(key[:, :, piece], *table, interleaved=interleaved, offset=offset)
     return query, key, value, part.bias
 
 

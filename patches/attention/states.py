@@ -9,14 +9,14 @@ import torch
 
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import has_kernel
+from patches.attention.tables import Table, rotation
 from patches.batch.segments import Batch
 from patches.encoding.masks import And, Predicate
 from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
-from patches.encoding.rotary import per_pair, rotary_table, signed, turn
+from patches.encoding.rotary import per_pair, turn
 from patches.encoding.temperature import ConstantTemperature
 
 T = TypeVar("T")
-Table = tuple[torch.Tensor, torch.Tensor]
 
 
 class SegmentStates:
@@ -98,9 +98,7 @@ class SegmentStates:
 
     def table(self, by: torch.Tensor) -> Table:
         """The rotation of states by ``by`` positions [n, 1 or pairs]: cos and ``signed`` sin."""
-        inv_freq, layout = torch.tensor(self.resolved.turns, device=self.key.device), self.resolved.interleaved
-        cos, sin = rotary_table(by, inv_freq, 1.0, interleaved=layout)  # states have the attention factor
-        return cos, signed(sin, interleaved=layout)
+        return rotation(by, self.resolved)
 
     def turn(self, states: torch.Tensor, table: Table) -> torch.Tensor:
         """``states`` [rows, heads, n, head_dim], rotated by ``table``."""

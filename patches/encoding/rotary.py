@@ -90,3 +90,16 @@ def turn(
     if whole:
         return rotated
     return torch.cat((states[..., :offset], rotated, states[..., offset + rotary_dim :]), dim=-1)
+
+
+def turn_(
+    states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, *, interleaved: bool, offset: int = 0
+) -> None:
+    """``turn`` in place, to the same bits."""
+    import torch
+
+    if states.dtype == torch.float32 and cos.shape[-1] == states.shape[-1] and not interleaved:
+        others = states.roll(states.shape[-1] // 2, -1)
+        states.mul_(cos).add_(others.mul_(signed_sin))
+    else:
+        states.copy_(turn(states, cos, signed_sin, interleaved=interleaved, offset=offset))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
@@ -78,13 +82,21 @@ def test_bands_of_few_keys_share_a_call(fields: Fields) -> None:
 @pytest.mark.parametrize("fields", MOVING, ids=str)
 def test_most_keys_are_read_as_they_were_written(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turning every cached key at every step would cost as much as attention."""
-    turned, turn = [], single_query.turn
-    seen = lambda states, *table, **layout: turned.append(states.shape[2]) or turn(states, *table, **layout)  # noqa: E731
-    monkeypatch.setattr(single_query, "turn", seen)
+    turned = []
+    for name in ("turn", "turn_"):
+        turn = getattr(single_query, name)
+        monkeypatch.setattr(single_query, name, partial(_noted, turn, turned))
     query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 300, 16)
     attend(query, key, key, resolve(parse(fields), GEOMETRY, 300), Batch([]), Layer(0.3), q_start=299)
     assert turned
     assert max(turned) <= 21
+
+
+def _noted(
+    turn: Callable[..., Any], turned: list[int], states: torch.Tensor, *table: torch.Tensor, **layout: Any
+) -> Any:
+    turned.append(states.shape[2])
+    return turn(states, *table, **layout)
 
 
 def test_keys_out_of_reach_are_not_read() -> None:

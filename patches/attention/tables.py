@@ -1,0 +1,82 @@
+"""Tables that decode steps ask for again: rotations by the same positions, and biases by the same distances.
+
+A position map moves the keys near a query by equal positions every few steps. So it does in every sequence under the
+encoding.
+Each table is made once and shared, in inference on a CPU. Larger tables are made anew: they would take memory.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from patches.encoding.rotary import rotary_table, signed
+
+if TYPE_CHECKING:
+    from patches.encoding.recipe import ResolvedRecipe, ScoreBias
+
+Table = tuple[torch.Tensor, torch.Tensor]
+
+MOST_POSITIONS = 512
+"""Rows of a rotation: 64 tables of 512 rows of 128 numbers, cos and sin, take 34 MB."""
+MOST_DISTANCES = 16384
+"""Columns of a bias: 16 tables for 32 heads take 34 MB."""
+
+
+class _Positions:
+    """Positions [n, 1 or pairs], equal to others of the same numbers and type."""
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self.positions = positions
+        self._key = (positions.dtype, positions.shape, positions.numpy().tobytes())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Positions) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def rotation(by: torch.Tensor, resolved: ResolvedRecipe) -> Table:
+    """The rotation of states by ``by`` positions [n, 1 or pairs]: cos and ``signed`` sin."""
+    if _is_shared(by.device) and len(by) <= MOST_POSITIONS:
+        return _shared_rotation(_Positions(by), resolved.turns, resolved.interleaved)
+    return _rotation(by, resolved.turns, resolved.interleaved)
+
+
+def _rotation(by: torch.Tensor, turns: tuple[float, ...], interleaved: bool) -> Table:
+    inv_freq = torch.tensor(turns, device=by.device)
+    cos, sin = rotary_table(by, inv_freq, 1.0, interleaved=interleaved)  # states have the attention factor
+    return cos, signed(sin, interleaved=interleaved)
+
+
+@lru_cache(64)
+def _shared_rotation(by: _Positions, turns: tuple[float, ...], interleaved: bool) -> Table:
+    return _rotation(by.positions, turns, interleaved)
+
+
+def bias_by_distance(score_bias: ScoreBias, distances: range, device: torch.device) -> torch.Tensor:
+    """Bias [heads or 1, 1, distances] of one query, from the largest of ``distances`` down."""
+    count = 1 << max(distances.stop - 1, 0).bit_length()
+    if not _is_shared(device) or count > MOST_DISTANCES:
+        return _biases(score_bias, distances.stop, device)[..., : len(distances)]
+    table = _shared_biases(score_bias, count, device)
+    return table[..., count - distances.stop : count - distances.start]
+
+
+def _biases(score_bias: ScoreBias, count: int, device: torch.device) -> torch.Tensor:
+    """The biases [heads or 1, 1, count] at distances count - 1 .. 0."""
+    kv_idx = torch.arange(count, device=device)
+    return score_bias(kv_idx[-1:, None], kv_idx[None])
+
+
+@lru_cache(16)
+def _shared_biases(score_bias: ScoreBias, count: int, device: torch.device) -> torch.Tensor:
+    return _biases(score_bias, count, device)
+
+
+def _is_shared(device: torch.device) -> bool:
+    """Tables of inference serve no training: autograd refuses them."""
+    return device.type == "cpu" and torch.is_inference_mode_enabled()

@@ -1,0 +1,68 @@
+"""Tables that decode steps share: the numbers of tables made anew, and no hindrance to training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.typical import typical
+from patches import RopeGeometry, parse, resolve
+from patches.attention import reference
+from patches.attention.layer import Layer
+from patches.attention.single_query import read, reading_of
+from patches.attention.states import SegmentStates
+from patches.attention.tables import MOST_DISTANCES, MOST_POSITIONS, bias_by_distance, rotation
+from patches.batch.segments import Batch
+from tests.patches.forward import relative
+
+GEOMETRY = RopeGeometry(16, 16, 1e4, 64, 64, 4)
+INTERLEAVED = RopeGeometry(16, 16, 1e4, 64, 64, 4, interleaved=True)
+CPU = torch.device("cpu")
+BIASES = ["alibi", "kerple_log", "kerple_power", "sandwich", "t5_bias"]
+
+
+@pytest.mark.parametrize("geometry", [GEOMETRY, INTERLEAVED], ids=["half-split", "interleaved"])
+def test_a_rotation_is_shared_by_equal_positions(geometry: RopeGeometry) -> None:
+    resolved, other = (resolve(parse(pe), geometry, 64) for pe in ("default", "linear:2"))
+    by = torch.tensor([[-3], [0], [40]])
+    fresh = rotation(by, resolved)
+    with torch.inference_mode():
+        shared = rotation(by.clone(), resolved)
+        assert rotation(by.clone(), resolved) is shared
+        different = [rotation(by + 1, resolved), rotation(by.double() + 0.5, resolved), rotation(by, other)]
+        long = torch.arange(MOST_POSITIONS + 1)[:, None]
+        assert rotation(long, resolved) is not rotation(long, resolved)
+    assert all(torch.equal(*pair) for pair in zip(fresh, shared, strict=True))
+    assert not any(torch.equal(fresh[0], table[0]) for table in different)
+    assert rotation(by, resolved) is not shared, "autograd refuses tensors of inference"
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_by_distance_is_that_of_the_positions(name: str) -> None:
+    bias = resolve(parse(typical(GEOMETRY)[name]), GEOMETRY, 64).recipe.score_bias
+    assert bias is not None
+    with torch.inference_mode():
+        for distances in (range(1), range(7), range(3, 64), range(1, 65), range(5, MOST_DISTANCES + 9)):
+            q_idx = torch.tensor([[distances.stop + 20]])
+            expected = bias(q_idx, q_idx - torch.arange(distances.stop - 1, distances.start - 1, -1)[None])
+            for _ in range(2):
+                assert torch.equal(bias_by_distance(bias, distances, CPU), expected)
+
+
+@pytest.mark.parametrize("name", [*BIASES, "self_extend", "dual_chunk", "lm_infinite"])
+def test_decoding_with_shared_tables_equals_the_reference(name: str) -> None:
+    """Steps follow each other, as in the engine; afterwards the same encoding has gradients."""
+    generator = torch.Generator().manual_seed(0)
+    resolved, layer = resolve(parse(typical(GEOMETRY, reach=4)[name]), GEOMETRY, 200), Layer(0.3)
+    query = torch.randn(1, 4, 1, 16, generator=generator)
+    key, value = torch.randn(2, 1, 2, 200, 16, generator=generator)
+    for past in range(150, 200, 7):
+        seen = key[:, :, : past + 1], value[:, :, : past + 1]
+        expected = reference.attend(query, *seen, resolved, layer, q_start=past)
+        with torch.inference_mode():
+            reading = reading_of(SegmentStates(query, *seen, resolved, Batch([]), layer, past, 0))
+            assert relative(read(query, *seen, layer.scaling, reading), expected) < 1e-5
+    learned = query.clone().requires_grad_()
+    reading = reading_of(SegmentStates(learned, key, value, resolved, Batch([]), layer, 199, 0))
+    read(learned, key, value, layer.scaling, reading).sum().backward()
+    assert learned.grad is not None
