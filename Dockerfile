@@ -40,7 +40,7 @@ RUN --mount=type=bind,source=constraints.txt,target=constraints.txt \
 RUN --mount=type=bind,from=wheel,source=/build/dist,target=dist \
     pip install --no-cache-dir --no-deps dist/*.whl
 
-# The server writes to /cache (a volume: models, and the database of jobs) and /tmp (a tmpfs). The root may be read-only.
+# The server writes only to /cache (a volume: models, and the database of jobs) and /tmp (a tmpfs). The root may be read-only.
 ENV HF_HOME=/cache \
     ROPEWAY_DATABASE_URL=sqlite:////cache/ropeway.db \
     MPLCONFIGDIR=/tmp/matplotlib \

@@ -103,8 +103,9 @@ def measure(models: ModelRegistry, multiples: tuple[float, ...], characters: int
 def growing_base(patch: Patched, method: Method) -> Iterator[None]:
     """Within it, "default" is ``method`` as of a server that decodes token by token with a cache of rotated keys.
 
-    Both the query and the key of position p turn by the frequencies of p + 1 tokens. Those tokens were there when
-    it was fed. One pass, or chunks, then compute what token-by-token decoding does, since no token sees a later one.
+    Both the query and the key of position p turn by the frequencies of p + 1 tokens. The request had that many when
+    position p was fed. One pass, or chunks, then compute what token-by-token decoding does, as no token sees later
+    ones.
     """
     module = patch.rotary_tables.chosen[0].module
     frequencies = by_position(patch, method)

@@ -130,8 +130,8 @@ def run(quick: bool = False) -> Report:
     torch.set_num_threads(2)
     report = Report(
         "generate_speed",
-        f"{REQUESTS} concurrent requests, {NEW_TOKENS} new tokens each. Against model.generate one by one (goal 3) "
-        "and one encoding for all (goal 0.9)",
+        f"{REQUESTS} concurrent requests, {NEW_TOKENS} new tokens each. They are compared with model.generate one by "
+        "one (goal 3) and with one encoding for all (goal 0.9)",
         ("model", "encodings", "time", "x faster than one by one", "throughput / uniform"),
     )
     rounds = 1 if quick else 5

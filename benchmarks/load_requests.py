@@ -1,7 +1,8 @@
 """Requests for the load benchmark and its test: a fixed pool, each asked alone first, and the answers compared.
 
-Locust is not used: it brings gevent, which patches the standard library. It also counts failures, where here every
-token of every answer is compared. These clients are the project's own, over asyncio, and openai's route by httpx.
+Locust is not used, because it brings gevent, which patches the standard library. Locust also only counts failures,
+whereas here every token of every answer is compared. These clients are the project's own, over asyncio, and openai's
+route by httpx.
 """
 
 from __future__ import annotations

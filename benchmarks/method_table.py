@@ -1,8 +1,7 @@
 """Perplexity of every method that applies, at 1 to 16 times the trained length, on four trained models.
 
 The service's own evaluation in process, over consecutive whole windows of each length. All lengths therefore score
-the same text. The requests are those of ``benchmarks/typical.py``, by rule from the model's shape and its trained
-length.
+the same text. The requests are those of ``benchmarks/typical.py``, by rule from the model's shape and trained length.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ def run(quick: bool = False) -> Report:
     multiples, documents = (MULTIPLES[:2], 1) if quick else (MULTIPLES, DOCUMENTS)
     report = Report(
         "method_table",
-        f"perplexity by method and length in units of the trained one, disjoint windows. Parameters for {REACH} times. "
-        "No goal: which methods hold is the question",
+        "perplexity by method and length in units of the trained one, disjoint windows. "
+        f"The parameters are for {REACH} times the trained length. No goal: which methods hold is the question",
         ("model", "method", *(f"{multiple}x" for multiple in multiples)),
     )
     report.numbers = {"multiples": list(multiples), "models": []}

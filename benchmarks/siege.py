@@ -50,8 +50,8 @@ JOB: dict[str, Any] = {
 FEWER: dict[str, Any] = {"max_tokens": 8192, "lengths": [256, 512]}
 """Less of it, for a quick siege."""
 ALLOWED_MB = 1500
-"""Beyond the idle server: 4 threads with up to 2 MB of text at 300 bytes a character, and two processes of up to 250
-MB. Also 64 MB of bodies, and six times that as objects."""
+"""Beyond the idle server: 4 threads with up to 2 MB of text at 300 bytes a character, and two processes of up to
+250 MB. Also 64 MB of bodies, and six times that as objects."""
 
 
 def run(quick: bool = False, seconds: float = 60.0) -> Report:

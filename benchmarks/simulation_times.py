@@ -1,7 +1,7 @@
 """Service times of one replica on the demo model, by which the simulation of many replicas runs.
 
-A server gets bursts of requests that differ in number, prompt tokens and new tokens. Least squares fit their CPU
-times. They give the time of a step, of a sequence in it, of a prompt token and of a request.
+A server gets bursts of requests that differ in number, prompt tokens and new tokens. This module fits their CPU
+times by least squares. The fit has the times of a step, of a sequence in it, of a prompt token and a request.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Settings(BaseSettings):
 
     model: str = Field(
         "demo",
-        description="Hugging Face id, local folder, or a folder of such folders. All are served; the first by name is "
-        "the default. 'demo' serves the embedded demo models.",
+        description="Hugging Face id, local folder, or a folder of such folders. Each folder in it is served; the "
+        "first by name is the default. 'demo' serves the embedded demo models.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id.")
     device: str = Field("auto", description="torch device; 'auto' takes CUDA if there is one, the CPU otherwise.")

@@ -17,10 +17,11 @@ class Row:
     """``easy`` is a typical request, ``hard`` sets every parameter away from its default.
 
     ``identity`` are the fields that make the method plain RoPE (None: none do). Within the trained
-    length, ``plain_when_short`` methods are plain RoPE whatever their fields. If only the hard
-    request depends on the reserved length, ``hard_depends_on_length`` says so. ``tempered_by_length``
-    ones change their factor on cos and sin past it. ``whole_head`` methods are refused by models that
-    rotate a part of each head. ``rope_type`` is the method's name in transformers, where it has one.
+    length, ``plain_when_short`` methods are plain RoPE whatever their fields. Past that length,
+    ``tempered_by_length`` ones change their factor on cos and sin. If only the hard request depends
+    on the reserved length, ``hard_depends_on_length`` says so. ``whole_head`` methods are refused by
+    models that rotate a part of each head. ``rope_type`` is the method's name in transformers, where
+    it has one.
 
     Position maps: ``covers_all`` methods attend to every causal pair, others leave some out.
     ``reach`` computes, from the parameters in effect, the longest input in which no effective distance

@@ -22,14 +22,14 @@ QUOTED = (
     *("The best thing to do in San Francisco", "According to the chain(s) of variable assignment"),  # published prompts
     *("q - j mod S", "amber ample", "acorn anchor", "import sys", "local time"),  # a formula, lists of words, programs
 )
-"""Beginnings of strings whose words are not ours, or no sentences."""
+"""Beginnings of strings whose words are not ours, or that are no sentences."""
 BLOCK_END = re.compile(r"<br>|\n\s*\n|\n\s*(?:[-*|#]|\d+[.)])\s|\|")
 SENTENCE_END = re.compile(r'(?<=[.!?:;])\s+(?=[A-Z0-9"`*([])')
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Sentences of paragraphs, list items and table cells; code in backquotes reads as one word."""
-    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"``[^`]*``|`[^`]*`", "CODE", text))
+    """Sentences of paragraphs, list items and table cells, without bold; code in backquotes reads as one word."""
+    text = re.sub(r"\]\([^)]*\)|\*\*", "", re.sub(r"``[^`]*``|`[^`]*`", "CODE", text))
     text = ABBREVIATION.sub(r"\1", text)
     for block in BLOCK_END.split(re.sub(r"\n\s*Raises:", ". ", text)):
         yield from filter(None, SENTENCE_END.split(" ".join(block.split())))

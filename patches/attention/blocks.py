@@ -82,8 +82,7 @@ def _diagonals(states: SegmentStates, band: Band, q_high: int, queries: int, col
     """Additive bias [1, heads or 1, q, k] of the queries q_high, q_high - 1, ..., in that order.
 
     Its rows are a table of distances, each row one entry further along. The bias is a view; otherwise [q, k] numbers
-    per head would be made and read. Only for the reverse order of queries are both strides positive, as torch wants
-    them.
+    per head would be made and read. Both strides are positive, as torch wants, only for the reverse order of queries.
     """
     kind = ("bias by distance", band.predicate, states.query.dtype)
     table = states.shared(kind, lambda: _bias_by_distance(states, band, QUERY_BLOCK))

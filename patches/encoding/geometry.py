@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Family = Literal["rotary", "learned", "sinusoidal", "bias", "relative", "none"]
-"""Source of a checkpoint's positions: rotation, a table or formula added to its tokens, or a bias. Others have learned
-vectors for distances in every layer, or none."""
+"""Source of a checkpoint's positions: rotation, a table or formula added to its tokens, a bias, learned vectors, or
+none. The learned vectors are for distances, in every layer."""
 
 
 class NativeMethod(Protocol):

@@ -203,8 +203,8 @@ class Recipe:
             )
         if geometry.compresses_keys and not (self.bands == (Band(),) and self.score_bias is None):
             raise ValueError(
-                "only encodings without windows and biases apply to this model: its keys cover several tokens, without "
-                "one distance"
+                "only encodings without windows and biases apply to this model: its keys cover several tokens and have "
+                "no single distance"
             )
 
     def _refuse_positions_past_the_table(self, geometry: RopeGeometry, length: int) -> None:

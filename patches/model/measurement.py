@@ -80,8 +80,8 @@ def measured(
     ``geometry`` makes the geometry of a model for the table that requests choose.
 
     Raises:
-        UnsupportedModel: when no layer attends, or when no layer rotates by its tables. Also when layers rotate by so
-            different ones that requests could choose none. Also when a layer needs more than ``MOST_TOKENS`` to rotate.
+        UnsupportedModel: when no layer attends, or when no layer rotates by its tables. Also when the tables of layers
+            differ so much that requests could choose none. Also when a layer needs more than ``MOST_TOKENS`` to rotate.
     """
     still: dict[RotaryTable | None, torch.Tensor] = {table: torch.zeros_like(table.inv_freq) for table in tables}
     if not still and (pairs := geometry(None).rotary_dim // 2):

@@ -158,10 +158,10 @@ def _temperatures() -> Iterator[str]:
     field, definitions = _temperature_schema()
     yield "## Attention temperatures"
     yield (
-        "`attention_temperature` multiplies every score of a query. Every method takes a number, an object with "
-        "`kind`, or the name of a kind whose parameters all have defaults. An example of an object is `"
+        "`attention_temperature` multiplies every score of a query. Every method takes one. It is a number, an "
+        "object with `kind`, or the name of a kind whose parameters all have defaults. An example of an object is `"
         + '{"kind": "yarn", "factor": 4}'
-        + "`. It replaces the method's own multiplier."
+        + "`. The temperature replaces the method's own multiplier."
     )
     yield f"![attention temperatures]({PICTURES}/{TEMPERATURES}.svg)"
     rows = ["| kind | multiplier | parameters |", "|---|---|---|"]

@@ -12,7 +12,7 @@ from service.sharing.turns import Turns
 T = TypeVar("T")
 
 PREFILL_BESIDE_OTHERS = 256
-"""Most prompt tokens of one step on a CPU while another tenant has work. The others wait for all of it."""
+"""Most prompt tokens of one step on a CPU while another tenant has work. The other tenants wait for the whole step."""
 
 
 def candidates(  # noqa: PLR0913 - two queues, and four things that order them
@@ -31,7 +31,7 @@ def candidates(  # noqa: PLR0913 - two queues, and four things that order them
     equal share of the time. ``others`` have work beside generation. Requests of one tenant keep their order.
 
     ``prefill_beside_others`` is for a CPU, where rows cost time. It limits the prompt tokens of a step of several
-    tenants. Only tenants with equal use decode in such a step.
+    tenants. With it, only tenants with equal use decode in such a step.
     """
     tenants = {tenant_of(request) for request in (*decoding, *reading)}
     turns.enter(tenants | others)

@@ -24,8 +24,8 @@ PROMPT, NEW, PAGE = 20, 4, 4
 """Tokens. Steps of 16 cut every prompt, and pages of 4 are given back where an encoding forgets."""
 
 BEHIND, LONGEST = 12, 280
-"""Tokens of a prompt behind the smallest window of the model, which moves on by pages there.
-The second number is the most tokens of all."""
+"""Tokens of a prompt behind the smallest window of the model, which moves on by pages there. ``LONGEST`` is the most
+tokens of such a prompt."""
 
 TOP = 8
 """Most likely tokens whose log-probabilities are compared, at every new token."""
@@ -99,8 +99,8 @@ def _check(patch: Patched, choice: EngineChoice, prompt: list[int], page_size: i
     UnsupportedModel: when the engine fails or differs.
     """
     methods, rounding = one_per_route(patch.geometry, len(prompt) + NEW), _rounding(patch, prompt)
-    # A kernel is compiled for a size of pages and for the kinds of encodings in a step. It is compiled here,
-    # and in no served step.
+    # A kernel is compiled for a size of pages and for the kinds of encodings in a step. It compiles here, and in no
+    # served step.
     alone = [([method], page_size) for method in methods] if choice.attention == "triton" else []
     if choice.recorded:  # alone, several steps have as many rows, and run from one list
         alone = [(methods[:1], PAGE)]

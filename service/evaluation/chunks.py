@@ -1,8 +1,7 @@
 """Tokens per forward of a text that is read in chunks.
 
-On a CPU a new request waits for the running chunk, so a chunk behind a long context is shorter. Its length depends
-on the model and the context alone, never on the load. The rounding of its numbers therefore depends
-on nothing else.
+On a CPU a new request waits for the running chunk, so a chunk behind a long context is shorter. Its length, and so the
+rounding of its numbers, depends on the model and the context alone. The load never changes it.
 """
 
 from __future__ import annotations

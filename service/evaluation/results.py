@@ -26,9 +26,9 @@ Group = tuple[float, int]
 
 
 class Interval(BaseModel):
-    """95 % interval of a number. ``kind`` says over what and how. It is over documents or windows (bootstrap), or
-    samples (Wilson's interval of a proportion). Or it is over blocks of 64 consecutive tokens of the one document
-    (standard error)."""
+    """95 % interval of a number. ``kind`` says over what and how. The interval is over documents or windows
+    (bootstrap), or samples (Wilson's interval of a proportion). Or it is over blocks of 64 consecutive tokens of the
+    one document (standard error)."""
 
     low: float
     high: float

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 GROUP = 64
 """Rows of the weight in one product. Groups of 4 to 128 take equal times."""
 FEW = 2
-"""Rows of the input for which the weight is the left factor of each product. Sums are added in another order."""
+"""Rows of the input for which the weight is the left factor of each product. Their sums are added in another order."""
 MOST = 64
 """Rows of the input that several threads multiply faster by groups, to the bits of ``F.linear``."""
 LEAST_WEIGHT = 1 << 16

@@ -1,8 +1,9 @@
 """Memory is promised before work is accepted: reserve what a request may grow to, or wait, or refuse.
 
 A request is checked and counted in one step, before it is tokenized. Otherwise a burst would pass the check together,
-pay for tokenization, and be refused after it (vllm#58192). Its length is unknown then. It enters with the bytes of its
-text as an upper bound (a token covers at least one byte). ``Ticket.resize`` puts the true number in its place.
+pay for tokenization, and be refused after it (vllm#58192). Its length is unknown then. The request enters with the
+bytes of its text as an upper bound (a token covers at least one byte). ``Ticket.resize`` puts the true number in its
+place.
 
 Dynamic thresholds share the budget between tenants (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2),
 1998). No tenant holds more than ``ALPHA`` times the free part, so one tenant alone leaves a quarter to the next.

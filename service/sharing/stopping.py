@@ -1,8 +1,8 @@
 """Rules for long work on a thread: it stops when its caller has gone, and leaves the interpreter to generation.
 
-Threads cannot be killed. Every step of a generation needs the interpreter hundreds of times. Each time, it is in a
-queue with every thread that computes in Python. So one thread computes at a time, by turns, and calls ``check_wanted``
-in its loops.
+Threads cannot be killed. Every step of a generation needs the interpreter hundreds of times. Each time, the step waits
+in a queue with every thread that computes in Python. So one thread computes at a time, by turns, and calls
+``check_wanted`` in its loops.
 """
 
 from __future__ import annotations

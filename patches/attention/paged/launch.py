@@ -17,8 +17,8 @@ from patches.attention.paged.tables import RowTables, power_of_two
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of the kernel's blocks: ``rows`` of several new tokens, and ``keys``. ``split`` is the keys of one part of
-    a single new token. Rows are queries times heads of a key head."""
+    """Sizes of the kernel's blocks. ``rows`` are queries times heads of a key head, for sequences with several new
+    tokens. ``keys`` counts the keys of a block. ``split`` counts the keys of one part of a single new token."""
 
     rows: int
     keys: int

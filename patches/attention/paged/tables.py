@@ -31,12 +31,12 @@ class Pairs:
 class RowTables:
     """Tensors by slot. P is the number of rotary pairs up to a power of two, M = 1 + 2 bands the number of maps.
 
-    ``slots`` int32 [slots, 4]: number of bands, kind of bias (0: none), first number of its table, length of a head's
-    part. ``bands`` int32 [slots, bands, 6]: chunk, low, high, first, and whether queries and keys turn. ``maps``
-    float32 [slots, M, 3]: period, cap, divisor. ``pairs`` float32 [slots, M, 2, P]: groups and shifts. Map 0 is the
-    base, and those of queries and keys alternate behind it. ``frequencies`` float32 [slots, 2, P]: turns per position
-    as the sum of two numbers. ``biases`` float32 [slots, 2, heads]. ``distances`` float32: the tables of biases.
-    ``temperatures`` float64 [slots, 5]: the fields of ``TemperatureRow``.
+    ``slots`` int32 [slots, 4]: number of bands, kind of bias (0: none), start of its table, a head's length there.
+    ``bands`` int32 [slots, bands, 6]: chunk, low, high, first, and whether queries and keys turn. ``maps`` float32
+    [slots, M, 3]: period, cap, divisor. ``pairs`` float32 [slots, M, 2, P]: groups and shifts. Map 0 is the base, and
+    those of queries and keys alternate behind it. ``frequencies`` float32 [slots, 2, P]: turns per position as the sum
+    of two numbers. ``biases`` float32 [slots, 2, heads]. ``distances`` float32: the tables of biases. ``temperatures``
+    float64 [slots, 5]: the fields of ``TemperatureRow``.
 
     ``rows`` are those that the tensors have. All addresses stay, but that of ``distances`` changes with ``version``.
     """

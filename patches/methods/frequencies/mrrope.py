@@ -108,8 +108,8 @@ class MrRopeProgressive(RadixMethod):
     formula: ClassVar[str] = "theta_i' = theta_i s^(-k(k+1)/(n(n+1))), k = clip(i - low, 0, n), n = high - low"
     paper: ClassVar[str] = "MrRoPE, arXiv:2601.22181"
     training_free: ClassVar[str] = (
-        "Made for use without tuning. From twice the trained length on it is a little better than yarn, within it a "
-        "little worse."
+        "Made for use without tuning. From twice the trained length on, it is a little better than yarn. Within the "
+        "trained length, it is a little worse."
     )
     schedule: ClassVar[type[RadixSchedule]] = ProgressiveSchedule
     multiples: ClassVar[tuple[float, ...]] = (1.0,)

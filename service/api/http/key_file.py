@@ -1,8 +1,8 @@
-"""The file of hashes as ``ropeway keys`` keeps it, one a line.
+"""The file of hashes as ``ropeway keys`` keeps it, with one hash a line.
 
-After a # come the day the key was made and whose it is. The file is replaced as a whole, never changed in place. A
-server that reads it meanwhile sees the old file or the new one.
-Keys are long and random, so a plain hash is enough: there is no dictionary to try.
+After a # come the day when the key was made, and its owner. The file is replaced as a whole, never changed in place. A
+server that reads it meanwhile sees the old file or the new one. Keys are long and random, so a plain hash is enough:
+there is no dictionary to try.
 """
 
 from __future__ import annotations

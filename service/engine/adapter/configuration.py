@@ -33,7 +33,7 @@ class _AsCached:
         if unknown:
             raise UnsupportedModel(
                 f"the paged engine holds keys and values only, and it has layers of the types {', '.join(unknown)}. "
-                f"It can serve {', '.join(ATTENDING)}"
+                f"Types that can be served are {', '.join(ATTENDING)}"
             )
         masked = ATTENDING if whole_tables else ("chunked_attention",)
         self.layer_types = [whole if kind in masked else kind for kind in kinds] * cached.calls

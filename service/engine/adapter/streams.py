@@ -1,7 +1,7 @@
 """Streams of a card for engines, each for one engine only.
 
-torch hands out 32 streams in turn, and then the first again. One engine may be capturing a graph on a
-stream. The kernels of another one on it would then become a part of the graph.
+torch hands out 32 streams in turn, and then the first again. One engine may be capturing a graph on a stream. Kernels
+that another engine runs on this stream would then become a part of the graph.
 """
 
 from __future__ import annotations

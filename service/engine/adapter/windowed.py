@@ -33,7 +33,7 @@ class WindowedAllocator(FullAttentionCacheAllocator):
     """Gives back pages from the middle of a request's cache: those that no later query reaches.
 
     A block table then has the pages of the first tokens, and behind them those of the last. To the base class the
-    sequence is ``evicted_pages`` shorter. All that follows the first tokens moves forward by as many pages.
+    sequence is ``evicted_pages`` shorter. To it, all that follows the first tokens moves forward by as many pages.
     """
 
     requests: dict[str, EngineRequest]

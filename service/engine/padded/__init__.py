@@ -1,8 +1,7 @@
 """An engine over the model's own caches, for models that pages cannot cache, such as those with recurrent layers.
 
 Each sequence has the cache that the model itself builds. A prompt is read in chunks, as a batch of one row. Rows that
-decode are joined into padded batches of one new token per row. Padding therefore never enters a recurrent
-state.
+decode are joined into padded batches of one new token per row. So padding never enters a recurrent state.
 
 Limits:
 

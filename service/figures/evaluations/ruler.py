@@ -74,7 +74,7 @@ def effective_length_picture(result: RulerResult) -> Picture:
 
 
 def task_picture(result: RulerResult) -> Picture:
-    """A panel per method: score of every task (y) at every length (x). It is the answer's NLL if all scores are 0."""
+    """A panel per method: score of every task (y) at every length (x). If all scores are 0, y is the answer's NLL."""
     scored = found_anything([at for method in result.methods for at in method.tasks])
     title = f"RULER tasks by length: {result.model}"
     if not scored:

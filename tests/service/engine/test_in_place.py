@@ -27,7 +27,7 @@ TOGETHER = replace(LIMITS, max_batch_tokens=2048)
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of requests read in place, however few their keys. There is one for each layer of each step that does."""
+    """Numbers of requests read in place, however few their keys. Each layer of each step adds one number."""
     monkeypatch.setattr(inputs, "WORTH_NO_COPY", 1)
     numbers, write = [], EncodingCache.write
 

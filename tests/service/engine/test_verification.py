@@ -271,7 +271,7 @@ def test_layers_that_keep_a_state_go_to_the_padded_engine(name: str) -> None:
     with patched(field.tiny_model(name)) as patch:
         choice = verify(patch)
         assert (choice.kind, choice.together) == ("padded", True)
-        assert "layers of the types linear_attention. It can serve" in str(choice.reason)
+        assert "layers of the types linear_attention. Types that can be served are" in str(choice.reason)
         assert patch.slots.in_use() == 0
 
 
