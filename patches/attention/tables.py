@@ -20,41 +20,36 @@ if TYPE_CHECKING:
 Table = tuple[torch.Tensor, torch.Tensor]
 
 MOST_POSITIONS = 512
-"""Rows of a rotation: 64 tables of 512 rows of 128 numbers, cos and sin, take 34 MB."""
+"""Rows of a rotation. 64 tables of 512 rows of 128 numbers, cos and sin, take 34 MB; their keys take up to 17 MB."""
+NARROW = 16
+"""Rows of a table of few positions. Some encodings need another one in every step; they leave the wide tables alone."""
 MOST_DISTANCES = 16384
-"""Columns of a bias: 16 tables for 32 heads take 34 MB."""
-
-
-class _Positions:
-    """Positions [n, 1 or pairs], equal to others of the same numbers and type."""
-
-    def __init__(self, positions: torch.Tensor) -> None:
-        self.positions = positions
-        self._key = (positions.dtype, positions.shape, positions.numpy().tobytes())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Positions) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
+"""Columns of a bias. 16 tables for 32 heads take 34 MB."""
 
 
 def rotation(by: torch.Tensor, resolved: ResolvedRecipe) -> Table:
     """The rotation of states by ``by`` positions [n, 1 or pairs]: cos and ``signed`` sin."""
-    if _is_shared(by.device) and len(by) <= MOST_POSITIONS:
-        return _shared_rotation(_Positions(by), resolved.turns, resolved.interleaved)
-    return _rotation(by, resolved.turns, resolved.interleaved)
+    if not _is_shared(by.device) or len(by) > MOST_POSITIONS:
+        return _rotation(by, resolved.turns, resolved.interleaved)
+    shared = _narrow if len(by) <= NARROW else _wide
+    return shared(by.numpy().tobytes(), by.dtype, by.shape, resolved.turns, resolved.interleaved)
 
 
 def _rotation(by: torch.Tensor, turns: tuple[float, ...], interleaved: bool) -> Table:
-    inv_freq = torch.tensor(turns, device=by.device)
+    # With its dtype: while a model loads, transformers changes the default of the process.
+    inv_freq = torch.tensor(turns, dtype=torch.float32, device=by.device)
     cos, sin = rotary_table(by, inv_freq, 1.0, interleaved=interleaved)  # states have the attention factor
     return cos, signed(sin, interleaved=interleaved)
 
 
-@lru_cache(64)
-def _shared_rotation(by: _Positions, turns: tuple[float, ...], interleaved: bool) -> Table:
-    return _rotation(by.positions, turns, interleaved)
+def _by_value(
+    positions: bytes, dtype: torch.dtype, shape: torch.Size, turns: tuple[float, ...], interleaved: bool
+) -> Table:
+    by = torch.frombuffer(bytearray(positions), dtype=dtype).view(shape)
+    return _rotation(by, turns, interleaved)
+
+
+_narrow, _wide = lru_cache(1024)(_by_value), lru_cache(64)(_by_value)
 
 
 def bias_by_distance(score_bias: ScoreBias, distances: range, device: torch.device) -> torch.Tensor:

@@ -41,7 +41,7 @@ class LogBias:
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         import torch
 
-        r1, r2 = (torch.tensor(r, device=q_idx.device)[:, None, None] for r in (self.r1, self.r2))
+        r1, r2 = (torch.tensor(r, dtype=torch.float32, device=q_idx.device)[:, None, None] for r in (self.r1, self.r2))
         return -r1 * torch.log1p(r2 * (q_idx - kv_idx).clamp_min(0).float())
 
 
@@ -62,7 +62,7 @@ class PowerBias:
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         import torch
 
-        r1, r2 = (torch.tensor(r, device=q_idx.device)[:, None, None] for r in (self.r1, self.r2))
+        r1, r2 = (torch.tensor(r, dtype=torch.float32, device=q_idx.device)[:, None, None] for r in (self.r1, self.r2))
         return -r1 * (q_idx - kv_idx).clamp_min(0).float() ** r2
 
 

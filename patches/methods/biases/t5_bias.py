@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 Value = Annotated[float, Field(ge=-1e4, le=1e4, strict=True)]
-"""A number in float16 too. There, a query whose keys are all at minus infinity would attend to those after it."""
+"""Finite in float16 too. If all keys of a query were at minus infinity, it would attend to later ones."""
 Table = tuple[Annotated[tuple[Value, ...], Field(min_length=1, max_length=1024)], ...]
 
 
@@ -47,6 +47,10 @@ class BucketBias:
     @property
     def by_distance(self) -> bool:
         return True
+
+    def __hash__(self) -> int:
+        """Of a part: hashing all numbers takes longer than computing biases from them."""
+        return hash((self.table[0], len(self.table), self.max_distance))
 
     def of_heads(self, heads: slice) -> BucketBias:
         return BucketBias(tuple(row[heads] for row in self.table), self.max_distance)

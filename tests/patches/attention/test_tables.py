@@ -11,8 +11,9 @@ from patches.attention import reference
 from patches.attention.layer import Layer
 from patches.attention.single_query import read, reading_of
 from patches.attention.states import SegmentStates
-from patches.attention.tables import MOST_DISTANCES, MOST_POSITIONS, bias_by_distance, rotation
+from patches.attention.tables import MOST_DISTANCES, MOST_POSITIONS, NARROW, bias_by_distance, rotation
 from patches.batch.segments import Batch
+from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from tests.patches.forward import relative
 
 GEOMETRY = RopeGeometry(16, 16, 1e4, 64, 64, 4)
@@ -29,12 +30,46 @@ def test_a_rotation_is_shared_by_equal_positions(geometry: RopeGeometry) -> None
     with torch.inference_mode():
         shared = rotation(by.clone(), resolved)
         assert rotation(by.clone(), resolved) is shared
+        long = torch.arange(NARROW + 1)[:, None]
+        assert rotation(long, resolved) is rotation(long.clone(), resolved)
         different = [rotation(by + 1, resolved), rotation(by.double() + 0.5, resolved), rotation(by, other)]
         long = torch.arange(MOST_POSITIONS + 1)[:, None]
         assert rotation(long, resolved) is not rotation(long, resolved)
     assert all(torch.equal(*pair) for pair in zip(fresh, shared, strict=True))
     assert not any(torch.equal(fresh[0], table[0]) for table in different)
     assert rotation(by, resolved) is not shared, "autograd refuses tensors of inference"
+
+
+def test_a_model_that_loads_meanwhile_changes_no_table() -> None:
+    """transformers sets the default dtype of the process while it loads."""
+    resolved, by = resolve(parse("linear:3"), GEOMETRY, 64), torch.tensor([[200], [201]])
+    expected = rotation(by, resolved)
+    with torch.inference_mode():
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            shared = rotation(by, resolved)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert rotation(by, resolved) is shared
+    assert all(torch.equal(*pair) for pair in zip(shared, expected, strict=True))
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, DistanceRange(0, 13), ChunkRange(50, 0, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", BIASES)
+def test_a_shared_bias_is_that_of_the_states(name: str, dtype: torch.dtype, mask: LayerMask) -> None:
+    """Layers with windows or chunks too: the keys that a query reaches are all covered."""
+    resolved = resolve(parse(typical(GEOMETRY)[name]), GEOMETRY, 300)
+    (band,) = resolved.recipe.bands
+    for past in (0, 12, 13, 120):
+        query, key = torch.zeros(1, 4, 1, 16, dtype=dtype), torch.zeros(1, 4, past + 1, 16, dtype=dtype)
+        states = SegmentStates(query, key, key, resolved, Batch([]), Layer(0.3, mask), past, 0)
+        columns = states.reached(band)
+        expected = states.bias([band], *states.indices(past, 1, columns))
+        with torch.inference_mode():
+            (part,) = reading_of(states).parts
+        assert part.bias is not None
+        assert torch.equal(part.bias, expected)
 
 
 @pytest.mark.parametrize("name", BIASES)
