@@ -29,7 +29,7 @@ MOST_DISTANCES = 16384
 
 def rotation(by: torch.Tensor, resolved: ResolvedRecipe) -> Table:
     """The rotation of states by ``by`` positions [n, 1 or pairs]: cos and ``signed`` sin."""
-    if not _is_shared(by.device) or len(by) > MOST_POSITIONS:
+    if not (_is_shared(by.device) and 0 < len(by) <= MOST_POSITIONS):
         return _rotation(by, resolved.turns, resolved.interleaved)
     shared = _narrow if len(by) <= NARROW else _wide
     return shared(by.numpy().tobytes(), by.dtype, by.shape, resolved.turns, resolved.interleaved)

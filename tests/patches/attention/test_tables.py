@@ -35,6 +35,7 @@ def test_a_rotation_is_shared_by_equal_positions(geometry: RopeGeometry) -> None
         different = [rotation(by + 1, resolved), rotation(by.double() + 0.5, resolved), rotation(by, other)]
         long = torch.arange(MOST_POSITIONS + 1)[:, None]
         assert rotation(long, resolved) is not rotation(long, resolved)
+        assert rotation(by[:0], resolved)[0].shape == (0, 16), "a band that reaches no key yet"
     assert all(torch.equal(*pair) for pair in zip(fresh, shared, strict=True))
     assert not any(torch.equal(fresh[0], table[0]) for table in different)
     assert rotation(by, resolved) is not shared, "autograd refuses tensors of inference"
