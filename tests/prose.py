@@ -65,15 +65,13 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 def strings(path: Path) -> Iterator[tuple[int, str]]:
     """(line, text) of every string of a Python file that is no docstring: messages, descriptions, notes."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    read = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    read |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
-            yield (
-                node.lineno,
-                "".join(str(part.value) if isinstance(part, ast.Constant) else "CODE" for part in node.values),
-            )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (docstrings | parts):
+            parts = (str(part.value) if isinstance(part, ast.Constant) else "CODE" for part in node.values)
+            yield node.lineno, "".join(parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in read:
             yield node.lineno, node.value
 
 

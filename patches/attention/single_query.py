@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from patches.attention.log_sum_exp import merged, sdpa_with_lse
 from patches.attention.states import SegmentStates
-from patches.attention.tables import Table, bias_by_distance
+from patches.attention.tables import Table, bias_by_distance, shared_rotation
 from patches.encoding.recipe import Band, PositionMap
 from patches.encoding.rotary import per_pair, turn, turn_
 
@@ -72,7 +72,7 @@ def reading_of(states: SegmentStates) -> Reading:
         own = band.query_map if states.is_as_written(band.key_map) else query_map
         if own not in queries:
             turns = not states.is_as_written(own)
-            queries[own] = states.table(states.moved(own, states.q_idx)) if turns else None
+            queries[own] = shared_rotation(states.moved(own, states.q_idx), states.resolved) if turns else None
     parts = [_part(states, band, columns, query_map, queries) for band, columns in reached.items()]
     if few:
         parts = _joined(parts)
@@ -117,7 +117,7 @@ def _part(
     if states.is_as_written(band.key_map):
         return Part(columns, queries[band.query_map], (), bias)
     whole = slice(0, columns.stop - columns.start)
-    turned = states.table(_excess(states, band, columns, query_map))
+    turned = shared_rotation(_excess(states, band, columns, query_map), states.resolved)
     return Part(columns, queries[query_map], ((whole, turned),), bias)
 
 

@@ -98,7 +98,7 @@ class SegmentStates:
 
     def table(self, by: torch.Tensor) -> Table:
         """The rotation of states by ``by`` positions [n, 1 or pairs]: cos and ``signed`` sin."""
-        return rotation(by, self.resolved)
+        return rotation(by, self.resolved.turns, self.resolved.interleaved)
 
     def turn(self, states: torch.Tensor, table: Table) -> torch.Tensor:
         """``states`` [rows, heads, n, head_dim], rotated by ``table``."""

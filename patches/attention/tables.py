@@ -1,8 +1,7 @@
 """Tables that decode steps ask for again: rotations by the same positions, and biases by the same distances.
 
-A position map moves the keys near a query by equal positions every few steps. So it does in every sequence under the
-encoding.
-Each table is made once and shared, in inference on a CPU. Larger tables are made anew: they would take memory.
+A position map moves the keys near a query by equal positions every few steps, whichever the sequence. Each table is
+made once and shared, in inference on a CPU. Larger tables are made anew: they would take memory.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ MOST_DISTANCES = 16384
 """Columns of a bias. 16 tables for 32 heads take 34 MB."""
 
 
-def rotation(by: torch.Tensor, resolved: ResolvedRecipe) -> Table:
-    """The rotation of states by ``by`` positions [n, 1 or pairs]: cos and ``signed`` sin."""
-    if not (_is_shared(by.device) and 0 < len(by) <= MOST_POSITIONS):
-        return _rotation(by, resolved.turns, resolved.interleaved)
+def shared_rotation(by: torch.Tensor, resolved: ResolvedRecipe) -> Table:
+    """``rotation`` by at least one position."""
+    if not _is_shared(by.device) or len(by) > MOST_POSITIONS:
+        return rotation(by, resolved.turns, resolved.interleaved)
     shared = _narrow if len(by) <= NARROW else _wide
     return shared(by.numpy().tobytes(), by.dtype, by.shape, resolved.turns, resolved.interleaved)
 
 
-def _rotation(by: torch.Tensor, turns: tuple[float, ...], interleaved: bool) -> Table:
+def rotation(by: torch.Tensor, turns: tuple[float, ...], interleaved: bool) -> Table:
+    """The rotation of states by ``by`` positions [n, 1 or pairs]: cos and ``signed`` sin."""
     # With its dtype: while a model loads, transformers changes the default of the process.
     inv_freq = torch.tensor(turns, dtype=torch.float32, device=by.device)
     cos, sin = rotary_table(by, inv_freq, 1.0, interleaved=interleaved)  # states have the attention factor
@@ -46,7 +46,7 @@ def _by_value(
     positions: bytes, dtype: torch.dtype, shape: torch.Size, turns: tuple[float, ...], interleaved: bool
 ) -> Table:
     by = torch.frombuffer(bytearray(positions), dtype=dtype).view(shape)
-    return _rotation(by, turns, interleaved)
+    return rotation(by, turns, interleaved)
 
 
 _narrow, _wide = lru_cache(1024)(_by_value), lru_cache(64)(_by_value)

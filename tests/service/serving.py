@@ -22,6 +22,7 @@ from service.cli import app
 from service.cli.server import local_server
 from service.engine.engine import Engine
 from service.settings import Settings
+from tests.forks.command import ropeway
 from tests.forks.process import Forked, forked
 
 LONG = [5, 6, 7]
@@ -147,6 +148,16 @@ def answering(running: Forked | subprocess.Popen[bytes], log: Path) -> Iterator[
     finally:
         running.kill()
         running.wait()
+
+
+@contextmanager
+def serving_sources(tree: Path, model: Path) -> Iterator[str]:
+    """Base URL of a server of ``model`` that runs the sources in the folder ``tree``."""
+    log = tree / "server.log"
+    log.touch()
+    arguments = serve_arguments(model, f"database_url=sqlite:///{tree / 'jobs.db'}")
+    with answering(forked(ropeway, str(tree), *arguments, log=log, folder=tree), log) as url:
+        yield url
 
 
 def command(arguments: list[str]) -> None:

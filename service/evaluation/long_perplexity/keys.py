@@ -25,9 +25,9 @@ def is_key(nll_long: np.ndarray, nll_short: np.ndarray, alpha: float, beta: floa
 class Contexts(NamedTuple):
     """Tokens of the evaluator's long windows, least tokens of context in its short ones, and the stride of both.
 
-    A token has at least long - stride tokens of context in a long window. In a short one it has at most short + stride
-    - 1. A BOS is counted. Near the document's start, a token has all tokens before it. The published program has one
-    long window, the whole text.
+    A token has at least long - stride tokens of context in a long window. In a short one it has at most
+    short + stride - 1. A BOS is counted. Near the document's start, a token has all tokens before it. The published
+    program has one long window, the whole text.
     """
 
     long: int

@@ -11,7 +11,7 @@ from patches.attention import reference
 from patches.attention.layer import Layer
 from patches.attention.single_query import read, reading_of
 from patches.attention.states import SegmentStates
-from patches.attention.tables import MOST_DISTANCES, MOST_POSITIONS, NARROW, bias_by_distance, rotation
+from patches.attention.tables import MOST_DISTANCES, MOST_POSITIONS, NARROW, bias_by_distance, shared_rotation
 from patches.batch.segments import Batch
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from tests.patches.forward import relative
@@ -26,32 +26,35 @@ BIASES = ["alibi", "kerple_log", "kerple_power", "sandwich", "t5_bias"]
 def test_a_rotation_is_shared_by_equal_positions(geometry: RopeGeometry) -> None:
     resolved, other = (resolve(parse(pe), geometry, 64) for pe in ("default", "linear:2"))
     by = torch.tensor([[-3], [0], [40]])
-    fresh = rotation(by, resolved)
+    fresh = shared_rotation(by, resolved)
     with torch.inference_mode():
-        shared = rotation(by.clone(), resolved)
-        assert rotation(by.clone(), resolved) is shared
+        shared = shared_rotation(by.clone(), resolved)
+        assert shared_rotation(by.clone(), resolved) is shared
         long = torch.arange(NARROW + 1)[:, None]
-        assert rotation(long, resolved) is rotation(long.clone(), resolved)
-        different = [rotation(by + 1, resolved), rotation(by.double() + 0.5, resolved), rotation(by, other)]
+        assert shared_rotation(long, resolved) is shared_rotation(long.clone(), resolved)
+        different = [
+            shared_rotation(by + 1, resolved),
+            shared_rotation(by.double() + 0.5, resolved),
+            shared_rotation(by, other),
+        ]
         long = torch.arange(MOST_POSITIONS + 1)[:, None]
-        assert rotation(long, resolved) is not rotation(long, resolved)
-        assert rotation(by[:0], resolved)[0].shape == (0, 16), "a band that reaches no key yet"
+        assert shared_rotation(long, resolved) is not shared_rotation(long, resolved)
     assert all(torch.equal(*pair) for pair in zip(fresh, shared, strict=True))
     assert not any(torch.equal(fresh[0], table[0]) for table in different)
-    assert rotation(by, resolved) is not shared, "autograd refuses tensors of inference"
+    assert shared_rotation(by, resolved) is not shared, "autograd refuses tensors of inference"
 
 
 def test_a_model_that_loads_meanwhile_changes_no_table() -> None:
     """transformers sets the default dtype of the process while it loads."""
     resolved, by = resolve(parse("linear:3"), GEOMETRY, 64), torch.tensor([[200], [201]])
-    expected = rotation(by, resolved)
+    expected = shared_rotation(by, resolved)
     with torch.inference_mode():
         torch.set_default_dtype(torch.bfloat16)
         try:
-            shared = rotation(by, resolved)
+            shared = shared_rotation(by, resolved)
         finally:
             torch.set_default_dtype(torch.float32)
-        assert rotation(by, resolved) is shared
+        assert shared_rotation(by, resolved) is shared
     assert all(torch.equal(*pair) for pair in zip(shared, expected, strict=True))
 
 

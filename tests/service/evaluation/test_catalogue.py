@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 from tests.forks.command import ropeway
 from tests.forks.process import forked
 from tests.service.conftest import TEXT
-from tests.service.serving import answering, serve_arguments
+from tests.service.serving import serving_sources
 
 TOY = Path(__file__).parent / "last_token"
 LINE = """
@@ -80,10 +80,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tree: Path, checkpoints: Path) -> Iterator[str]:
-    arguments = serve_arguments(checkpoints / "tiny", f"database_url=sqlite:///{tree / 'jobs.db'}")
-    log = tree / "server.log"
-    log.touch()
-    with answering(forked(ropeway, str(tree), *arguments, log=log, folder=tree), log) as url:
+    with serving_sources(tree, checkpoints / "tiny") as url:
         yield url
 
 
