@@ -25,7 +25,7 @@ from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.unit import evaluate
 from service.models.quantization import Scheme, quantize
 from service.models.registry import ModelRegistry
-from service.models.weights import storages
+from service.models.weights import places
 from service.settings import Settings
 
 FULL = "float32"
@@ -138,7 +138,7 @@ def cost(rounds: int) -> list[dict[str, Any]]:
         {
             "scheme": scheme,
             "parameters": parameters,
-            "bytes": sum(storages(model).values()),
+            "bytes": sum(places(model).values()),
             "seconds": {label: timings.ratio(scheme, FULL) for label, timings in timed.items()},
         }
         for scheme, model in models.items()

@@ -15,7 +15,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from patches import Patched
-from service.models import architecture, hub
+from service.models import architecture, hub, huge_pages
 from service.models.available_memory import available_bytes
 from service.models.chat import TemplateUnusable, use_template
 from service.models.packing import NotPacked, pack
@@ -84,6 +84,7 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
                     model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
             elif settings.quantization is None and not shared_out:
                 model.to(device)
+                huge_pages.move(model)
     _set_template(tokenizer, settings)
     return Checkpoint(name, model.eval(), tokenizer, quantization=of_checkpoint(model))
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from service.models.grouping import FEW, by_groups, has_groups
+from service.models.huge_pages import advise
 
 ROWS = 16
 """Rows that the layout is made for. Layouts made for 8 to 512 rows take equal times, one for a single row more."""
@@ -61,6 +62,8 @@ def pack(model: nn.Module) -> None:
         for name, child in module.named_children():
             if child in packed:
                 setattr(module, name, packed[child])
+    copies = [linear.packed for linear in packed.values()]
+    advise((torch.ops.mkldnn.data_ptr(copy), torch.ops.mkldnn._nbytes(copy)) for copy in copies)
 
 
 def packed_bytes(model: Any) -> int:

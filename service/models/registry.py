@@ -23,7 +23,7 @@ from service.models.parallel.group import check
 from service.models.parallel.leader import leading
 from service.models.quantization import Quantization
 from service.models.start import Started, started
-from service.models.weights import storages
+from service.models.weights import places
 from service.policy.policy import Policy
 from service.settings import Settings
 
@@ -164,8 +164,8 @@ class ModelRegistry:
         )
 
     def _memory(self, checkpoint: Checkpoint, cache: int) -> Memory:
-        own = storages(checkpoint.model)
-        of_base = storages(self._models[checkpoint.base].patch.model) if checkpoint.base else {}
+        own = places(checkpoint.model)
+        of_base = places(self._models[checkpoint.base].patch.model) if checkpoint.base else {}
         weights = sum(own.values()) + packed_bytes(checkpoint.model)
         return Memory(weights, sum(size for address, size in own.items() if address in of_base), cache)
 

@@ -1,4 +1,4 @@
-"""The memory of a model's weights: every storage once, also of tied, shared and quantized tensors."""
+"""The memory of a model's weights: each place once, also of tied, shared and quantized tensors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if full is None else full()
 
 
-def storages(model: Any) -> dict[int, int]:
-    """Address -> bytes of every storage of a model's parameters and buffers."""
-    found = {}
-    for tensor in _tensors(model):
-        storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
-    return found
+def places(model: Any) -> dict[int, int]:
+    """Address -> bytes of a model's parameters and buffers. Several may lie in one storage."""
+    return {tensor.data_ptr(): min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in _tensors(model)}
 
 
 def _tensors(model: Any) -> Iterator[torch.Tensor]:

@@ -24,7 +24,7 @@ from service.models.fingerprint import contents
 from service.models.loading import DEMO, ModelLoadError, load, quantized
 from service.models.quantization import NotQuantized, Scheme, _int4, format_of, quantize
 from service.models.registry import ModelRegistry
-from service.models.weights import storages
+from service.models.weights import places
 from service.settings import Settings
 from tests.field.configurations import tiny_model as of_type
 from tests.models import tiny_model
@@ -111,7 +111,7 @@ class TestRounding:
             given = settings(quantization=scheme)
             models = [quantized(load("demo", DEMO / "ropeway-demo", given), given).model for _ in range(2)]
             assert contents(models[0]) == contents(models[1])
-            seen[contents(models[0])], sizes[scheme] = scheme, sum(storages(models[0]).values())
+            seen[contents(models[0])], sizes[scheme] = scheme, sum(places(models[0]).values())
         assert len(seen) == 3
         embedding = 4 * 2048 * 192
         linear = sizes[None] - embedding
