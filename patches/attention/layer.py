@@ -35,8 +35,8 @@ class Layer:
     @property
     def is_ordinary(self) -> bool:
         """True if the layer changes its scores by their scaling and its mask only."""
-        changes = self.softcap, self.sinks, self.temperature, self.bias, self.relative_logits
-        return all(change is None for change in changes)
+        unchanged = self.softcap is None and self.sinks is None and self.temperature is None
+        return unchanged and self.bias is None and self.relative_logits is None
 
     @property
     def sink_logits(self) -> torch.Tensor | None:

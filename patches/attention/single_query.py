@@ -84,6 +84,10 @@ def reading_of(states: SegmentStates) -> Reading:
 
 def read(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, reading: Reading) -> torch.Tensor:
     """Output [rows, heads, 1, value dim] of ``query`` [rows, heads, 1, head_dim]."""
+    if reading is ORDINARY:
+        return F.scaled_dot_product_attention(
+            query, key, value, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        )
     scaling *= reading.multiplier
     if reading.factor is not None:
         query = (query * reading.factor).to(query.dtype)

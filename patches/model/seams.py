@@ -147,12 +147,12 @@ class Patched(Encodings):
         Returns what the operations of the forward depend on beside its inputs: a graph is for one such value.
         """
         self.slots.upload()
-        self.attention_seam.rows.write(longest)
-        return self.slots.branches, self.attention_seam.rows.key(longest)
+        self.attention_seam.packed.rows.write(longest)
+        return self.slots.branches, self.attention_seam.packed.rows.key(longest)
 
     def variant(self, slots: Iterable[int]) -> Variant:
         """The variant of paged attention's kernel for ``slots``."""
-        return self.attention_seam.rows.variant(slots)
+        return self.attention_seam.packed.rows.variant(slots)
 
     @property
     def carried(self) -> Mapping[str, Any]:

@@ -76,23 +76,35 @@ class EncodingCache(PagedAttentionCache):
             read_index = None
         super().extend_read_and_write_indices(request_id, past_length, query_length, read_index, write_index)
 
+    @override
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As in transformers. Without block tables it takes half the time: steps are small, and layers many."""
+        if kwargs.get("block_table") is not None:
+            return super().update(key_states, value_states, layer_idx, kwargs)  # type: ignore[no-any-return]
+        allocator = self.layer_to_allocator[layer_idx]
+        kwargs["cu_seq_lens_k"] = kwargs["cu_seq_lens_k"][allocator.layer_type]
+        read, places = kwargs["read_index"][allocator.index], kwargs["write_index"][allocator.index]
+        new = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
+        keys, values = allocator.update(*new, layer_idx, read, places)
+        return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+
     def write(
         self, key: torch.Tensor, value: torch.Tensor, layer: int, arguments: dict[str, Any]
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         """As ``update``, for a step with requests whose keys are read in place.
 
-        Returns keys and values of the whole cache, and copies of those of the other requests, each
-        [1, kv_heads, tokens, head_dim].
+        Returns keys and values of the whole cache, each [1, kv_heads, places, head_dim], and the places int64 of those
+        that the other requests read.
         """
         allocator = self._whole
         read, places = (arguments[name][allocator.index] for name in ("read_index", "write_index"))
-        pages = allocator._kv_token_views[layer]
-        for states, target in zip((key, value), pages, strict=True):
-            target.index_copy_(0, places, states[0].transpose(0, 1))
-        copies = (target.index_select(0, read) for target in pages)
         arguments["cu_seq_lens_k"] = arguments["cu_seq_lens_k"][allocator.layer_type]
-        whole, copied = (tuple(part.transpose(0, 1)[None] for part in parts) for parts in (pages, copies))
-        return whole, copied  # type: ignore[return-value]
+        keys, values = allocator._kv_token_views[layer]
+        for states, target in ((key, keys), (value, values)):
+            target.index_copy_(0, places, states[0].transpose(0, 1))
+        return (keys.transpose(0, 1)[None], values.transpose(0, 1)[None]), read
 
     @override
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from patches import Patched, parse, patched
 from patches.attention import fused
-from patches.model.attention_seam import AttentionSeam
+from patches.model.packed_attention import PackedAttention
 from service.engine.choice import EngineChoice
 from service.engine.request import EngineRequest
 from tests.models import VOCAB_SIZE, tiny_model
@@ -28,7 +28,7 @@ def test_tokens_and_logprobs_are_the_same(family: str, monkeypatch: pytest.Monke
     fields: list[dict[str, Any]] = [{"method": "default"}, {"method": "alibi"}, {"method": "default"}]
     with patched(tiny_model(family)[1]) as patch:
         tokens, requests = generated(patch, fields)
-        monkeypatch.setattr(AttentionSeam, "_readings", lambda _, parts, *__: [None] * len(parts))
+        monkeypatch.setattr(PackedAttention, "_readings", lambda _, parts, *__: [None] * len(parts))
         expected, general = generated(patch, fields)
     assert tokens == expected
     assert [request.logprobs for request in requests] == [request.logprobs for request in general]

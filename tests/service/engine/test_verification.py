@@ -20,7 +20,7 @@ from patches import Patched, UnsupportedModel, encode, one_per_route, patched
 from patches.batch.segments import Batch
 from patches.encoding.masks import CAUSAL, ChunkRange, FirstKeys
 from patches.model import rounding
-from patches.model.attention_seam import AttentionSeam
+from patches.model.packed_attention import PackedAttention
 from service.engine import verification
 from service.engine.adapter import EncodingManager, inputs
 from service.engine.adapter.cache import EncodingCache
@@ -196,13 +196,13 @@ def test_a_broken_adapter_is_caught(family: str, double: Double, named: str, mon
 
 
 def test_the_check_reaches_past_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = AttentionSeam._attend_packed
+    attend = PackedAttention.attend
 
-    def without_window(self: AttentionSeam, *states: Any) -> torch.Tensor:
-        *others, layer, index, observer = states
-        return attend(self, *others, replace(layer, mask=CAUSAL), index, observer)
+    def without_window(self: PackedAttention, *states: Any) -> torch.Tensor:
+        *others, layer, index, sinks = states
+        return attend(self, *others, replace(layer, mask=CAUSAL), index, sinks)
 
-    monkeypatch.setattr(AttentionSeam, "_attend_packed", without_window)
+    monkeypatch.setattr(PackedAttention, "attend", without_window)
     model = tiny_model("mistral", sliding_window=40)[1]
     with pytest.raises(UnsupportedModel, match="the paged engine does not compute"):
         check(model)
