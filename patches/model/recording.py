@@ -20,6 +20,8 @@ from torch import fx
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from patches.model.tidying import Calls, tidy
+
 MOST = 128
 """Recordings that are kept, one for each number of rows."""
 
@@ -41,79 +43,98 @@ class Logits:
 
 
 class Recorder(TorchFunctionMode):
-    """Within it, calls of torch functions are written down, from tensors ``inputs`` on.
+    """Within it, calls of torch functions are written down in ``calls``, from tensors ``inputs`` on.
 
-    ``refused`` is the reason why the list does not serve other inputs, if there is one. ``calls`` counts functions of
-    torch that run now, and ``seams`` those of a seam.
+    ``refused`` is the reason why the list does not serve other inputs, if there is one. ``running`` counts
+    functions of torch that run now, and ``seams`` those of a seam. ``writes`` is true if the last one wrote memory.
     """
 
     def __init__(self, inputs: tuple[torch.Tensor, ...]) -> None:
         super().__init__()
         self.refused: str | None = None
-        self.constants: list[Any] = []
-        self.calls = self.seams = 0
-        self._graph = fx.Graph()
+        self.running = self.seams = 0
+        self.writes = False
+        self.calls = Calls()
         self._nodes: dict[int, fx.Node] = {}
         self._known: list[Any] = []  # numbers of living objects are unique
         for tensor in inputs:
-            self._name(tensor, self._graph.placeholder(f"input_{len(self._known)}"))
+            self._name(tensor, self.calls.graph.placeholder(f"input_{len(self._known)}"))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.calls += 1
+        self.running, self.writes = self.running + 1, False
         try:
             output = func(*args, **(kwargs or {}))
         finally:
-            self.calls -= 1
+            self.running -= 1
         if getattr(func, "__name__", "") in READS:
             self.refuse(func)
-        self._write(func, args, kwargs or {}, output)
+        self._write(func, args, kwargs or {}, output, set() if self.writes else self.calls.pure)
         return output
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """``function(*args, **kwargs)`` as one call of the list. Its output is a tensor or a tuple."""
+        """``function(*args, **kwargs)`` as one call of the list. Its output is a tensor or a tuple, and contiguous."""
         self.seams += 1
         try:
             with torch._C.DisableTorchFunction():
-                output = function(*args, **kwargs)
+                output = _in_line(function(*args, **kwargs))
         finally:
             self.seams -= 1
-        self._write(function, args, kwargs, output)
+        self._write(function, args, kwargs, output, self.calls.seams)
         return output
 
     def refuse(self, func: Any, why: str = "reads numbers of tensors, by") -> None:
         name = resolve_name(func) or getattr(func, "__name__", str(func))
         self.refused = self.refused or f"its forward {why} {name}"
 
-    def finished(self, output: torch.Tensor) -> Callable[..., torch.Tensor]:
-        """The list as a function of the inputs and the constants, which returns ``output``."""
-        self._graph.output(self._nodes[id(output)])
-        code = self._graph.python_code("self")
+    def finished(self, output: torch.Tensor) -> tuple[Callable[..., torch.Tensor], list[Any]]:
+        """The list as a function of the inputs and the constants, which returns ``output``; and the constants."""
+        graph, constants = self.calls.graph, self.calls.constants
+        graph.output(self._nodes[id(output)])
+        tidy(self.calls)
+        code = graph.python_code("self")
         names = dict(code.globals)
         exec(code.src, names)
-        return partial(names["forward"], None)
+        return partial(names["forward"], None), [constants[node] for node in graph.nodes if node in constants]
 
     def _name(self, value: Any, node: fx.Node) -> fx.Node:
         self._nodes[id(value)] = node
+        self.calls.outputs[node] = value
         self._known.append(value)
         return node
 
     def _write(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: Any,
+        kind: set[fx.Node],
     ) -> None:
+        """Write a call down, into the calls of its ``kind``."""
         several = isinstance(output, (tuple, list)) and any(isinstance(one, torch.Tensor) for one in output)
         changes = output is None and any(isinstance(one, torch.Tensor) for one in args)  # an assignment to a part
         if not (isinstance(output, torch.Tensor) or several or changes):
             return  # sizes and properties, the same for all inputs of a shape
         given = self._argument(list(args)), {name: self._argument(value) for name, value in kwargs.items()}
-        node = self._graph.call_function(_named(function), tuple(given[0]), given[1])
-        if isinstance(output, torch.Tensor):
-            self._name(output, node)
-        elif several:
-            for index, one in enumerate(output):
-                if isinstance(one, torch.Tensor):
-                    self._name(one, self._graph.call_function(operator.getitem, (node, index)))
+        node = self.calls.graph.call_function(_named(function), tuple(given[0]), given[1])
+        kind.add(node)
+        if not several:
+            self._output(output, node, kind)
+            return
+        self.calls.outputs[node] = output
+        for index, one in enumerate(output):
+            if isinstance(one, torch.Tensor):
+                part = self.calls.graph.call_function(operator.getitem, (node, index))
+                kind.add(part)
+                self._output(one, part, kind)
+
+    def _output(self, output: Any, node: fx.Node, kind: set[fx.Node]) -> None:
+        if kind is self.calls.seams:  # what follows relies on the strides of this run
+            node = self.calls.graph.call_function(torch.Tensor.contiguous, (node,))
+            kind.add(node)
+        self._name(output, node)
 
     def _argument(self, value: Any) -> Any:
         if type(value) in (list, tuple, torch.Size):
@@ -127,8 +148,14 @@ class Recorder(TorchFunctionMode):
             return value
         if isinstance(value, Mapping) and any(isinstance(one, torch.Tensor) for one in value.values()):
             self.refused = self.refused or "its forward hands on tensors in a dictionary"
-        self.constants.append(value)
-        return self._name(value, self._graph.placeholder(f"constant_{len(self.constants)}"))
+        return self._name(value, self.calls.constant(value))
+
+
+def _in_line(output: Any) -> Any:
+    """The output of a seam, with contiguous tensors."""
+    if isinstance(output, tuple):
+        return tuple(map(_in_line, output))
+    return output.contiguous() if isinstance(output, torch.Tensor) else output
 
 
 def _named(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,10 +175,11 @@ class _Checked(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         recorder = self._recorder
-        if not recorder.seams and not recorder.calls:
+        if not recorder.seams and not recorder.running:
             recorder.refuse(func, "computes past the functions of torch, by")
         elif not recorder.seams and _depends_on_numbers(func, args):
             recorder.refuse(func)
+        recorder.writes = recorder.writes or _writes(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -160,6 +188,11 @@ def _depends_on_numbers(func: Any, args: tuple[Any, ...]) -> bool:
     if func.overloadpacket is torch.ops.aten.index:  # its sizes do only where a mask chooses
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(func.tags)
+
+
+def _writes(func: Any) -> bool:
+    """True for an operation that changes memory, or the state of a generator of random numbers."""
+    return bool(func._schema.is_mutable) or torch.Tag.nondeterministic_seeded in func.tags
 
 
 class Recordings:
@@ -183,7 +216,7 @@ class Recordings:
         The second of each shape is recorded: while requests come and go, most shapes occur once.
         """
         tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-        shapes = ((name, value.shape, value.dtype) for name, value in tensors.items())
+        shapes = ((name, value.shape, value.stride(), value.dtype) for name, value in tensors.items())
         key = (*shapes, *((name, value) for name, value in arguments.items() if name not in tensors))
         if key in self._lists:
             self.use = "list"
@@ -215,7 +248,7 @@ class Recordings:
             self._on_failure(recorder.refused)
             return output
         self.use = "recorded"
-        self._lists[key] = recorder.finished(output.logits), recorder.constants
+        self._lists[key] = recorder.finished(output.logits)
         if len(self._lists) > MOST:
             self._lists.popitem(last=False)
         return output

@@ -1,0 +1,188 @@
+"""Fewer calls in a recorded list, to the same bits.
+
+In a step of a few tokens, a call of torch takes as long as its mathematics. Half of a model's calls only look at memory
+in another shape, and several layers multiply the same input.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+
+@dataclass
+class Calls:
+    """Calls as nodes of a graph, with their ``outputs`` while they were recorded.
+
+    ``constants`` are the placeholders of all tensors and objects that are the same in each run. ``pure`` are calls that
+    write nothing, and ``seams`` those of a seam. Inputs, and outputs of seams, have the same strides in each run.
+    """
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    outputs: dict[fx.Node, Any] = field(default_factory=dict)
+    constants: dict[fx.Node, Any] = field(default_factory=dict)
+    pure: set[fx.Node] = field(default_factory=set)
+    seams: set[fx.Node] = field(default_factory=set)
+    _constants: int = 0
+
+    def constant(self, value: Any) -> fx.Node:
+        self._constants += 1
+        node = self.graph.placeholder(f"constant_{self._constants}")
+        self.constants[node] = self.outputs[node] = value
+        return node
+
+    def call(self, target: Any, args: tuple[Any, ...], output: Any) -> fx.Node:
+        """A new call that writes nothing."""
+        node = self.graph.call_function(target, args)
+        self.outputs[node] = output
+        self.pure.add(node)
+        return node
+
+
+def tidy(calls: Calls) -> None:
+    """Leave out calls without effect, make one view of several, and one product of several."""
+    _leave_out_calls_that_return_their_input(calls)
+    _make_views_at_once(calls)
+    _multiply_at_once(calls)
+    _leave_out_unused_calls(calls)
+
+
+def _leave_out_calls_that_return_their_input(calls: Calls) -> None:
+    for node in calls.graph.nodes:
+        source = node.args[0] if node.args else None
+        if node in calls.pure and isinstance(source, fx.Node) and calls.outputs[node] is calls.outputs[source]:
+            node.replace_all_uses_with(source)
+
+
+def _make_views_at_once(calls: Calls) -> None:
+    """A view of views is one of the tensor that has the memory. A view of a constant is a constant."""
+    roots: dict[fx.Node, fx.Node] = {}
+    known: dict[tuple[Any, ...], fx.Node] = {}
+    for node in list(calls.graph.nodes):
+        if not _is_view(calls, node):
+            continue
+        view, source = calls.outputs[node], node.all_input_nodes[0]
+        root = roots[node] = roots.get(source, source)
+        key = root, view.shape, view.stride(), view.storage_offset(), view.dtype
+        if key not in known:
+            with calls.graph.inserting_before(node):
+                if root in calls.constants:
+                    known[key] = calls.constant(view)
+                elif _has_its_memory_alone(calls, root) and view.dtype == calls.outputs[root].dtype:
+                    geometry = tuple(view.shape), view.stride(), view.storage_offset()
+                    known[key] = calls.call(torch.as_strided, (root, *geometry), view)
+        if key in known:
+            roots[known[key]] = root
+            node.replace_all_uses_with(known[key])
+
+
+def _is_view(calls: Calls, node: fx.Node) -> bool:
+    """True for a call that only looks at the memory of its first argument."""
+    output = calls.outputs.get(node)
+    if node not in calls.pure or node.all_input_nodes != list(node.args[:1]) or not isinstance(output, torch.Tensor):
+        return False
+    source = calls.outputs[node.all_input_nodes[0]]
+    return isinstance(source, torch.Tensor) and 0 != _memory(output) == _memory(source)
+
+
+def _has_its_memory_alone(calls: Calls, node: fx.Node) -> bool:
+    """True for the output of a call of torch that begins its memory and has no gaps, in each run."""
+    tensor = calls.outputs[node]
+    is_whole = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+    return (
+        is_whole and node in calls.pure and not any(_is_same_memory(calls, each, node) for each in node.all_input_nodes)
+    )
+
+
+def _is_same_memory(calls: Calls, one: fx.Node, other: fx.Node) -> bool:
+    tensor = calls.outputs[one]
+    return isinstance(tensor, torch.Tensor) and _memory(tensor) == _memory(calls.outputs[other])
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _multiply_at_once(calls: Calls) -> None:
+    """Batches of products with one right factor become one batch, where their matrices follow one another in memory."""
+    nodes = [node for node in calls.graph.nodes if node.op == "call_function"]
+    if not all(node in calls.pure or node in calls.seams for node in nodes):
+        return  # what is written between two products may be a factor
+    alike: dict[Any, list[fx.Node]] = defaultdict(list)
+    for node in nodes:
+        right = _broadcast_factor(calls, node)
+        if right is not None:
+            alike[right].append(node)
+    for right, products in alike.items():
+        for run in _runs(calls, products):
+            _join(calls, right, sorted(run, key=nodes.index))
+
+
+def _broadcast_factor(calls: Calls, node: fx.Node) -> Any:
+    """What equal right factors have in common, for a batch of products of a constant with one factor; else None."""
+    if node.target is not torch.bmm or len(node.args) != 2 or node.kwargs or node.args[0] not in calls.constants:
+        return None
+    left: Any = node.args[0]
+    right: Any = node.args[1]
+    if (
+        not isinstance(right, fx.Node)
+        or right.target is not torch.as_strided
+        or not calls.outputs[left].is_contiguous()
+    ):
+        return None
+    geometry: Any = right.args
+    root, size, stride, offset = geometry
+    if stride[0] != 0:
+        return None
+    return root, size[1:], stride, offset, calls.outputs[left].shape[1:]
+
+
+def _runs(calls: Calls, products: list[fx.Node]) -> Iterator[list[fx.Node]]:
+    """Products whose matrices follow one another in memory, two at least, by address."""
+    run: list[fx.Node] = []
+    stop = (0, 0)
+    for product in sorted(products, key=lambda product: calls.outputs[product.all_input_nodes[0]].data_ptr()):
+        left = calls.outputs[product.all_input_nodes[0]]
+        if stop != (_memory(left), left.data_ptr()):
+            if len(run) > 1:
+                yield run
+            run = []
+        run.append(product)
+        stop = _memory(left), left.data_ptr() + left.nbytes
+    if len(run) > 1:
+        yield run
+
+
+def _join(calls: Calls, right: Any, products: list[fx.Node]) -> None:
+    """One batch before the first of ``products``, whose outputs become views of its output."""
+    lefts = {product: calls.outputs[product.all_input_nodes[0]] for product in products}
+    by_address = sorted(products, key=lambda product: lefts[product].data_ptr())
+    first, number = lefts[by_address[0]], sum(len(left) for left in lefts.values())
+    root, matrix, stride, offset, _ = right
+    with calls.graph.inserting_before(products[0]):
+        left = calls.constant(first.as_strided((number, *first.shape[1:]), first.stride(), first.storage_offset()))
+        shared = calls.call(torch.as_strided, (root, (number, *matrix), stride, offset), None)
+        joined = calls.call(torch.bmm, (left, shared), None)
+    start = 0
+    for product in by_address:
+        output = calls.outputs[product]
+        for user in list(product.users):
+            if user.target is torch.as_strided:
+                _, size, stride, offset = user.args
+                user.args = (joined, size, stride, int(offset) + start)  # type: ignore[arg-type]
+        with calls.graph.inserting_before(product):
+            part = calls.call(torch.as_strided, (joined, tuple(output.shape), output.stride(), start), output)
+        product.replace_all_uses_with(part)
+        start += output.numel()
+
+
+def _leave_out_unused_calls(calls: Calls) -> None:
+    for node in reversed(calls.graph.nodes):
+        if not node.users and (node in calls.pure or node in calls.constants):
+            calls.graph.erase_node(node)
+            calls.constants.pop(node, None)

@@ -1,0 +1,161 @@
+"""Tidied lists have fewer calls and give the same bits, whatever their calls write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from patches import Recordings
+from patches.model.recording import Logits, Recorder, _Checked
+
+MEMORY = torch.randn(3 * 8 * 16, generator=torch.Generator().manual_seed(0))
+FIRST, SECOND, THIRD = (part.view(2, 4, 16) for part in MEMORY.split(2 * 4 * 16))
+"""Matrices that follow one another in memory."""
+
+ELSEWHERE = torch.randn(2, 4, 16)
+GAIN = torch.randn(16)
+
+
+def factor(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(1, 16).t().expand(2, -1, -1)
+
+
+def views_of_views(x: torch.Tensor) -> torch.Tensor:
+    heads = (x * 2.0).view(1, 1, 2, 8).transpose(1, 2)
+    return torch.cat((-heads[..., 4:], heads[..., :4]), -1) + heads
+
+
+def unchanged(x: torch.Tensor) -> torch.Tensor:
+    return (x.float() * GAIN.to(torch.float32)).contiguous().to("cpu") + 1.0
+
+
+def unused(x: torch.Tensor) -> torch.Tensor:
+    x.diff().ne(1).cumsum(-1).eq(0).all()
+    return x.neg()
+
+
+def products(x: torch.Tensor) -> torch.Tensor:
+    y = x * GAIN
+    # not in the order of their addresses; the fourth is not behind the others, and one has another factor
+    second, first, third = (torch.bmm(each, factor(y)) for each in (SECOND, FIRST, THIRD))
+    other, late = torch.bmm(ELSEWHERE, factor(y)), torch.bmm(FIRST, factor(second.view(1, 8).repeat(1, 2)))
+    return torch.cat([second.view(1, 8), first.transpose(0, 1).reshape(1, 8), third.flatten()[None]], 1) @ torch.cat(
+        [other, late, first + third], 0
+    ).view(24, 1)
+
+
+def written_between(x: torch.Tensor) -> torch.Tensor:
+    y = x * GAIN
+    first = torch.bmm(FIRST, factor(y))
+    y[:, :8].mul_(2.0)
+    return torch.cat([first, torch.bmm(SECOND, factor(y))])
+
+
+def written_views(x: torch.Tensor) -> torch.Tensor:
+    y = (x * GAIN).view(4, 4)
+    y[1:3] = y[:2].neg()
+    y.t().add_(y.sum())
+    y[0].zero_()
+    return y.view(16).view(2, 8).mT
+
+
+def random(x: torch.Tensor) -> torch.Tensor:
+    torch.rand(1)
+    return x + torch.rand(16)
+
+
+def in_one_part(x: torch.Tensor) -> torch.Tensor:
+    (only,) = (x * 2.0).split(16, dim=-1)
+    return only.view(4, 4).t().contiguous().view(16)
+
+
+COMPUTE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
+    "views of views": (views_of_views, 7),
+    "unchanged": (unchanged, 2),
+    "unused": (unused, 1),
+    "products": (products, 20),
+    "written between": (written_between, 8),
+    "written views": (written_views, 12),
+    "random": (random, 3),
+    "in one part": (in_one_part, 6),
+}
+
+
+def recorded(compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tuple[Recorder, Callable[..., Any]]:
+    recorder = Recorder((x,))
+    with recorder, _Checked(recorder):
+        output = compute(x)
+    function, constants = recorder.finished(output)
+    assert recorder.refused is None
+    return recorder, lambda given: function(given, *constants)
+
+
+def targets(recorder: Recorder) -> list[str]:
+    return [node.target.__name__ for node in recorder.calls.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize(("compute", "most"), COMPUTE.values(), ids=COMPUTE)
+def test_fewer_calls_give_the_same_bits(compute: Any, most: int, inference: bool) -> None:
+    with torch.inference_mode(inference), torch.no_grad():
+        recorder, function = recorded(compute, torch.randn(1, 16))
+        for seed in range(3):
+            x = torch.randn(1, 16, generator=torch.Generator().manual_seed(seed))
+            torch.manual_seed(seed)
+            expected = compute(x.clone())
+            torch.manual_seed(seed)
+            found = function(x.clone())
+            assert torch.equal(found, expected)
+            assert found.stride() == expected.stride()
+    assert len(targets(recorder)) <= most
+
+
+def test_products_of_matrices_in_a_row_are_one() -> None:
+    recorder, _ = recorded(products, torch.randn(1, 16))
+    assert targets(recorder).count("bmm") == 3  # the joined one, that of a matrix elsewhere, that of another factor
+
+
+def test_nothing_is_joined_past_a_write() -> None:
+    recorder, _ = recorded(written_between, torch.randn(1, 16))
+    assert targets(recorder).count("bmm") == 2
+
+
+def test_weights_that_change_in_place_are_read_anew() -> None:
+    layer = nn.Linear(16, 8)
+    layer.weight.requires_grad_(False)
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(layer.weight.view(2, 4, 16), factor(x * 1.0)).view(1, 8)
+
+    x = torch.randn(1, 16)
+    _, function = recorded(compute, x)
+    layer.weight.mul_(2.0)
+    assert torch.equal(function(x), compute(x))
+
+
+def test_inputs_and_outputs_of_seams_may_have_other_strides() -> None:
+    transposed = False
+
+    def seam(x: torch.Tensor) -> torch.Tensor:
+        y = x.view(4, 4) * 2.0
+        return y.t().contiguous().t() if transposed else y
+
+    def forward(x: torch.Tensor) -> Logits:
+        recorder = recordings.recorder
+        y = (seam(x) if recorder is None else recorder.call(seam, x)) + 1.0
+        return Logits((y * 3.0).view(2, 2, 4).transpose(0, 1))
+
+    recordings = Recordings(print)
+    for transposed in (False, False, True, True):  # noqa: B007 - the seam reads it
+        x = torch.randn(16)
+        assert torch.equal(
+            recordings.run(forward, {"x": x}).logits, ((x.view(4, 4) * 2 + 1) * 3).view(2, 2, 4).mT.mT.transpose(0, 1)
+        )
+    spread = torch.randn(32)[::2]
+    found = recordings.run(forward, {"x": spread})
+    assert recordings.use == "none"
+    assert found.logits.shape == (2, 2, 4)
