@@ -49,9 +49,14 @@ def encode(position_ids: torch.Tensor, slot: torch.Tensor | int) -> torch.Tensor
     return position_ids | (slot << POSITION_BITS)
 
 
+def positions_of(position_ids: torch.Tensor) -> torch.Tensor:
+    """The positions of encoded ``position_ids``, same shape and dtype."""
+    return position_ids & MAX_POSITION
+
+
 def decode(position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Split encoded ``position_ids`` into (positions, slots), same shape and dtype."""
-    return position_ids & MAX_POSITION, position_ids >> POSITION_BITS
+    return positions_of(position_ids), position_ids >> POSITION_BITS
 
 
 class SlotTable:

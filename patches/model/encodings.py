@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from patches.attention.paged.compilation import base_of
-from patches.batch.slots import MAX_POSITION, SlotTable, decode, encode
+from patches.batch.slots import MAX_POSITION, SlotTable, encode, positions_of
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import ResolvedRecipe
@@ -107,7 +107,7 @@ class Encodings:
         if chosen is None:
             yield position_ids
             return
-        position = decode(position_ids)[0]
+        position = positions_of(position_ids)
         every = [self._known(number) for number in (chosen.tolist() if isinstance(chosen, torch.Tensor) else [chosen])]
         if isinstance(chosen, torch.Tensor) and len(every) != rows:
             raise ValueError(f"{KEYWORD}: {len(every)} encodings for {rows} rows; give one encoding, or one per row")

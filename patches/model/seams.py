@@ -20,7 +20,7 @@ import torch
 from patches.attention.observation import Observer
 from patches.attention.paged.rows import Variant
 from patches.batch.segments import Batch
-from patches.batch.slots import decode
+from patches.batch.slots import decode, positions_of
 from patches.encoding.recipe import AttentionTemperature, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import MaskKind, architecture_of
@@ -97,7 +97,7 @@ class Patched(Encodings):
         with self.encoded(position_ids, chosen, len(tokens_of(args, kwargs))) as encoded:
             if "position_ids" in kwargs:
                 # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
-                kwargs["position_ids"] = decode(encoded)[0]
+                kwargs["position_ids"] = positions_of(encoded)
                 if "position_ids" not in self._parameters:
                     del kwargs["position_ids"]
             if self._shares_keys:

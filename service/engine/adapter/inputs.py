@@ -58,9 +58,22 @@ class SlottedInputs(ContinuousBatchingIOs):
             pages = [self.cache.pages_of(future.state.request_id) for future in requests_in_batch]
             paged = [PagedSequence(*sequence, *own) for sequence, own in zip(sequences, pages, strict=True)]
             self.batch = paged_batch(paged, self.cache.page_size, self.device, self.backend)
-        tokens = self.total_seqlen_q
-        slots = torch.tensor([s for s, _, n in sequences for _ in range(n)], dtype=torch.int32, device=self.device)
-        self.position_ids[:tokens] = encode(self.position_ids[:tokens], slots)
+        if any(slot for slot, *_ in sequences):
+            slots = torch.tensor([s for s, _, n in sequences for _ in range(n)], dtype=torch.int32, device=self.device)
+            self.position_ids[: len(slots)] = encode(self.position_ids[: len(slots)], slots)
+        new = sum(future.has_new_token for future in requests_in_batch)
+        if new < len(requests_in_batch):  # the model computes logits for each of them
+            self.logits_indices[new : len(requests_in_batch)].zero_()
+
+    @override
+    def _reset_static_tensors(self, full_reset: bool = False) -> None:
+        """Only counts between steps. Without padding and masks, a step reads nothing but what it has written."""
+        if full_reset or self.attention_mask is not None:
+            return super()._reset_static_tensors(full_reset)  # type: ignore[no-any-return]
+        self.max_length_q = 0
+        for layer_type in self.cumulative_seqlens_k:
+            self.max_length_k[layer_type] = self.total_seqlen_k[layer_type] = 0
+        return None
 
     @property
     def decodes(self) -> bool:
