@@ -68,12 +68,13 @@ class SlottedInputs(ContinuousBatchingIOs):
     @override
     def _reset_static_tensors(self, full_reset: bool = False) -> None:
         """Only counts between steps. Without padding and masks, a step reads nothing but what it has written."""
-        if full_reset or self.attention_mask is not None:
-            return super()._reset_static_tensors(full_reset)  # type: ignore[no-any-return]
+        mask: Any = self.attention_mask
+        if full_reset or mask is not None:
+            super()._reset_static_tensors(full_reset)
+            return
         self.max_length_q = 0
         for layer_type in self.cumulative_seqlens_k:
             self.max_length_k[layer_type] = self.total_seqlen_k[layer_type] = 0
-        return None
 
     @property
     def decodes(self) -> bool:
