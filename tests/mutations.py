@@ -67,6 +67,7 @@ PAPER = "tests/patches/attention/test_paper_parity.py"
 SCORES = "tests/patches/attention/test_scores.py"
 DECODE = "tests/patches/model/test_decode.py"
 SLOTS = "tests/patches/model/test_slots.py"
+TIDYING = "tests/patches/model/test_tidying.py"
 RECORDING = "tests/patches/model/test_recording.py"
 RECIPE = "tests/patches/encoding/test_recipe.py"
 TEMPERATURE = "tests/patches/encoding/test_temperature.py"
@@ -169,8 +170,8 @@ SERVED = [
              "(position - self.window_size + 1 + self.page_size) // self.page_size", (EVICTION,)),
     Mutation("prefixes shared between encodings", "service/engine", "token | (number << self.token_bits)", "token",
              (ENGINE,)),
-    Mutation("slots of the wrong requests", "service/engine", "encode(self.position_ids[:tokens], slots)",
-             "encode(self.position_ids[:tokens], slots.flip(0))", (VERIFICATION,)),
+    Mutation("slots of the wrong requests", "service/engine", "encode(self.position_ids[: len(slots)], slots)",
+             "encode(self.position_ids[: len(slots)], slots.flip(0))", (VERIFICATION,)),
     Mutation("a repeated step goes on", "service/engine", "future.state.position_offset -= future.query_length",
              "future.state.position_offset -= 0", (OUT_OF_MEMORY,)),
     Mutation("top-p counts larger tokens twice", "service/engine", "return digit, wanted - above",
@@ -199,8 +200,15 @@ SERVED = [
              "if not self._rows[row]:", (f"{GRAPHS}::{JOINING}[llama]",)),
     Mutation("a graph for every table of slots", "service", "key = step.size, self._patch.prepare(step.longest)",
              "key = step.size, bool(self._patch.prepare(step.longest))", (f"{GRAPHS}::{MOVING}",)),
-    Mutation("a list of calls for any number of rows", "patches", "(name, value.shape, value.dtype) for",
-             "(name, value.dtype) for", (RECORDING,)),
+    Mutation("a list of calls for any number of rows", "patches", "(name, value.shape, value.stride(), value.dtype)",
+             "(name, value.stride(), value.dtype)", (RECORDING,)),
+    Mutation("a list of calls for inputs in any order", "patches", "(name, value.shape, value.stride(), value.dtype)",
+             "(name, value.shape, value.dtype)", (TIDYING,)),
+    Mutation("products are joined past a write", "patches", "if not all(node in calls.pure or node in calls.seams",
+             "if not all(node in calls.pure or True", (TIDYING,)),
+    Mutation("products are joined by their order", "patches",
+             "by_address = sorted(products, key=lambda product: lefts[product].data_ptr())", "by_address = products",
+             (TIDYING,)),
     Mutation("a list of calls has numbers of its first inputs", "patches", "_depends_on_numbers(func, args):", "False:",
              (RECORDING,)),
 ]  # fmt: skip

@@ -22,6 +22,10 @@ from patches.encoding.rotary import per_pair, turn, turn_
 FEW = 512
 """Copying so many keys takes no longer than another call of the kernel and a merge."""
 
+MANY = 1024
+"""Keys, times the query heads of each key head, from which such heads are its queries. Over fewer keys, calls by query
+head are as fast on one thread and faster on several."""
+
 EVERY = slice(None)
 
 
@@ -83,21 +87,33 @@ def reading_of(states: SegmentStates) -> Reading:
 
 
 def read(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, reading: Reading) -> torch.Tensor:
-    """Output [rows, heads, 1, value dim] of ``query`` [rows, heads, 1, head_dim]."""
+    """Output [rows, heads, 1, value dim] of ``query`` [rows, heads, 1, head_dim].
+
+    A kernel of the CPU reads keys again for each query head. Over many keys, heads that share a key head are its
+    queries. Nothing is masked, so that is the same.
+    """
+    rows, heads, kv_heads = query.shape[0], query.shape[1], key.shape[1]
+    if heads > kv_heads and key.shape[2] * heads >= MANY * kv_heads and query.device.type == "cpu":
+        query = query.reshape(rows, kv_heads, heads // kv_heads, query.shape[-1])
     if reading is ORDINARY:
-        return F.scaled_dot_product_attention(
-            query, key, value, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-        )
-    scaling *= reading.multiplier
-    if reading.factor is not None:
-        query = (query * reading.factor).to(query.dtype)
-    if len(reading.parts) == 1:
-        query, key, value, bias = _seen(query, key, value, reading.parts[0], reading)
-        grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, bias, scale=scaling, enable_gqa=grouped)
-    seen = (_seen(query, key, value, part, reading) for part in reading.parts)
-    out, _ = reduce(merged, (sdpa_with_lse(*each, scaling) for each in seen))
-    return out.to(query.dtype)
+        out = _attend(query, key, value, None, scaling)
+    else:
+        scaling *= reading.multiplier
+        if reading.factor is not None:
+            query = (query * reading.factor).to(query.dtype)
+        seen = [_seen(query, key, value, part, reading) for part in reading.parts]
+        if len(seen) == 1:
+            out = _attend(*seen[0], scaling)
+        else:
+            out = reduce(merged, (sdpa_with_lse(*each, scaling) for each in seen))[0].to(query.dtype)
+    return out if out.shape[1] == heads else out.reshape(rows, heads, 1, out.shape[-1])
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    shares_keys = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(query, key, value, bias, scale=scaling, enable_gqa=shares_keys)
 
 
 def _shared_map(states: SegmentStates, reached: dict[Band, slice]) -> PositionMap:
@@ -169,7 +185,10 @@ def _seen(
             key = turn(key, *table, interleaved=interleaved, offset=offset)
         else:
             turn_(key[:, :, piece], *table, interleaved=interleaved, offset=offset)
-    return query, key, value, part.bias
+    bias = part.bias
+    if bias is not None and bias.shape[1] > query.shape[1]:  # heads as queries have a row each
+        bias = bias.reshape(len(bias), query.shape[1], -1, bias.shape[-1])
+    return query, key, value, bias
 
 
 def _excess(states: SegmentStates, band: Band, columns: slice, query_map: PositionMap) -> torch.Tensor:

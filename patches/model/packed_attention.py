@@ -148,8 +148,10 @@ class PackedAttention:
 def _in_place(
     pages: torch.Tensor, read: torch.Tensor, num_kv: Sequence[int], places: Sequence[int | None]
 ) -> list[torch.Tensor]:
-    """The keys or values of every sequence in the ``pages`` [1, heads, places, dim] of a layer, and copies of those
-    without a place, which ``read`` finds."""
+    """The keys or values of every sequence in the ``pages`` [1, heads, places, dim] of a layer.
+
+    Those without a place are copied: ``read`` finds them.
+    """
     lengths = [length for length, place in zip(num_kv, places, strict=True) if place is None]
     copied = iter(_divided(pages.index_select(2, read), lengths) if lengths else ())
     return [

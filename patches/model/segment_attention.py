@@ -26,7 +26,7 @@ class SegmentAttention:
     def __init__(
         self, roles: Mapping[int, str], compressed: Collection[int], heads: slice | None, slots: SlotTable
     ) -> None:
-        """``roles`` are by layer, "slots" without an entry; ``compressed`` layers have a whole mask of their own.
+        """``roles`` are by layer, "slots" without an entry. The model gives ``compressed`` layers their whole mask.
         ``heads`` are those of this rank, None for all."""
         self._roles, self._compressed, self._slots = roles, compressed, slots
         self._of_rank = None if heads is None else lru_cache(2 * MAX_SLOTS)(lambda resolved: resolved.of_heads(heads))

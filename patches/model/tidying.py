@@ -124,7 +124,7 @@ def _multiply_at_once(calls: Calls) -> None:
 
 
 def _broadcast_factor(calls: Calls, node: fx.Node) -> Any:
-    """What equal right factors have in common, for a batch of products of a constant with one factor; else None."""
+    """The key of a right factor that a batch of products of a constant has in common. None for other calls."""
     if node.target is not torch.bmm or len(node.args) != 2 or node.kwargs or node.args[0] not in calls.constants:
         return None
     left: Any = node.args[0]

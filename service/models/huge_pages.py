@@ -21,7 +21,7 @@ from service.models.available_memory import available_bytes
 
 PAGE = 1 << 21
 AREA = 1 << 28
-"""Bytes of one allocation. What an area replaces is given back before the next one is filled."""
+"""Bytes of one allocation. The memory that it replaces is given back before the next one."""
 LINE = 64
 """Bytes of a line of the processor's cache, to which weights are aligned."""
 ADVICE = (14, 25)
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 def move(model: nn.Module) -> None:
     """Copy the weights of a model on the CPU into huge pages. They keep their values and what they share.
 
-    Where memory for another copy of an area is missing, its weights and all others stay where they are.
+    Without memory for another copy of an area, its weights and all others stay.
     """
     if not sys.platform.startswith("linux"):
         return

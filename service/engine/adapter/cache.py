@@ -95,8 +95,8 @@ class EncodingCache(PagedAttentionCache):
     ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         """As ``update``, for a step with requests whose keys are read in place.
 
-        Returns keys and values of the whole cache, each [1, kv_heads, places, head_dim], and the places int64 of those
-        that the other requests read.
+        Returns keys and values of the whole cache, each [1, kv_heads, places, head_dim]. With them come the places
+        int64 that the other requests read.
         """
         allocator = self._whole
         read, places = (arguments[name][allocator.index] for name in ("read_index", "write_index"))

@@ -50,6 +50,32 @@ def test_one_query_reaches_a_range_of_keys(predicate: Predicate) -> None:
         assert covered == list(range(*predicate.key_range(position, position)))
 
 
+@pytest.mark.parametrize("fields", [*MOVING, {"method": "default"}, {"method": "alibi"}], ids=str)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_heads_that_share_many_keys_are_queries_of_one_head(
+    fields: Fields, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(single_query, "MANY", 200)
+    shapes: list[torch.Size] = []
+    for name in ("_attend", "sdpa_with_lse"):
+        called = getattr(single_query, name)
+        monkeypatch.setattr(
+            single_query, name, lambda query, *rest, called=called: shapes.append(query.shape) or called(query, *rest)
+        )
+    generator = torch.Generator().manual_seed(0)
+    resolved, layer = resolve(parse(fields), GEOMETRY, 300), Layer(0.3)
+    for past in (0, 45, 255):
+        shapes.clear()
+        query = torch.randn(1, 4, 1, 16, generator=generator)
+        key, value = torch.randn(2, 1, kv_heads, past + 1, 16, generator=generator).mul(2)
+        states = SegmentStates(query, key, value, resolved, Batch([]), layer, past, 0)
+        result = single_query.single_query(states)
+        expected = reference.attend(query, key, value, resolved, layer, q_start=past)
+        assert relative(result, expected) < 1e-5
+        grouped = (1, kv_heads, 4 // kv_heads, 16)
+        assert set(shapes) == {grouped if (past + 1) * 4 >= 200 * kv_heads else (1, 4, 1, 16)}
+
+
 @pytest.mark.parametrize("fields", MOVING, ids=str)
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_each_band_is_a_part(fields: Fields, kv_heads: int) -> None:
