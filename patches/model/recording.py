@@ -243,12 +243,16 @@ class Recordings:
                 output = forward(**arguments)
         finally:
             self.recorder = None
+        try:
+            if recorder.refused is None:
+                self._lists[key] = recorder.finished(output.logits)
+        except Exception as error:  # the forward itself has not failed
+            recorder.refused = f"its list cannot be made: {type(error).__name__}: {error}"
         if recorder.refused is not None:
             self._refused.add(key)
             self._on_failure(recorder.refused)
             return output
         self.use = "recorded"
-        self._lists[key] = recorder.finished(output.logits)
         if len(self._lists) > MOST:
             self._lists.popitem(last=False)
         return output

@@ -93,7 +93,9 @@ def _is_view(calls: Calls, node: fx.Node) -> bool:
 def _has_its_memory_alone(calls: Calls, node: fx.Node) -> bool:
     """True for the output of a call of torch that begins its memory and has no gaps, in each run."""
     tensor = calls.outputs[node]
-    is_whole = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+    is_whole = (
+        tensor.layout == torch.strided and tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+    )
     return (
         is_whole and node in calls.pure and not any(_is_same_memory(calls, each, node) for each in node.all_input_nodes)
     )
@@ -105,7 +107,8 @@ def _is_same_memory(calls: Calls, one: fx.Node, other: fx.Node) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """Address of a tensor's memory, 0 for packed and sparse weights."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
 def _multiply_at_once(calls: Calls) -> None:

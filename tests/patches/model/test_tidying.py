@@ -18,6 +18,7 @@ FIRST, SECOND, THIRD = (part.view(2, 4, 16) for part in MEMORY.split(2 * 4 * 16)
 
 ELSEWHERE = torch.randn(2, 4, 16)
 GAIN = torch.randn(16)
+PACKED = torch.ops.mkldnn._reorder_linear_weight(torch.randn(8, 16), 1)
 
 
 def factor(x: torch.Tensor) -> torch.Tensor:
@@ -73,6 +74,12 @@ def in_one_part(x: torch.Tensor) -> torch.Tensor:
     return only.view(4, 4).t().contiguous().view(16)
 
 
+def packed(x: torch.Tensor) -> torch.Tensor:
+    """Weights in the layout of oneDNN have no memory that torch shows."""
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x * GAIN, PACKED, None, "none", [], "")
+    return y.view(2, 4).t().contiguous().view(1, 8)
+
+
 COMPUTE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "views of views": (views_of_views, 7),
     "unchanged": (unchanged, 2),
@@ -82,6 +89,7 @@ COMPUTE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "written views": (written_views, 12),
     "random": (random, 3),
     "in one part": (in_one_part, 6),
+    "packed": (packed, 5),
 }
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from patches import Patched, parse, patched
 from service.engine.choice import PAGED
 from service.engine.request import EngineRequest
 from service.engine.verification import verify
+from service.models import huge_pages
+from service.models.grouping import group
+from service.models.packing import pack
 from tests.models import OTHER_FAMILIES, VOCAB_SIZE, by_tier, every_family, tiny_model
 from tests.patches.model.test_other_families import FAMILY, REQUESTS
 from tests.service.engine.test_paged_attention import LIMITS, requests_of
@@ -23,7 +28,7 @@ READS_PADDING = "gpt2"
 
 
 def generated(patch: Patched, fields: list[Any], *, recorded: bool) -> tuple[list[EngineRequest], list[str], Any]:
-    requests = requests_of(patch, [parse(each) for each in fields], PROMPTS)
+    requests = requests_of(patch, [parse(each) for each in fields], PROMPTS[: len(fields)])
     steps: list[str] = []
     engine = (PAGED if recorded else PAGED.slower).built(patch, LIMITS, lambda use, _: steps.append(use))
     tokens = engine.run_to_end(requests)
@@ -38,6 +43,15 @@ def test_tokens_of_every_family(family: str) -> None:
 @pytest.mark.parametrize("name", by_tier(name for name in OTHER_FAMILIES if name != READS_PADDING))
 def test_tokens_of_families_with_seams_of_their_own(name: str) -> None:
     check(tiny_model(name)[1], REQUESTS[FAMILY[name]][:3])
+
+
+@pytest.mark.parametrize("change", [group, pack], ids=["grouped", "packed"])
+@pytest.mark.parametrize("requests", [1, 3])
+def test_tokens_of_other_products(change: Callable[[nn.Module], None], requests: int) -> None:
+    model = tiny_model("llama", hidden_size=256, intermediate_size=256)[1]
+    huge_pages.move(model)  # the weights of a layer follow one another
+    change(model)
+    check(model, METHODS[:requests])
 
 
 def check(model: PreTrainedModel, fields: list[Any]) -> None:
