@@ -43,11 +43,8 @@ class AttentionSeam:
         """
         self.temperatures, self.chunks = temperatures, chunked_layers(config)
         self._roles, self._latent = measurement.roles, measurement.geometry.latent
-        self._chooses_keys, self._compressed, self._forwards = (
-            measurement.chooses_keys,
-            measurement.compressed,
-            forwards,
-        )
+        self._chooses_keys, self._compressed = measurement.chooses_keys, measurement.compressed
+        self._forwards = forwards
         self._segments = SegmentAttention(measurement.roles, measurement.compressed, heads, slots)
         self.packed = PackedAttention(int(config.num_hidden_layers), measurement, self._segments, forwards)
 

@@ -54,11 +54,10 @@ class PackedAttention:
             layer = replace(layer, sinks=sinks)
         if isinstance(batch, PagedBatch):
             return self._attend_pages(query, key, value, batch, paged, layer, index)
-        keys, values = self._sequences(key, value, batch, paged, index)
-        states = list(zip(_divided(query, _lengths(batch, paged)[0]), keys, values, strict=True))
+        states = self._sequences(query, key, value, batch, paged, index)
+        role = self._segments.role(index)
         readings: list[Reading | None] = [None] * len(states)
         if forward.observer is None and layer.is_ordinary:
-            role = self._segments.role(index)
             kind = role, layer.mask, paged["cu_seq_lens_k"].data_ptr()
             readings = batch.shared(kind, lambda: self._readings(states, batch, layer, role))
         attended = []
@@ -66,7 +65,7 @@ class PackedAttention:
             if reading is not None:
                 attended.append(read(*own, layer.scaling, reading))
                 continue
-            recipe = self._segments.recipe(self._segments.role(index), segment.slot)
+            recipe = self._segments.recipe(role, segment.slot)
             num_sinks = num_sinks_of(recipe, layer, own[1].shape[2], segment.q_stop) or 0
             attended.append(self._segments.attend(own, segment, batch, layer, index, forward.observer, num_sinks))
         joined = attended[0] if len(attended) == 1 else torch.cat(attended, 2)
@@ -113,19 +112,28 @@ class PackedAttention:
         return batch.attend(query[0].transpose(0, 1), *pages, layer, self._segments.role(index), self.rows)[None]
 
     def _sequences(
-        self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: dict[str, Any], index: int
-    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        """Keys and values of every sequence, with those in its cache, if it has one."""
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: Batch,
+        paged: dict[str, Any],
+        index: int,
+    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Query, keys and values of every sequence, with those in its cache, if it has one."""
+        keys: Sequence[torch.Tensor]
+        values: Sequence[torch.Tensor]
         if batch.places is None:
             if "cache" in paged:
                 key, value = self._through_cache(key, value, batch, paged, index)
-            _, num_kv = _lengths(batch, paged)
-            return _divided(key, num_kv), _divided(value, num_kv)
-        pages, read = paged["cache"].write(*self._cached_states(key, value, batch, index), paged)
-        _, num_kv = _lengths(batch, paged)
-        pages = (states[..., : new.shape[-1]] for states, new in zip(pages, (key, value), strict=True))
-        keys, values = (_in_place(states, read, num_kv, batch.places) for states in pages)
-        return keys, values
+            new, num_kv = _lengths(batch, paged)
+            keys, values = _divided(key, num_kv), _divided(value, num_kv)
+        else:
+            cached, read = paged["cache"].write(*self._cached_states(key, value, batch, index), paged)
+            new, num_kv = _lengths(batch, paged)
+            pages = (each[..., : states.shape[-1]] for each, states in zip(cached, (key, value), strict=True))
+            keys, values = (_in_place(each, read, num_kv, batch.places) for each in pages)
+        return list(zip(_divided(query, new), keys, values, strict=True))
 
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: dict[str, Any], index: int
@@ -148,14 +156,16 @@ class PackedAttention:
 def _in_place(
     pages: torch.Tensor, read: torch.Tensor, num_kv: Sequence[int], places: Sequence[int | None]
 ) -> list[torch.Tensor]:
-    """The keys or values of every sequence in the ``pages`` [1, heads, places, dim] of a layer.
+    """The keys or values of every sequence in the ``pages`` [places, heads, dim] of a layer.
 
     Those without a place are copied: ``read`` finds them.
     """
     lengths = [length for length, place in zip(num_kv, places, strict=True) if place is None]
-    copied = iter(_divided(pages.index_select(2, read), lengths) if lengths else ())
+    copies = pages.index_select(0, read).transpose(0, 1)[None] if lengths else None
+    copied = iter(() if copies is None else _divided(copies, lengths))
+    whole = pages.transpose(0, 1)[None]
     return [
-        next(copied) if place is None else pages.narrow(2, place, length)
+        next(copied) if place is None else whole.narrow(2, place, length)
         for length, place in zip(num_kv, places, strict=True)
     ]
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from service.models.available_memory import available_bytes
+from service.sharing.heap import trim
 
 PAGE = 1 << 21
 AREA = 1 << 28
@@ -102,7 +103,7 @@ def _fill(area: list[list[nn.Parameter]], size: int) -> None:
             weight.data = copy
         start += _aligned(data.nbytes)
     del data
-    ctypes.CDLL(None).malloc_trim(0)
+    trim()
 
 
 def _aligned(size: int) -> int:

@@ -95,16 +95,16 @@ class EncodingCache(PagedAttentionCache):
     ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         """As ``update``, for a step with requests whose keys are read in place.
 
-        Returns keys and values of the whole cache, each [1, kv_heads, places, head_dim]. With them come the places
-        int64 that the other requests read.
+        Returns keys and values of the whole cache, each [places, kv_heads, head_dim]. With them come the places int64
+        that the other requests read.
         """
         allocator = self._whole
         read, places = (arguments[name][allocator.index] for name in ("read_index", "write_index"))
         arguments["cu_seq_lens_k"] = arguments["cu_seq_lens_k"][allocator.layer_type]
-        keys, values = allocator._kv_token_views[layer]
-        for states, target in ((key, keys), (value, values)):
+        pages: tuple[torch.Tensor, torch.Tensor] = allocator._kv_token_views[layer]
+        for states, target in zip((key, value), pages, strict=True):
             target.index_copy_(0, places, states[0].transpose(0, 1))
-        return (keys.transpose(0, 1)[None], values.transpose(0, 1)[None]), read
+        return pages, read
 
     @override
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
