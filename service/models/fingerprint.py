@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from service.models.grouping import is_grouped
-from service.models.packing import packed_bytes
+from service.models.packing import products_of
 from service.models.weights import parts, whole
 
 UNRELATED = {"_name_or_path", "transformers_version", "distributed_config"}
@@ -74,8 +73,7 @@ def numerics(model: Any) -> list[Any]:
         hardware = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     versions = [torch.__version__, metadata.version("transformers")]
     ranks = getattr(model, "tp_size", None) or 1  # parts of sums are added in another order
-    products = [*(["packed"] if packed_bytes(model) else []), *(["grouped"] if is_grouped(model) else [])]
-    more = [*([ranks] if ranks > 1 else []), *products]
+    more = [*([ranks] if ranks > 1 else []), *products_of(model)]
     return [versions, device.type, hardware, dtype, torch.get_num_threads(), *more]
 
 

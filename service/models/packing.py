@@ -6,13 +6,15 @@ of torch itself freezes weights by the same two operators.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from service.models.grouping import FEW, by_groups, has_groups
+from service.models.grouping import FEW, GroupedLinear, by_groups, has_groups, plain
 from service.models.huge_pages import advise
+from service.models.products import fastest
 
 ROWS = 16
 """Rows that the layout is made for. Layouts made for 8 to 512 rows take equal times, one for a single row more."""
@@ -32,15 +34,19 @@ class PackedLinear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         self.packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
-        self.few = FEW if has_groups(linear) else 0
+        self.few: Callable[[Any, torch.Tensor], torch.Tensor] = by_packed
+        """The product of up to ``FEW`` rows."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """float32 [..., out_features] of float32 [..., in_features]."""
         rows = input.numel() // self.in_features
-        if 0 < rows <= self.few:  # packed weights take twice the time
-            return by_groups(self, input, rows)
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, "none", [], "")
-        return output
+        return self.few(self, input) if 0 < rows <= FEW else by_packed(self, input)
+
+
+def by_packed(linear: PackedLinear, input: torch.Tensor) -> torch.Tensor:
+    """float32 [..., out_features], the layer's output by its packed weight."""
+    output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, linear.packed, linear.bias, "none", [], "")
+    return output
 
 
 def pack(model: nn.Module) -> None:
@@ -51,21 +57,32 @@ def pack(model: nn.Module) -> None:
     """
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         raise NotPacked("this torch has no oneDNN")
-    plain = {module: None for module in model.modules() if type(module) is nn.Linear}
-    if not plain:
+    linears = {module: None for module in model.modules() if type(module) is nn.Linear}
+    if not linears:
         raise NotPacked("it has no plain linear layer")
-    for linear in plain:
+    for linear in linears:
         if linear.weight.device.type != "cpu" or linear.weight.dtype != torch.float32:
             raise NotPacked(f"only float32 on the CPU is packed, not {linear.weight.dtype} on {linear.weight.device}")
-    packed = {linear: PackedLinear(linear).train(linear.training) for linear in plain}
+    packed = {linear: PackedLinear(linear).train(linear.training) for linear in linears}
     for module in list(model.modules()):
         for name, child in module.named_children():
             if child in packed:
                 setattr(module, name, packed[child])
     copies = [linear.packed for linear in packed.values()]
     advise((torch.ops.mkldnn.data_ptr(copy), torch.ops.mkldnn._nbytes(copy)) for copy in copies)
+    with_groups = [linear for linear in packed.values() if has_groups(linear)]
+    few = fastest(with_groups, 1, by_packed, by_groups, plain) if with_groups else by_packed
+    for linear in with_groups:
+        linear.few = few
 
 
 def packed_bytes(model: Any) -> int:
     """Bytes of the packed copies."""
     return sum(module.weight.nbytes for module in model.modules() if isinstance(module, PackedLinear))
+
+
+def products_of(model: Any) -> list[str]:
+    """Names of the products that layers of the model compute with instead of plain ones."""
+    names = {"grouped" for module in model.modules() if isinstance(module, GroupedLinear)}
+    few = {module.few.__name__ for module in model.modules() if isinstance(module, PackedLinear)}
+    return sorted(names | few | ({"packed"} if few else set()))

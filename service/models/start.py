@@ -13,7 +13,7 @@ from service.engine.choice import AttentionUnavailable, EngineChoice, GraphsUnav
 from service.engine.verification import verify
 from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
-from service.models.grouping import group
+from service.models.grouping import group, most_rows
 from service.models.loading import Checkpoint, ModelLoadError, load, packed, quantized, sources
 from service.settings import Settings
 
@@ -49,7 +49,7 @@ def started(settings: Settings) -> Iterator[list[AbstractContextManager[Started]
 @contextmanager
 def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
     model = checkpoint.model
-    group(model)
+    group(model, most_rows(model))
     weights = contents(model)  # before anything runs
     identity = fingerprint(model, weights)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from service.engine.choice import PAGED
 from service.engine.request import EngineRequest
 from service.engine.verification import verify
 from service.models import huge_pages
-from service.models.grouping import group
+from service.models.grouping import MOST, group
 from service.models.packing import pack
 from tests.models import OTHER_FAMILIES, VOCAB_SIZE, by_tier, every_family, tiny_model
 from tests.patches.model.test_other_families import FAMILY, REQUESTS
@@ -45,7 +46,7 @@ def test_tokens_of_families_with_seams_of_their_own(name: str) -> None:
     check(tiny_model(name)[1], REQUESTS[FAMILY[name]][:3])
 
 
-@pytest.mark.parametrize("change", [group, pack], ids=["grouped", "packed"])
+@pytest.mark.parametrize("change", [partial(group, most=MOST), pack], ids=["grouped", "packed"])
 @pytest.mark.parametrize("requests", [1, 3])
 def test_tokens_of_other_products(change: Callable[[nn.Module], None], requests: int) -> None:
     model = tiny_model("llama", hidden_size=256, intermediate_size=256)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -10,11 +11,11 @@ import torch
 from torch import nn
 
 from service.cli.server import local_server
-from service.models import grouping
+from service.models import grouping, packing, products
 from service.models.fingerprint import fingerprint
-from service.models.grouping import FEW, MOST, GroupedLinear, by_groups, group, has_groups
+from service.models.grouping import FEW, MOST, GroupedLinear, by_groups, group, has_groups, most_rows, plain
 from service.models.loading import DEMO
-from service.models.packing import PackedLinear
+from service.models.packing import by_packed, pack, products_of
 from service.settings import Settings
 from tests.models import tiny_model, tiny_tokens
 
@@ -35,32 +36,88 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def test_a_layer_gives_the_products_of_its_weight(shape: tuple[int, ...], bias: bool) -> None:
     linear, x = layer(bias), torch.randn(shape)
     expected = linear(x)
-    close(GroupedLinear(linear)(x), expected)
-    if rows := x.numel() // 512:
-        close(by_groups(linear, x, rows), expected)
+    close(GroupedLinear(linear, MOST)(x), expected)
+    if x.numel():
+        close(by_groups(linear, x), expected)
 
 
 def test_inputs_need_not_be_contiguous() -> None:
     linear = layer()
     for x in (torch.randn(1, 1024)[:, ::2], torch.randn(512, 7).T, torch.randn(3, 512)[:1].expand(4, 512)):
-        close(by_groups(linear, x, len(x)), linear(x))
-        assert by_groups(linear, x, len(x)).is_contiguous()
+        close(by_groups(linear, x), linear(x))
+        assert by_groups(linear, x).is_contiguous()
 
 
-@pytest.mark.parametrize(("threads", "rows"), [(1, {1, 2}), (2, {1, 2, 3, MOST})])
-def test_few_rows_go_by_groups(threads: int, rows: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+@pytest.mark.parametrize(("most", "rows"), [(FEW, {1, 2}), (MOST, {1, 2, 3, MOST})])
+def test_few_rows_go_by_groups(most: int, rows: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def counted(linear: nn.Linear, x: torch.Tensor, count: int) -> torch.Tensor:
-        seen.append(count)
-        return by_groups(linear, x, count)
+    def counted(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return by_groups(linear, x)
 
     monkeypatch.setattr(grouping, "by_groups", counted)
-    linear = GroupedLinear(layer())
+    linear = GroupedLinear(layer(), most)
     for count in (0, 1, FEW, 3, MOST, MOST + 1):
         linear(torch.randn(count, 512))
     assert set(seen) == rows
+
+
+@pytest.mark.parametrize(
+    ("faster", "threads", "most"),
+    [(set(), 2, 0), ({16}, 2, 0), ({1}, 1, FEW), ({1}, 2, FEW), ({1, 16}, 1, FEW), ({1, 16}, 2, MOST)],
+)
+def test_the_processor_decides(faster: set[int], threads: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(linears: list[nn.Linear], rows: int, *products: Any) -> Any:
+        assert linears
+        return by_groups if rows in faster else products[0]
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(grouping, "fastest", timed)
+    monkeypatch.setattr(packing, "fastest", timed)
+    assert most_rows(nn.Sequential(layer())) == most
+    assert most_rows(nn.Sequential(nn.Linear(64, 64))) == 0, "it has no groups"
+    model = nn.Sequential(layer(), nn.Linear(64, 64))
+    pack(model)
+    assert [linear.few for linear in model] == [by_groups if 1 in faster else by_packed, by_packed]
+    assert products_of(model) == (["by_groups", "by_packed", "packed"] if 1 in faster else ["by_packed", "packed"])
+
+
+@pytest.mark.parametrize(("costs", "chosen"), [((20, 19), 0), ((10, 8), 1), ((7, 10), 0), ((10, 7, 6), 2)])
+def test_the_fastest_product(costs: tuple[int, ...], chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0]
+    monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    multiplied: list[int] = []
+
+    def product(cost: int) -> Any:
+        def multiply(linear: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+            assert input.shape == (3, 512)
+            multiplied.append(cost)
+            clock[0] += cost + (100 if len(multiplied) == 1 else 0)  # the first run is slow
+            return plain(linear, input)
+
+        return multiply
+
+    given = [product(cost) for cost in costs]
+    assert products.fastest([layer(), layer()], 3, *given) is given[chosen]
+    assert set(multiplied) == set(costs)
+
+
+def test_weights_of_a_few_layers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "BYTES", 2 * layer().weight.nbytes)
+    seen: list[nn.Linear] = []
+
+    def product(linear: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+        seen.append(linear)
+        return plain(linear, input)
+
+    linears = [layer() for _ in range(3)]
+    products.fastest(linears, 1, product)
+    assert set(seen) == set(linears[:2])
+    monkeypatch.setattr(products, "BYTES", 1)
+    seen.clear()
+    products.fastest(linears, 1, product)
+    assert set(seen) == set(linears[:1])
 
 
 def test_layers_with_groups() -> None:
@@ -69,8 +126,6 @@ def test_layers_with_groups() -> None:
     assert not has_groups(nn.Linear(64, 64)), "the calls take longer than the product"
     assert not has_groups(layer(dtype=torch.bfloat16))
     assert not has_groups(layer(device="meta"))
-    assert PackedLinear(layer()).few == FEW
-    assert PackedLinear(nn.Linear(64, 48).requires_grad_(False)).few == 0
 
 
 def test_a_model_keeps_its_parameters() -> None:
@@ -80,7 +135,7 @@ def test_a_model_keeps_its_parameters() -> None:
     contents = fingerprint(model)
     with torch.no_grad():
         logits, one = model(ids).logits, model(ids[:1, :1]).logits
-        group(model)
+        group(model, MOST)
         close(model(ids).logits, logits)
         close(model(ids[:1, :1]).logits, one)
     after = dict(model.named_parameters())
