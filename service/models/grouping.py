@@ -1,9 +1,9 @@
 """Linear layers on a CPU whose products of few rows go by groups of the weight's rows.
 
-``F.linear`` calls MKL's product of a matrix and a vector, or of two matrices. For few rows on AMD's processors, both read
-the weight at a third of the memory's bandwidth, on one thread. MKL's batch of products (``cblas_sgemm_batch``, which
-``torch.bmm`` calls) reads it at full speed, on every thread. On Intel's processors, the batch takes twice the time. So
-both products are timed.
+``F.linear`` calls MKL's product of a matrix and a vector, or of two matrices. For few rows on AMD's processors, both
+read the weight at a third of the memory's bandwidth, on one thread. MKL's batch of products reads it at full speed, on
+every thread (``cblas_sgemm_batch``, which ``torch.bmm`` calls). On Intel's processors, the batch takes twice the time.
+So both products are timed.
 """
 
 from __future__ import annotations

@@ -15,10 +15,6 @@ from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.windowed import Turn, allocator_of
 from service.engine.request import EngineRequest
 
-WORTH_NO_COPY = 512
-"""Least number of keys that attention reads in place. Over fewer, it is as fast on a copy, which is in the processor's
-cache."""
-
 
 class SlottedInputs(ContinuousBatchingIOs):
     """Writes each request's slot above its positions, and describes the packed row to our attention.
@@ -45,8 +41,7 @@ class SlottedInputs(ContinuousBatchingIOs):
         windowed = allocator_of(self.cache)
         ids = [future.state.request_id for future in requests_in_batch]
         decodes = windowed is not None and all(length == 1 for *_, length in sequences)
-        long = [name for name, (_, past, _) in zip(ids, sequences, strict=True) if past >= WORTH_NO_COPY]
-        self.cache.in_place = windowed.first_keys(long) if decodes else {}  # type: ignore[union-attr]
+        self.cache.in_place = windowed.first_keys(ids) if decodes else {}  # type: ignore[union-attr]
         turns = [Turn(f.state.request_id, f.state.position_offset, f.query_length) for f in requests_in_batch]
         with nullcontext() if windowed is None else windowed.asked_in_turn(turns):
             fast = {} if self.backend is None else {"use_decode_fast_path": True}

@@ -1,4 +1,4 @@
-"""Long requests have their keys in one piece of memory, where decoding reads them without a copy."""
+"""Requests have their keys in one piece of memory, where decoding reads them without a copy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from patches import Method, parse, patched
-from service.engine.adapter import inputs
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.runs import Runs
+from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.choice import PAGED
 from tests.models import VOCAB_SIZE, tiny_model
 from tests.service.engine.test_paged_attention import LIMITS, every_encoding, generated, prompts_for
@@ -27,8 +27,7 @@ TOGETHER = replace(LIMITS, max_batch_tokens=2048)
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of requests read in place, however few their keys. Each layer of each step adds one number."""
-    monkeypatch.setattr(inputs, "WORTH_NO_COPY", 1)
+    """Numbers of requests read in place. Each layer of each step adds one number."""
     numbers, write = [], EncodingCache.write
 
     def watched(self: EncodingCache, *arguments: Any) -> Any:
@@ -39,14 +38,22 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, every step copies its keys."""
+    monkeypatch.setattr(WindowedAllocator, "first_keys", lambda *_: {})
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_encoding_has_the_tokens_of_copied_keys(family: str, in_place: list[int]) -> None:
+def test_every_encoding_has_the_tokens_of_copied_keys(
+    family: str, in_place: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with patched(tiny_model(family)[1]) as patch:
         methods = every_encoding(patch)
         prompts = prompts_for(methods, 40)
         tokens, logprobs, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
-        read, inputs.WORTH_NO_COPY = max(in_place, default=0), 10**9
+        read = max(in_place, default=0)
         in_place.clear()
+        copied(monkeypatch)
         expected, reference, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
     assert (read > len(methods) // 3) == (family != "gemma2")
     assert not in_place
@@ -54,7 +61,9 @@ def test_every_encoding_has_the_tokens_of_copied_keys(family: str, in_place: lis
     assert torch.allclose(logprobs, reference, atol=1e-4)
 
 
-def test_shared_prefixes_and_evicted_keys_are_copied_beside_others(in_place: list[int]) -> None:
+def test_shared_prefixes_and_evicted_keys_are_copied_beside_others(
+    in_place: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(1)
     prefix, other = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (24, 30))
     methods: list[Method] = [
@@ -65,7 +74,8 @@ def test_shared_prefixes_and_evicted_keys_are_copied_beside_others(in_place: lis
     prompts = [[*prefix, 7, 8, 9], other, [*prefix, 11]]
     with patched(tiny_model("llama")[1]) as patch:
         tokens, _, requests = generated(patch, PAGED, methods, prompts, TOGETHER)
-        read, inputs.WORTH_NO_COPY = set(in_place), 10**9
+        read = set(in_place)
+        copied(monkeypatch)
         expected, _, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
     assert tokens == expected
     assert read
