@@ -14,11 +14,14 @@ from patches.attention.at_once import at_once
 from patches.attention.blocks import add_band, blocks
 from patches.attention.eager import eager
 from patches.attention.layer import Layer
-from patches.attention.log_sum_exp import nothing
+from patches.attention.log_sum_exp import is_fast_on_cpu, merged, nothing, part, sdpa_with_lse
 from patches.attention.single_query import single_query
 from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
+
+LONG = 4096
+"""Earlier keys from which they are a call by themselves. Over fewer, a merge takes as long as the mask."""
 
 
 def attend(
@@ -52,10 +55,15 @@ def attend(
 
 
 def ordinary(states: SegmentStates) -> torch.Tensor:
-    """Plain causal attention: transformers' own SDPA call, so the result is the same to the bit."""
-    new = states.query.shape[2]
-    past = states.k_start < states.q_start and new > 1
-    mask = states.shared("mask", lambda: _causal_mask(states)) if past else None
+    """Plain causal attention: transformers' own SDPA call, so the result is the same to the bit.
+
+    The exception are parts of a long text on a CPU, whose attention takes no [q, k] mask.
+    """
+    new, earlier = states.query.shape[2], states.q_start - states.k_start
+    masked = earlier > 0 and new > 1
+    if masked and earlier >= LONG and is_fast_on_cpu(states.query, states.key, states.value):
+        return _in_two_parts(states)
+    mask = states.shared("mask", lambda: _causal_mask(states)) if masked else None
     return F.scaled_dot_product_attention(
         states.query,
         states.key,
@@ -65,6 +73,14 @@ def ordinary(states: SegmentStates) -> torch.Tensor:
         scale=states.scaling,
         enable_gqa=states.query.shape[1] != states.key.shape[1],
     )
+
+
+def _in_two_parts(states: SegmentStates) -> torch.Tensor:
+    """Every query reads all earlier keys, and those of its own segment up to itself."""
+    new, scaling, keys = states.query.shape[2], states.scaling, (states.key, states.value)
+    before = sdpa_with_lse(states.query, *part(keys, slice(-new)), None, scaling)
+    own = sdpa_with_lse(states.query, *part(keys, slice(-new, None)), None, scaling, causal=True)
+    return merged(before, own)[0]
 
 
 def by_bands(states: SegmentStates) -> torch.Tensor:

@@ -19,11 +19,12 @@ def has_kernel(*states: torch.Tensor) -> bool:
     """True if a kernel without a matrix of scores takes these queries, keys and values."""
     if any(part.requires_grad or part.dtype == torch.float64 for part in states):
         return False  # the kernels' log-sum-exp has no gradient, and is float32
-    return states[0].device.type == "cuda" or _is_fast_on_cpu(*states)
+    return states[0].device.type == "cuda" or is_fast_on_cpu(*states)
 
 
-def _is_fast_on_cpu(*states: torch.Tensor) -> bool:
-    return all(part.device.type == "cpu" and part.dtype == torch.float32 for part in states)
+def is_fast_on_cpu(*states: torch.Tensor) -> bool:
+    """True if a kernel of the CPU takes these queries, keys and values."""
+    return all(part.device.type == "cpu" and part.dtype == torch.float32 and not part.requires_grad for part in states)
 
 
 def sdpa_with_lse(
@@ -47,12 +48,7 @@ def sdpa_with_lse(
         query, key, padded = (widened(states, max(query.shape[-1], value.shape[-1])) for states in (query, key, value))
         out, lse = sdpa_with_lse(query, key, padded, bias, scaling, causal=causal)
         return out[..., : value.shape[-1]], lse
-    if query.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
-        )
-        return out, lse
-    return _cuda(query, key, value, bias, scaling, causal)
+    return (_cpu if query.device.type == "cpu" else _cuda)(query, key, value, bias, scaling, causal)
 
 
 def widened(states: torch.Tensor, width: int) -> torch.Tensor:
@@ -80,6 +76,24 @@ def eager_with_lse(
         scores = scores.masked_fill(later, torch.finfo(scores.dtype).min)
     lse = torch.logsumexp(scores, dim=-1)
     return (torch.exp(scores - lse[..., None]) @ value).to(query.dtype), lse
+
+
+def _cpu(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    causal: bool,
+) -> Attended:
+    """The kernel reads keys again for each query head. Without a mask, heads that share a key head are its queries."""
+    shape = query.shape
+    if shape[1] > key.shape[1] and shape[2] > 1 and bias is None and not causal:
+        query = query.reshape(shape[0], key.shape[1], -1, shape[3])
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
+    )
+    return out.reshape(*shape[:3], -1), lse.reshape(shape[:3])
 
 
 def _cuda(

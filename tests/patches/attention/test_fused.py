@@ -181,6 +181,26 @@ def test_layers_share_tables_without_mixing_them_up() -> None:
             assert relative(result, expected) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("value_width", [HEAD_DIM, 24])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("new", "past"), [(15, 25), (2, 1), (8, 40)])
+def test_parts_of_a_long_text_need_no_mask(
+    new: int, past: int, groups: int, value_width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks: list[int] = []
+    make = fused._causal_mask
+    monkeypatch.setattr(fused, "_causal_mask", lambda states: masks.append(past) or make(states))
+    plain = REQUESTS.index({"method": "default"})
+    case = Case(new, past, 0, 4, groups, None, None, plain, False, 0, value_width=value_width)
+    for most in (past, past + 1):  # in two parts, and with a mask
+        monkeypatch.setattr(fused, "LONG", most)
+        check(case, torch.float32, "cpu")
+        assert len(masks) == most - past
+    for dtype in (torch.bfloat16, torch.float64):
+        monkeypatch.setattr(fused, "LONG", past)
+        check(case, dtype, "cpu")
+
+
 @pytest.mark.parametrize("needed", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize(("new", "past"), [(40, 0), (15, 25)], ids=["prefill", "chunk"])
 def test_what_needs_a_gradient_attends_to_the_same_keys(new: int, past: int, needed: int) -> None:
