@@ -64,15 +64,17 @@ class Settings(BaseSettings):
     revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id.")
     device: str = Field("auto", description="torch device; 'auto' takes CUDA if there is one, the CPU otherwise.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Weights and cache; 'auto' is bfloat16 on an accelerator and float32 on the CPU."
+        "auto",
+        description="Weights and cache; 'auto' is bfloat16 on an accelerator and float32 on the CPU. A CPU with "
+        "bfloat16 instructions computes faster with it.",
     )
     quantization: Literal["int8", "int4"] | None = Field(
         None, description="Quantize the linear layers at load, with torchao (extra `quantization`)."
     )
     packed_weights: bool = Field(
         False,
-        description="On a CPU, in float32: keep a second copy of the linear layers' weights in the layout of oneDNN. "
-        "Steps get faster for twice the memory.",
+        description="On a CPU: keep a second copy of the linear layers' weights in the layout of oneDNN. Steps get "
+        "faster for twice the memory.",
     )
     adapters: NamedFolders = Field(
         {},

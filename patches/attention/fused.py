@@ -14,7 +14,7 @@ from patches.attention.at_once import at_once
 from patches.attention.blocks import add_band, blocks
 from patches.attention.eager import eager
 from patches.attention.layer import Layer
-from patches.attention.log_sum_exp import is_fast_on_cpu, merged, nothing, part, sdpa_with_lse
+from patches.attention.log_sum_exp import has_kernel, merged, nothing, part, sdpa_with_lse
 from patches.attention.single_query import single_query
 from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
@@ -60,8 +60,8 @@ def ordinary(states: SegmentStates) -> torch.Tensor:
     The exception are parts of a long text on a CPU, whose attention takes no [q, k] mask.
     """
     new, earlier = states.query.shape[2], states.q_start - states.k_start
-    masked = earlier > 0 and new > 1
-    if masked and earlier >= LONG and is_fast_on_cpu(states.query, states.key, states.value):
+    masked, on_cpu = earlier > 0 and new > 1, states.key.device.type == "cpu"
+    if masked and earlier >= LONG and on_cpu and has_kernel(states.query, states.key, states.value):
         return _in_two_parts(states)
     mask = states.shared("mask", lambda: _causal_mask(states)) if masked else None
     return F.scaled_dot_product_attention(
@@ -76,11 +76,11 @@ def ordinary(states: SegmentStates) -> torch.Tensor:
 
 
 def _in_two_parts(states: SegmentStates) -> torch.Tensor:
-    """Every query reads all earlier keys, and those of its own segment up to itself."""
+    """Every query reads all earlier keys. Among the new ones, it reads those up to itself."""
     new, scaling, keys = states.query.shape[2], states.scaling, (states.key, states.value)
     before = sdpa_with_lse(states.query, *part(keys, slice(-new)), None, scaling)
     own = sdpa_with_lse(states.query, *part(keys, slice(-new, None)), None, scaling, causal=True)
-    return merged(before, own)[0]
+    return merged(before, own)[0].to(states.query.dtype)
 
 
 def by_bands(states: SegmentStates) -> torch.Tensor:

@@ -16,15 +16,13 @@ Attended = tuple[torch.Tensor, torch.Tensor]
 
 
 def has_kernel(*states: torch.Tensor) -> bool:
-    """True if a kernel without a matrix of scores takes these queries, keys and values."""
-    if any(part.requires_grad or part.dtype == torch.float64 for part in states):
-        return False  # the kernels' log-sum-exp has no gradient, and is float32
-    return states[0].device.type == "cuda" or is_fast_on_cpu(*states)
+    """True if a kernel without a matrix of scores takes these queries, keys and values.
 
-
-def is_fast_on_cpu(*states: torch.Tensor) -> bool:
-    """True if a kernel of the CPU takes these queries, keys and values."""
-    return all(part.device.type == "cpu" and part.dtype == torch.float32 and not part.requires_grad for part in states)
+    The kernels' log-sum-exp has no gradient, and is float32. Under autocast, states may differ in dtype.
+    """
+    device, dtype = states[0].device.type, states[0].dtype
+    alike = all(each.dtype == dtype and not each.requires_grad for each in states)
+    return alike and dtype != torch.float64 and device in ("cpu", "cuda")
 
 
 def sdpa_with_lse(

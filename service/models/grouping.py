@@ -22,6 +22,7 @@ MOST = 64
 """Rows of the input that several threads multiply faster by groups, to the bits of ``F.linear``."""
 SOME = 16
 """Rows for which both products are timed on several threads."""
+DTYPES = torch.float32, torch.bfloat16
 LEAST_WEIGHT = 1 << 16
 """Numbers of a weight below which the calls take longer than the product."""
 
@@ -37,7 +38,7 @@ class GroupedLinear(nn.Linear):
         self.weight, self.bias, self.most = linear.weight, linear.bias, most
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """float32 [..., out_features] of float32 [..., in_features]."""
+        """[..., out_features] of [..., in_features] in the dtype of the weight."""
         rows = input.numel() // self.in_features
         return by_groups(self, input) if 0 < rows <= self.most else plain(self, input)
 
@@ -48,7 +49,7 @@ def plain(linear: nn.Linear, input: torch.Tensor) -> torch.Tensor:
 
 
 def by_groups(linear: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    """float32 [..., out_features], the layer's output for an ``input`` of one row at least."""
+    """[..., out_features], the layer's output for an ``input`` of one row at least."""
     groups = linear.weight.view(-1, GROUP, linear.in_features)
     x = input.reshape(-1, linear.in_features)
     rows = len(x)
@@ -66,7 +67,7 @@ def has_groups(linear: nn.Linear) -> bool:
     """True if MKL multiplies the weight, and it divides into groups. Weights of quantized layers or ranks are no plain
     tensors."""
     weight = linear.weight.detach()
-    is_plain = type(weight) is torch.Tensor and weight.device.type == "cpu" and weight.dtype == torch.float32
+    is_plain = type(weight) is torch.Tensor and weight.device.type == "cpu" and weight.dtype in DTYPES
     divides = linear.out_features % GROUP == 0 and weight.numel() >= LEAST_WEIGHT
     return is_plain and divides and weight.is_contiguous() and torch.backends.mkl.is_available()
 

@@ -38,31 +38,34 @@ class PackedLinear(nn.Linear):
         """The product of up to ``FEW`` rows."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """float32 [..., out_features] of float32 [..., in_features]."""
+        """[..., out_features] of [..., in_features] in the dtype of the weight."""
         rows = input.numel() // self.in_features
         return self.few(self, input) if 0 < rows <= FEW else by_packed(self, input)
 
 
 def by_packed(linear: PackedLinear, input: torch.Tensor) -> torch.Tensor:
-    """float32 [..., out_features], the layer's output by its packed weight."""
+    """[..., out_features], the layer's output by its packed weight."""
     output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, linear.packed, linear.bias, "none", [], "")
     return output
 
 
 def pack(model: nn.Module) -> None:
-    """Replace the linear layers of a float32 model on the CPU.
+    """Replace the linear layers of a model on the CPU.
 
     Raises:
-        NotPacked: for another device or number format, without a plain linear layer, or without oneDNN.
+        NotPacked: for another device, for a dtype without products of this processor, without a plain linear layer, or
+            without oneDNN.
     """
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         raise NotPacked("this torch has no oneDNN")
+    dtypes = _dtypes()
     linears = {module: None for module in model.modules() if type(module) is nn.Linear}
     if not linears:
         raise NotPacked("it has no plain linear layer")
     for linear in linears:
-        if linear.weight.device.type != "cpu" or linear.weight.dtype != torch.float32:
-            raise NotPacked(f"only float32 on the CPU is packed, not {linear.weight.dtype} on {linear.weight.device}")
+        if linear.weight.device.type != "cpu" or linear.weight.dtype not in dtypes:
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise NotPacked(f"this CPU packs {names}, not {linear.weight.dtype} on {linear.weight.device}")
     packed = {linear: PackedLinear(linear).train(linear.training) for linear in linears}
     for module in list(model.modules()):
         for name, child in module.named_children():
@@ -74,6 +77,15 @@ def pack(model: nn.Module) -> None:
     few = fastest(with_groups, 1, by_packed, by_groups, plain) if with_groups else by_packed
     for linear in with_groups:
         linear.few = few
+
+
+def _dtypes() -> list[torch.dtype]:
+    """Number formats that oneDNN multiplies on this processor."""
+    half = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return [torch.float32, *(dtype for dtype, is_supported in half.items() if is_supported())]
 
 
 def packed_bytes(model: Any) -> int:

@@ -27,7 +27,7 @@ def fastest(
     linears: Sequence[Linear], rows: int, *products: Callable[[Linear, torch.Tensor], torch.Tensor]
 ) -> Callable[[Linear, torch.Tensor], torch.Tensor]:
     """The product that takes the least time for so many ``rows``; the first of ``products`` unless another gains."""
-    cases = [(linear, torch.ones(rows, linear.in_features)) for linear in _some(linears)]
+    cases = [(linear, linear.weight.new_ones(rows, linear.in_features)) for linear in _some(linears)]
     times = [float("inf")] * len(products)
     for _ in range(ROUNDS):
         for index, product in enumerate(products):

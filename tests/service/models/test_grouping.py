@@ -41,6 +41,14 @@ def test_a_layer_gives_the_products_of_its_weight(shape: tuple[int, ...], bias: 
         close(by_groups(linear, x), expected)
 
 
+@pytest.mark.parametrize("rows", [1, FEW, 17])
+def test_products_in_bfloat16(rows: int) -> None:
+    linear, x = layer(dtype=torch.bfloat16), torch.randn(rows, 512).bfloat16()
+    found, expected = by_groups(linear, x), x.double() @ linear.weight.double().T
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).abs().max() < 4 * torch.finfo(torch.bfloat16).eps * expected.abs().max()
+
+
 def test_inputs_need_not_be_contiguous() -> None:
     linear = layer()
     for x in (torch.randn(1, 1024)[:, ::2], torch.randn(512, 7).T, torch.randn(3, 512)[:1].expand(4, 512)):
@@ -124,7 +132,8 @@ def test_layers_with_groups() -> None:
     assert has_groups(layer())
     assert not has_groups(nn.Linear(512, 200)), "200 rows are no groups of 64"
     assert not has_groups(nn.Linear(64, 64)), "the calls take longer than the product"
-    assert not has_groups(layer(dtype=torch.bfloat16))
+    assert has_groups(layer(dtype=torch.bfloat16))
+    assert not has_groups(layer(dtype=torch.float16))
     assert not has_groups(layer(device="meta"))
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from service.cli.server import local_server
+from service.models import packing
 from service.models.fingerprint import contents, fingerprint
 from service.models.loading import DEMO, ModelLoadError, load, packed
 from service.models.packing import NotPacked, PackedLinear, pack, packed_bytes
@@ -34,6 +35,19 @@ def settings(**fields: Any) -> Settings:
 def test_a_layer_gives_the_products_of_its_weight(shape: tuple[int, ...], bias: bool) -> None:
     linear, x = nn.Linear(64, 48, bias=bias).requires_grad_(False), torch.randn(shape)
     torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", packing._dtypes()[1:], ids=str)
+@pytest.mark.parametrize("rows", [1, 17, 300])
+def test_half_precision_is_packed_where_the_processor_has_it(rows: int, dtype: torch.dtype) -> None:
+    linear, x = nn.Linear(512, 192, bias=False).requires_grad_(False).to(dtype), torch.randn(rows, 512).to(dtype)
+    model = nn.Sequential(linear)
+    expected = linear.double()(x.double())
+    pack(model.to(dtype))
+    found = model(x)
+    assert found.dtype == dtype
+    error = (found.double() - expected).abs().max()
+    assert error < 4 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 def test_inputs_need_not_be_contiguous() -> None:
@@ -96,8 +110,11 @@ def test_a_packed_model_is_the_same_model_with_other_rounding() -> None:
 
 def test_what_cannot_be_packed_is_refused(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = settings(dtype="bfloat16", packed_weights=True)
-    with pytest.raises(ModelLoadError, match=r"ROPEWAY_PACKED_WEIGHTS: model 'tiny': only float32 on the CPU"):
-        packed(load("tiny", checkpoints / "tiny", wanted), wanted)
+    with monkeypatch.context() as older:
+        older.setattr(packing, "_dtypes", lambda: [torch.float32])
+        refusal = r"ROPEWAY_PACKED_WEIGHTS: model 'tiny': this CPU packs float32, not torch.bfloat16 on cpu"
+        with pytest.raises(ModelLoadError, match=refusal):
+            packed(load("tiny", checkpoints / "tiny", wanted), wanted)
     quantized = replace(load("tiny", checkpoints / "tiny", settings()), quantization=Quantization("int8", {"int8": 28}))
     with pytest.raises(ModelLoadError, match=r"ROPEWAY_PACKED_WEIGHTS: model 'tiny': its weights are quantized"):
         packed(quantized, wanted)
