@@ -121,6 +121,7 @@ ATTENTION = [
              "name: (table[0] + 1) * self.tokens_per_page", (IN_PLACE,)),
     Mutation("reserved blocks are given away", "service", "for run in self.reserved.values():", "for run in ():",
              (IN_PLACE,)),
+    Mutation("new keys of a part are read twice", "patches", "*part(keys, slice(-new)), None", "*keys, None", (FUSED,)),
     Mutation("keys turn in the cache itself", "patches", "key = key.clone()", "key = key.view_as(key)", (IN_PLACE,)),
     Mutation("triangle one column off", "patches", "part(keys, slice(first - low))",
              "part(keys, slice(first - low + 1))", (FUSED,)),
