@@ -34,6 +34,7 @@ from patches.rule import ranges_by_rule
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
 
 if TYPE_CHECKING:
+    from patches.attention.fused import LONG_CONTEXT
     from patches.attention.mass import AttentionMass
     from patches.attention.paged.batch import PagedBackend, PagedBatch, decode_batch, paged_batch, runs_triton
     from patches.attention.paged.decode import DecodeStep, DecodeSteps
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENCODING_TAGS",
     "LONGEST",
+    "LONG_CONTEXT",
     "MAX_POSITION",
     "METHODS",
     "AttentionMass",
@@ -117,6 +119,7 @@ __all__ = [
 
 
 _NEEDS_TORCH = {
+    "patches.attention.fused": {"LONG_CONTEXT"},
     "patches.attention.mass": {"AttentionMass"},
     "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "decode_batch", "paged_batch", "runs_triton"},
     "patches.attention.paged.decode": {"DecodeStep", "DecodeSteps"},

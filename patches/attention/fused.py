@@ -20,7 +20,7 @@ from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
 
-LONG = 4096
+LONG_CONTEXT = 4096
 """Earlier keys from which they are a call by themselves. Over fewer, a merge takes as long as the mask."""
 
 
@@ -61,7 +61,7 @@ def ordinary(states: SegmentStates) -> torch.Tensor:
     """
     new, earlier = states.query.shape[2], states.q_start - states.k_start
     masked, on_cpu = earlier > 0 and new > 1, states.key.device.type == "cpu"
-    if masked and earlier >= LONG and on_cpu and has_kernel(states.query, states.key, states.value):
+    if masked and earlier >= LONG_CONTEXT and on_cpu and has_kernel(states.query, states.key, states.value):
         return _in_two_parts(states)
     mask = states.shared("mask", lambda: _causal_mask(states)) if masked else None
     return F.scaled_dot_product_attention(

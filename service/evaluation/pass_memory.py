@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from patches import Patched, ResolvedRecipe
+from patches import LONG_CONTEXT, Patched, ResolvedRecipe
 from service.evaluation.chunks import chunk_length, inner_size, shortened, vocab_size_of
 from service.models.available_memory import available_bytes
 from service.models.loading import cache_bytes_per_token
@@ -24,7 +24,7 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe
     - The cache, without the keys that sliding layers or ``resolved`` evict after each chunk.
     - One layer's keys and values twice more: a cache that evicts grows by copying, and grouped heads are expanded.
     - A chunk's logits, their softmax and its pieces; a chunk's hidden states.
-    - A mask of a chunk against all keys before it.
+    - A mask of a chunk against all keys before it. A CPU needs none behind ``LONG_CONTEXT`` keys.
     """
     config = patch.model.config.get_text_config()
     item, layers = patch.model.dtype.itemsize, config.num_hidden_layers
@@ -37,7 +37,8 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe
     cache = per_layer * (sum(cached) + max(cached) * (1 + 2 * max(queries, 1.0)))
     logits = 4 * chunk * vocab_size_of(patch) * 4
     hidden = 8 * chunk * (config.hidden_size + inner_size(config)) * item
-    mask = MASK_BYTES * shortened(patch, chunk, max(cached)) * max(cached)
+    context = min(max(cached), LONG_CONTEXT) if patch.model.device.type == "cpu" else max(cached)
+    mask = MASK_BYTES * shortened(patch, chunk, context) * min(max(cached), context + chunk)
     return int(cache + logits + hidden + mask) + WORKING
 
 

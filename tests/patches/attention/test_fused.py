@@ -193,7 +193,7 @@ def test_parts_of_a_long_text_need_no_mask(
     plain = REQUESTS.index({"method": "default"})
     case = Case(new, past, 0, 4, groups, None, None, plain, False, 0, value_width=value_width)
     for most, dtype in itertools.product((past, past + 1), TOLERANCE):  # in two parts, and with a mask
-        monkeypatch.setattr(fused, "LONG", most)
+        monkeypatch.setattr(fused, "LONG_CONTEXT", most)
         masks.clear()
         check(case, dtype, "cpu")
         assert len(masks) == (most > past or dtype == torch.float64)

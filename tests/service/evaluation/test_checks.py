@@ -108,11 +108,14 @@ def test_a_length_beyond_the_text_holds_the_text(models: ModelRegistry, monkeypa
 def test_only_layers_that_keep_everything_grow(family: str, full_layers: int) -> None:
     with patched(tiny_model(family)[1]) as patch:
         per_layer = pass_memory.cache_bytes_per_token(patch) / patch.model.config.get_text_config().num_hidden_layers
-        grown = pass_bytes(patch, 20_000, 64) - pass_bytes(patch, 10_000, 64)
         spread = 1 + 2 * patch.geometry.num_attention_heads / patch.cached.heads if full_layers else 0
-        masks = [4 * tokens * shortened(patch, 64, tokens) for tokens in (10_000, 20_000)] if full_layers else [0, 0]
-        assert pass_bytes(patch, 10_000, 64) > WORKING
-        assert grown == pytest.approx(10_000 * per_layer * (full_layers + spread) + masks[1] - masks[0], abs=1)
+        per_token = per_layer * (full_layers + spread)
+        grown = pass_bytes(patch, 20_000, 64) - pass_bytes(patch, 10_000, 64)
+        assert grown == pytest.approx(10_000 * per_token, abs=1), "behind so many keys, a CPU makes no mask"
+        masks = [4 * tokens * shortened(patch, 64, tokens) for tokens in (2000, 3000)] if full_layers else [0, 0]
+        grown = pass_bytes(patch, 3000, 64) - pass_bytes(patch, 2000, 64)
+        assert grown == pytest.approx(1000 * per_token + masks[1] - masks[0], abs=1)
+        assert pass_bytes(patch, 2000, 64) > WORKING
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

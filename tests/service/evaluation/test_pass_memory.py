@@ -19,7 +19,7 @@ from service.evaluation.unit import Subject, evaluate
 from tests.forks.process import forked
 
 TOKENS = 32_768
-CHUNK = 4096
+CHUNK = 2048
 
 
 class Bytes:
