@@ -14,14 +14,14 @@ from patches.attention.at_once import at_once
 from patches.attention.blocks import add_band, blocks
 from patches.attention.eager import eager
 from patches.attention.layer import Layer
-from patches.attention.log_sum_exp import has_kernel, merged, nothing, part, sdpa_with_lse
+from patches.attention.log_sum_exp import has_kernel, nothing
 from patches.attention.single_query import single_query
 from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
 
 LONG_CONTEXT = 4096
-"""Earlier keys from which they are a call by themselves. Over fewer, a merge takes as long as the mask."""
+"""Earlier keys from which plain attention on a CPU goes by bands. Over fewer, a merge takes as long as the mask."""
 
 
 def attend(
@@ -47,23 +47,25 @@ def attend(
         part is not None for part in (layer.softcap, layer.sinks, layer.bias, layer.relative_logits)
     ):
         return eager(states)
-    if states.is_plain:
+    if states.is_plain and not _continues_a_long_text(states):
         return ordinary(states)
     if query.shape[2] == 1:
         return single_query(states)
     return by_bands(states)
 
 
-def ordinary(states: SegmentStates) -> torch.Tensor:
-    """Plain causal attention: transformers' own SDPA call, so the result is the same to the bit.
+def _continues_a_long_text(states: SegmentStates) -> bool:
+    """True for a CPU with several queries behind ``LONG_CONTEXT`` keys. Its band is two calls without a mask [q, k]."""
+    several, earlier = states.query.shape[2] > 1, states.q_start - states.k_start
+    on_cpu = states.key.device.type == "cpu"
+    return several and earlier >= LONG_CONTEXT and on_cpu and has_kernel(states.query, states.key, states.value)
 
-    The exception are parts of a long text on a CPU, whose attention takes no [q, k] mask.
-    """
-    new, earlier = states.query.shape[2], states.q_start - states.k_start
-    masked, on_cpu = earlier > 0 and new > 1, states.key.device.type == "cpu"
-    if masked and earlier >= LONG_CONTEXT and on_cpu and has_kernel(states.query, states.key, states.value):
-        return _in_two_parts(states)
-    mask = states.shared("mask", lambda: _causal_mask(states)) if masked else None
+
+def ordinary(states: SegmentStates) -> torch.Tensor:
+    """Plain causal attention: transformers' own SDPA call, so the result is the same to the bit."""
+    new = states.query.shape[2]
+    past = states.k_start < states.q_start and new > 1
+    mask = states.shared("mask", lambda: _causal_mask(states)) if past else None
     return F.scaled_dot_product_attention(
         states.query,
         states.key,
@@ -73,14 +75,6 @@ def ordinary(states: SegmentStates) -> torch.Tensor:
         scale=states.scaling,
         enable_gqa=states.query.shape[1] != states.key.shape[1],
     )
-
-
-def _in_two_parts(states: SegmentStates) -> torch.Tensor:
-    """Every query reads all earlier keys. Among the new ones, it reads those up to itself."""
-    new, scaling, keys = states.query.shape[2], states.scaling, (states.key, states.value)
-    before = sdpa_with_lse(states.query, *part(keys, slice(-new)), None, scaling)
-    own = sdpa_with_lse(states.query, *part(keys, slice(-new, None)), None, scaling, causal=True)
-    return merged(before, own)[0].to(states.query.dtype)
 
 
 def by_bands(states: SegmentStates) -> torch.Tensor:

@@ -46,7 +46,17 @@ def sdpa_with_lse(
         query, key, padded = (widened(states, max(query.shape[-1], value.shape[-1])) for states in (query, key, value))
         out, lse = sdpa_with_lse(query, key, padded, bias, scaling, causal=causal)
         return out[..., : value.shape[-1]], lse
-    return (_cpu if query.device.type == "cpu" else _cuda)(query, key, value, bias, scaling, causal)
+    if query.device.type == "cuda":
+        return _cuda(query, key, value, bias, scaling, causal)
+    rows, heads, new, width = query.shape
+    if heads > key.shape[1] and new > 1 and bias is None and not causal:
+        # The kernel reads keys again for each head. Without a mask, heads that share a key head are its queries.
+        out, lse = sdpa_with_lse(query.reshape(rows, key.shape[1], -1, width), key, value, None, scaling)
+        return out.reshape(query.shape), lse.reshape(query.shape[:3])
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
+    )
+    return out, lse
 
 
 def widened(states: torch.Tensor, width: int) -> torch.Tensor:
@@ -74,24 +84,6 @@ def eager_with_lse(
         scores = scores.masked_fill(later, torch.finfo(scores.dtype).min)
     lse = torch.logsumexp(scores, dim=-1)
     return (torch.exp(scores - lse[..., None]) @ value).to(query.dtype), lse
-
-
-def _cpu(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    scaling: float,
-    causal: bool,
-) -> Attended:
-    """The kernel reads keys again for each query head. Without a mask, heads that share a key head are its queries."""
-    shape = query.shape
-    if shape[1] > key.shape[1] and shape[2] > 1 and bias is None and not causal:
-        query = query.reshape(shape[0], key.shape[1], -1, shape[3])
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
-    )
-    return out.reshape(*shape[:3], -1), lse.reshape(shape[:3])
 
 
 def _cuda(
@@ -127,8 +119,7 @@ def add(attended: Attended, new: torch.Tensor, new_lse: torch.Tensor) -> None:
     out, lse = attended
     # Autograd needs the values from before the update in place.
     old, old_lse = (out.clone(), lse.clone()) if new.requires_grad else attended
-    total = torch.logaddexp(old_lse, new_lse)
-    weight = torch.exp(new_lse - total)[..., None]
+    total, weight = torch.logaddexp(old_lse, new_lse), _weight(old_lse, new_lse)
     if new.requires_grad:
         out.copy_(old.lerp(new.to(out.dtype), weight))
     else:
@@ -138,9 +129,13 @@ def add(attended: Attended, new: torch.Tensor, new_lse: torch.Tensor) -> None:
 
 def merged(left: Attended, right: Attended) -> Attended:
     """The attention to the keys of both, in the dtype of the log-sum-exps."""
-    total = torch.logaddexp(left[1], right[1])
-    weight = torch.exp(right[1] - total)[..., None]
+    total, weight = torch.logaddexp(left[1], right[1]), _weight(left[1], right[1])
     return left[0].to(total.dtype).lerp(right[0].to(total.dtype), weight), total
+
+
+def _weight(old_lse: torch.Tensor, new_lse: torch.Tensor) -> torch.Tensor:
+    """Share [..., 1] of the new keys in the softmax over all. A share near 1 is as exact as one near 0."""
+    return torch.sigmoid(new_lse - old_lse)[..., None]
 
 
 def part(states: Attended, columns: slice) -> Attended:

@@ -64,7 +64,7 @@ def by_groups(linear: nn.Linear, input: torch.Tensor) -> torch.Tensor:
 
 
 def has_groups(linear: nn.Linear) -> bool:
-    """True if MKL multiplies the weight, and it divides into groups. Weights of quantized layers or ranks are no plain
+    """True if the weight divides into groups, and torch has MKL. Weights of quantized layers or ranks are no plain
     tensors."""
     weight = linear.weight.detach()
     is_plain = type(weight) is torch.Tensor and weight.device.type == "cpu" and weight.dtype in DTYPES

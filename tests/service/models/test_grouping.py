@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from service.cli.server import local_server
-from service.models import grouping, packing, products
+from service.models import grouping, packing, products, start
 from service.models.fingerprint import fingerprint
 from service.models.grouping import FEW, MOST, GroupedLinear, by_groups, group, has_groups, most_rows, plain
 from service.models.loading import DEMO
@@ -154,8 +154,9 @@ def test_a_model_keeps_its_parameters() -> None:
     assert fingerprint(model) != contents, "outcomes of plain products are not its own"
 
 
-def test_the_demo_model_is_served_with_it() -> None:
+def test_the_demo_model_is_served_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream decodes one row per step; its tokens are those of four streams, whose products are plain."""
+    monkeypatch.setattr(start, "most_rows", lambda model: FEW)
     settings = Settings(_env_file=None, device="cpu", cache_tokens=2048, model=str(DEMO / "ropeway-demo"))
     prompt = list(range(5, 60))
     with local_server(settings) as url:

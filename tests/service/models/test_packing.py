@@ -37,9 +37,11 @@ def test_a_layer_gives_the_products_of_its_weight(shape: tuple[int, ...], bias: 
     torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", packing._dtypes()[1:], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 17, 300])
 def test_half_precision_is_packed_where_the_processor_has_it(rows: int, dtype: torch.dtype) -> None:
+    if dtype not in packing._dtypes():
+        pytest.skip(f"this processor has no products of {dtype}")
     linear, x = nn.Linear(512, 192, bias=False).requires_grad_(False).to(dtype), torch.randn(rows, 512).to(dtype)
     model = nn.Sequential(linear)
     expected = linear.double()(x.double())
