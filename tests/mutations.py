@@ -60,6 +60,7 @@ class Mutation:
 
 FUSED = "tests/patches/attention/test_fused.py"
 IN_PLACE = "tests/service/engine/test_in_place.py"
+STRIDED = "tests/patches/attention/test_strided.py"
 SINGLE = "tests/patches/attention/test_single_query.py"
 LAYERS = "test_layers_share_tables_without_mixing_them_up"
 OVERFLOW = "test_the_merge_survives_scores_that_overflow_an_exponential"
@@ -117,8 +118,14 @@ ATTENTION = [
              "(kind, self.q_start,", (f"{FUSED}::{LAYERS}",)),
     Mutation("constant temperature ignored", "patches", "multiplier *= temperature.multiplier", "multiplier *= 1.0",
              (PAPER,)),
-    Mutation("keys of the next page are read", "service", "name: table[0] * self.tokens_per_page",
-             "name: (table[0] + 1) * self.tokens_per_page", (IN_PLACE,)),
+    Mutation("keys of the next page are read", "service", "name: range(table[0] * page,",
+             "name: range((table[0] + 1) * page,", (IN_PLACE,)),
+    Mutation("blocks keep what an earlier request left", "service",
+             "parts[:, blocks.start * page : blocks.stop * page].zero_()", "pass", (IN_PLACE,)),
+    Mutation("keys of other sequences weigh in one call", "patches", "masked_fill_(behind, lowest)",
+             "masked_fill_(behind, 0.0)", (STRIDED,)),
+    Mutation("one call reads beyond a request's row", "patches", "<= min(len(places[m]) for m in both)",
+             "<= max(len(places[m]) for m in both)", (STRIDED,)),
     Mutation("reserved blocks are given away", "service", "for run in self.reserved.values():", "for run in ():",
              (IN_PLACE,)),
     Mutation("keys turn in the cache itself", "patches", "key = key.clone()", "key = key.view_as(key)", (IN_PLACE,)),

@@ -43,14 +43,15 @@ class Batch:
     """The segments of one forward, and the tables its layers share.
 
     ``packed`` batches have their sequences one after another in a single row, keys likewise. ``columns`` is the number
-    of key columns that a full cache has seen, for layers that cache only the last ones. ``places`` are those of the
-    sequences' first keys in a cache that attention reads in place. Sequences whose keys are copied have None.
+    of key columns that a full cache has seen, for layers that cache only the last ones. ``places`` are those of a
+    sequence's keys in a cache that attention reads in place. With them are those behind, which only it will write, and
+    which have finite numbers. Sequences whose keys are copied have None.
     """
 
     segments: list[Segment]
     columns: int = 0
     packed: bool = False
-    places: list[int | None] | None = None
+    places: list[range | None] | None = None
     _shared: dict[Hashable, object] = field(default_factory=dict)
     _calls: Counter[int] = field(default_factory=Counter)
 
@@ -71,7 +72,7 @@ class Batch:
         return self._calls[layer] - 1
 
 
-def packed_batch(sequences: list[tuple[int, int, int]], places: list[int | None] | None = None) -> Batch:
+def packed_batch(sequences: list[tuple[int, int, int]], places: list[range | None] | None = None) -> Batch:
     """Batch of a packed row from (slot, first position, number of new tokens) per sequence."""
     segments, column = [], 0
     for slot, q_start, length in sequences:

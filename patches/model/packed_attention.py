@@ -6,22 +6,75 @@ decides once, for all layers alike, how each sequence reads its keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
+from patches.attention.observation import Observer
 from patches.attention.paged.batch import ModelRows, PagedBatch, Role
 from patches.attention.paged.tables import Pairs
 from patches.attention.single_query import ORDINARY, Reading, read, reading_of
 from patches.attention.states import SegmentStates
+from patches.attention.strided import StridedBatch, strided_attention, strided_batches
 from patches.batch.segments import Batch, packed_lengths
 from patches.model.forward import Forwards
 from patches.model.measurement import Measurement
 from patches.model.segment_attention import SegmentAttention, num_sinks_of
+
+
+class Row(NamedTuple):
+    """States of one layer: ``query`` [1, heads, tokens, dim] of the ``new`` tokens of sequences with ``num_kv`` keys.
+
+    ``cached`` are keys and values of all sequences [1, kv_heads, keys, dim]. With ``places``, they are those of the
+    whole cache [places, kv_heads, dim], and ``copied`` has the places of sequences that have none.
+    """
+
+    query: torch.Tensor
+    cached: tuple[torch.Tensor, torch.Tensor]
+    new: list[int]
+    num_kv: list[int]
+    places: list[range | None] | None = None
+    copied: torch.Tensor | None = None
+
+    def sequences(self, members: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Query, keys and values of some sequences, each [1, heads, tokens, dim]."""
+        if not members:
+            return []
+        queries = _divided(self.query, self.new)
+        keys, values = (self._divided(states) for states in self.cached)
+        return [(queries[number], keys(number), values(number)) for number in members]
+
+    def _divided(self, states: torch.Tensor) -> Callable[[int], torch.Tensor]:
+        if self.places is None or self.copied is None:
+            return _divided(states, self.num_kv).__getitem__
+        places, whole = self.places, states.transpose(0, 1)[None]
+        lengths = {number: length for number, length in enumerate(self.num_kv) if places[number] is None}
+        copies: dict[int, torch.Tensor] = {}
+        if lengths:
+            parts = _divided(states.index_select(0, self.copied).transpose(0, 1)[None], list(lengths.values()))
+            copies = dict(zip(lengths, parts, strict=True))
+
+        def of(number: int) -> torch.Tensor:
+            place = places[number]
+            return copies[number] if place is None else whole.narrow(2, place.start, self.num_kv[number])
+
+        return of
+
+
+class Plan(NamedTuple):
+    """The calls of one step: sequences ``together``, and those ``alone`` by number and reading.
+
+    A reading of None is decided in each layer. ``order`` brings outputs into the order of the sequences, unless they
+    have it.
+    """
+
+    together: list[StridedBatch]
+    alone: list[tuple[int, Reading | None]]
+    order: torch.Tensor | None
 
 
 class PackedAttention:
@@ -54,22 +107,52 @@ class PackedAttention:
             layer = replace(layer, sinks=sinks)
         if isinstance(batch, PagedBatch):
             return self._attend_pages(query, key, value, batch, paged, layer, index)
-        states = self._sequences(query, key, value, batch, paged, index)
-        role = self._segments.role(index)
-        readings: list[Reading | None] = [None] * len(states)
+        row = self._row(query, key, value, batch, paged, index)
         if forward.observer is None and layer.is_ordinary:
+            role = self._segments.role(index)
             kind = role, layer.mask, paged["cu_seq_lens_k"].data_ptr()
-            readings = batch.shared(kind, lambda: self._readings(states, batch, layer, role))
+            plan = batch.shared(kind, lambda: self._plan(row, batch, layer, role))
+        else:
+            plan = Plan([], [(number, None) for number in range(len(batch.segments))], None)
+        attended = [strided_attention(query, *row.cached, layer.scaling, each) for each in plan.together]
+        if plan.alone:
+            attended.append(self._alone(plan.alone, row, batch, layer, index, forward.observer))
+        joined = attended[0] if len(attended) == 1 else torch.cat(attended, 1)
+        return (joined if plan.order is None else joined.index_select(1, plan.order)).contiguous()
+
+    def _alone(
+        self,
+        alone: Sequence[tuple[int, Reading | None]],
+        row: Row,
+        batch: Batch,
+        layer: Layer,
+        index: int,
+        observer: Observer | None,
+    ) -> torch.Tensor:
+        """Output [1, tokens, heads, value dim] of sequences with a call each or more."""
         attended = []
-        for segment, own, reading in zip(batch.segments, states, readings, strict=True):
+        for (number, reading), own in zip(alone, row.sequences([number for number, _ in alone]), strict=True):
             if reading is not None:
                 attended.append(read(*own, layer.scaling, reading))
                 continue
-            recipe = self._segments.recipe(role, segment.slot)
+            segment = batch.segments[number]
+            recipe = self._segments.recipe(self._segments.role(index), segment.slot)
             num_sinks = num_sinks_of(recipe, layer, own[1].shape[2], segment.q_stop) or 0
-            attended.append(self._segments.attend(own, segment, batch, layer, index, forward.observer, num_sinks))
-        joined = attended[0] if len(attended) == 1 else torch.cat(attended, 2)
-        return joined.transpose(1, 2).contiguous()
+            attended.append(self._segments.attend(own, segment, batch, layer, index, observer, num_sinks))
+        return (attended[0] if len(attended) == 1 else torch.cat(attended, 2)).transpose(1, 2)
+
+    def _plan(self, row: Row, batch: Batch, layer: Layer, role: Role) -> Plan:
+        """The calls that read the sequences, the same in layers of one role and window."""
+        readings = self._readings(row.sequences(range(len(batch.segments))), batch, layer, role)
+        together: list[StridedBatch] = []
+        if batch.places is not None:
+            ordinary = [number for number, reading in enumerate(readings) if reading is ORDINARY]
+            together = strided_batches(ordinary, batch.places, row.num_kv, row.query)
+        rest = set(range(len(readings))).difference(*(each.members for each in together))
+        alone = [(number, readings[number]) for number in sorted(rest)]
+        order = [*(n for each in together for n in each.members), *(n for n, _ in alone)]
+        is_in_order = order == list(range(len(order)))
+        return Plan(together, alone, None if is_in_order else torch.tensor(order).argsort())
 
     def _readings(
         self,
@@ -78,10 +161,7 @@ class PackedAttention:
         layer: Layer,
         role: Role,
     ) -> list[Reading | None]:
-        """The reading of each segment with a single query, None for others.
-
-        It is the same in layers of one role and window. Decoding many sequences asks this most often.
-        """
+        """The reading of each segment with a single query, None for others."""
         readings: list[Reading | None] = []
         for segment, own in zip(batch.segments, states, strict=True):
             recipe, start = self._segments.recipe(role, segment.slot), segment.q_start
@@ -106,12 +186,12 @@ class PackedAttention:
     ) -> torch.Tensor:
         """As ``attend``, from the pages themselves once they have the new keys and values."""
         new = self._through_cache(key, value, batch, paged, index)
-        pages = paged["k_cache"][..., : key.shape[-1]], paged["v_cache"][..., : value.shape[-1]]
+        pages = _narrowed(paged["k_cache"], key.shape[-1]), _narrowed(paged["v_cache"], value.shape[-1])
         for states, target in zip(new, pages, strict=True):
             batch.step.write(states[0].transpose(0, 1), target)
         return batch.attend(query[0].transpose(0, 1), *pages, layer, self._segments.role(index), self.rows)[None]
 
-    def _sequences(
+    def _row(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -119,21 +199,15 @@ class PackedAttention:
         batch: Batch,
         paged: dict[str, Any],
         index: int,
-    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Query, keys and values of every sequence, with those in its cache, if it has one."""
-        keys: Sequence[torch.Tensor]
-        values: Sequence[torch.Tensor]
+    ) -> Row:
+        """The states of every sequence, with those in its cache, if it has one."""
         if batch.places is None:
             if "cache" in paged:
                 key, value = self._through_cache(key, value, batch, paged, index)
-            new, num_kv = _lengths(batch, paged)
-            keys, values = _divided(key, num_kv), _divided(value, num_kv)
-        else:
-            cached, read = paged["cache"].write(*self._cached_states(key, value, batch, index), paged)
-            new, num_kv = _lengths(batch, paged)
-            pages = (each[..., : states.shape[-1]] for each, states in zip(cached, (key, value), strict=True))
-            keys, values = (_in_place(each, read, num_kv, batch.places) for each in pages)
-        return list(zip(_divided(query, new), keys, values, strict=True))
+            return Row(query, (key, value), *_lengths(batch, paged))
+        cached, copied = paged["cache"].write(*self._cached_states(key, value, batch, index), paged)
+        pages = _narrowed(cached[0], key.shape[-1]), _narrowed(cached[1], value.shape[-1])
+        return Row(query, pages, *_lengths(batch, paged), batch.places, copied)
 
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: dict[str, Any], index: int
@@ -143,7 +217,7 @@ class PackedAttention:
         With block tables, the cache only puts its pages into ``paged``, and the new states come back.
         """
         keys, values = paged["cache"].update(*self._cached_states(key, value, batch, index), paged)
-        return keys[..., : key.shape[-1]], values[..., : value.shape[-1]]
+        return _narrowed(keys, key.shape[-1]), _narrowed(values, value.shape[-1])
 
     def _cached_states(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, index: int
@@ -153,21 +227,9 @@ class PackedAttention:
         return widened(key, self._width), widened(value, self._width), layer
 
 
-def _in_place(
-    pages: torch.Tensor, read: torch.Tensor, num_kv: Sequence[int], places: Sequence[int | None]
-) -> list[torch.Tensor]:
-    """The keys or values of every sequence in the ``pages`` [places, heads, dim] of a layer.
-
-    Those without a place are copied: ``read`` finds them.
-    """
-    lengths = [length for length, place in zip(num_kv, places, strict=True) if place is None]
-    copies = pages.index_select(0, read).transpose(0, 1)[None] if lengths else None
-    copied = iter(() if copies is None else _divided(copies, lengths))
-    whole = pages.transpose(0, 1)[None]
-    return [
-        next(copied) if place is None else whole.narrow(2, place, length)
-        for length, place in zip(num_kv, places, strict=True)
-    ]
+def _narrowed(states: torch.Tensor, width: int) -> torch.Tensor:
+    """``states`` [..., dim] without what ``widened`` added."""
+    return states if states.shape[-1] == width else states[..., :width]
 
 
 def _divided(states: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:

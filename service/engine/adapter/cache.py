@@ -27,8 +27,8 @@ class EncodingCache(PagedAttentionCache):
     live_keys: dict[str, object]
     """Request id -> its cache key."""
     token_bits: int
-    in_place: dict[str, int]
-    """Request id -> place of its first key, for requests of this step whose keys need no copy."""
+    in_place: dict[str, range]
+    """Request id -> its places, from its first key on, for requests of this step whose keys need no copy."""
 
     @property
     def page_size(self) -> int:

@@ -41,7 +41,7 @@ class SlottedInputs(ContinuousBatchingIOs):
         windowed = allocator_of(self.cache)
         ids = [future.state.request_id for future in requests_in_batch]
         decodes = windowed is not None and all(length == 1 for *_, length in sequences)
-        self.cache.in_place = windowed.first_keys(ids) if decodes else {}  # type: ignore[union-attr]
+        self.cache.in_place = windowed.places(ids) if decodes else {}  # type: ignore[union-attr]
         turns = [Turn(f.state.request_id, f.state.position_offset, f.query_length) for f in requests_in_batch]
         with nullcontext() if windowed is None else windowed.asked_in_turn(turns):
             fast = {} if self.backend is None else {"use_decode_fast_path": True}

@@ -6,7 +6,10 @@ blocks are not in a row still works: its keys are copied for each step.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
+from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import RegularTrees
 from typing_extensions import override
 
@@ -14,22 +17,46 @@ from service.engine.adapter.compatibility import adopt
 
 
 class Runs(RegularTrees):
-    """Free blocks of the cache. ``reserved`` has the blocks that each request is going to take."""
+    """Free blocks of the cache. ``reserved`` has the blocks that each request is going to take.
+
+    ``ledger`` knows the blocks kept for their prefixes. ``clear`` sets the keys and values of blocks to zero. Requests
+    get clear blocks, since one call reads several of different lengths. Masked keys must be finite, and an earlier
+    request may have left something else.
+    """
 
     reserved: dict[str, range]
+    ledger: BlockLedger
+    clear: Callable[[range], object]
 
     def take(self, request_id: str, blocks: int, table: list[int], most: int) -> list[int]:
         """``blocks`` free blocks behind the last of ``table``, which will have ``most`` of them in the end."""
         rest = max(most - len(table), blocks)
         run = self.reserved.pop(request_id, range(0))
-        if len(run) < blocks or any(not self._is_free(block) for block in run[:blocks]):
+        if len(run) < blocks:
             run = self._run(rest, table) or self._run(blocks, table)
+            self.clear(run)
         if not run:
-            return self.pop_leaves(blocks)
+            taken = self.pop_leaves(blocks)
+            for block in taken:
+                self.clear(range(block, block + 1))
+            return taken
         for block in run[:blocks]:
             self._remove(block)
         self.reserved[request_id] = run[blocks:]
         return list(run[:blocks])
+
+    def end(self, request_id: str, table: list[int]) -> int:
+        """The block behind those of ``table`` and those that the request reserves right behind them."""
+        run = self.reserved.get(request_id, range(0))
+        return run.stop if run and run.start == table[-1] + 1 else table[-1] + 1
+
+    @override
+    def pop_leaves(self, num_leaves: int) -> list[int]:
+        """Any free blocks. Requests lose what they had reserved of these."""
+        taken = super().pop_leaves(num_leaves)
+        lost = set(taken)
+        self.reserved = {name: run for name, run in self.reserved.items() if lost.isdisjoint(run)}
+        return taken
 
     @override
     def delete_full_trees(self) -> list[int]:
@@ -37,21 +64,34 @@ class Runs(RegularTrees):
         return []
 
     def _run(self, length: int, table: list[int]) -> range:
-        """Free blocks in a row that no request reserves, if possible behind ``table``; empty without any."""
-        blocks = [block for tree in self.trees.values() for block in tree]
-        free = bytearray(max(blocks, default=0) + 1)
+        """Blocks in a row that no request has or reserves, if possible behind ``table``; empty without any.
+
+        Those kept for their prefixes give way where no others are in a row, the longest unused first.
+        """
+        blocks, kept = [block for tree in self.trees.values() for block in tree], self.ledger.cached_blocks
+        free, wanted = bytearray(max((*blocks, *kept), default=0) + 1), bytes([1]) * length
         for block in blocks:
             free[block] = 1
         for run in self.reserved.values():
             free[run.start : run.stop] = bytes(len(free[run.start : run.stop]))
-        wanted = bytes([1]) * length
         if table and free.startswith(wanted, table[-1] + 1):
             return range(table[-1] + 1, table[-1] + 1 + length)
-        first = free.find(wanted)
-        return range(0) if first < 0 else range(first, first + length)
+        first = next(_firsts(free, wanted), None)
+        if first is None:
+            last_use = {block: number for number, block in enumerate(kept)}
+            for block in kept:
+                free[block] = 1
+            uses = {first: max(last_use.get(first + n, -1) for n in range(length)) for first in _firsts(free, wanted)}
+            first = min(uses, key=uses.__getitem__, default=None)
+        run = range(0) if first is None else range(first, first + length)
+        self._evict([block for block in run if block in kept])
+        return run
 
-    def _is_free(self, block: int) -> bool:
-        return block in self.trees.get(block // self.elems_per_tree, ())
+    def _evict(self, blocks: list[int]) -> None:
+        for block in blocks:
+            del self.ledger.cached_blocks[block]
+            del self.ledger.hash_to_block[self.ledger.block_to_hash.pop(block)]
+        self.add_leaves(blocks)
 
     def _remove(self, block: int) -> None:
         root = block // self.elems_per_tree
@@ -61,18 +101,32 @@ class Runs(RegularTrees):
             del self.trees[root]
 
 
+def _firsts(free: bytearray, wanted: bytes) -> Iterator[int]:
+    """First blocks of rows of ``wanted`` ones, at multiples of a power of two if there are such.
+
+    So requests are at equal distances, and one call reads the keys of several.
+    """
+    step = 1 << (len(wanted) - 1).bit_length()
+    even = [first for first in range(0, len(free), step) if free.startswith(wanted, first)]
+    yield from even or (first for first in [free.find(wanted)] if first >= 0)
+
+
 def give_out_runs(allocator: FullAttentionCacheAllocator) -> None:
     """Give each layer a part of the cache, in which its pages follow one another, and each request ``Runs`` of them.
 
     For an allocator that has the cache alone, before the first request.
     """
     pool = allocator.pool
-    adopt(pool._free_blocks[allocator.index], Runs, reserved={})
-    while pool.free_sectors:
-        pool.allocate_sector(allocator.index)
     _, _, heads, width = allocator.cache_tensor.shape
     layers, page = len(allocator.layer_indices), allocator.tokens_per_page
     parts = allocator.cache_tensor.view(2 * layers, -1, heads, width)
+
+    def clear(blocks: range) -> None:
+        parts[:, blocks.start * page : blocks.stop * page].zero_()
+
+    adopt(pool._free_blocks[allocator.index], Runs, reserved={}, ledger=allocator.ledger, clear=clear)
+    while pool.free_sectors:
+        pool.allocate_sector(allocator.index)
     pages = parts.unflatten(1, (-1, page))
     for number, layer in enumerate(allocator.layer_indices):
         allocator._kv_token_views[layer] = parts[2 * number], parts[2 * number + 1]

@@ -99,13 +99,14 @@ class WindowedAllocator(FullAttentionCacheAllocator):
         free = self.pool._free_blocks[self.index]
         return free if isinstance(free, Runs) else None
 
-    def first_keys(self, request_ids: Sequence[str]) -> dict[str, int]:
-        """Request id -> place of its first key, for requests whose keys follow one another in the cache."""
+    def places(self, request_ids: Sequence[str]) -> dict[str, range]:
+        """Request id -> the places that only it writes, for requests whose keys follow one another in the cache."""
         tables = {name: self.block_table.get(name, []) for name in request_ids if not self.evicted_pages.get(name)}
+        page, free = self.tokens_per_page, self.runs
         return {
-            name: table[0] * self.tokens_per_page
+            name: range(table[0] * page, free.end(name, table) * page)
             for name, table in tables.items()
-            if self.runs is not None and table and table == list(range(table[0], table[0] + len(table)))
+            if free is not None and table and table == list(range(table[0], table[0] + len(table)))
         }
 
     @override

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 
 from patches import Method, parse, patched
+from patches.attention.strided import StridedBatch
+from patches.model import packed_attention
+from service.engine.adapter import manager
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.runs import Runs
 from service.engine.adapter.windowed import WindowedAllocator
@@ -40,7 +45,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, every step copies its keys."""
-    monkeypatch.setattr(WindowedAllocator, "first_keys", lambda *_: {})
+    monkeypatch.setattr(WindowedAllocator, "places", lambda *_: {})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,13 +87,47 @@ def test_shared_prefixes_and_evicted_keys_are_copied_beside_others(
     assert max(read) < len(requests), "the window has a gap"
 
 
+def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier request may have left anything behind the keys of another."""
+    calls: list[StridedBatch] = []
+    attend, give_out = packed_attention.strided_attention, manager.give_out_runs
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        calls.append(arguments[-1])
+        return attend(*arguments)
+
+    def left_over(allocator: Any) -> None:
+        give_out(allocator)
+        allocator.cache_tensor.fill_(torch.nan)
+
+    monkeypatch.setattr(packed_attention, "strided_attention", watched)
+    monkeypatch.setattr(manager, "give_out_runs", left_over)
+    methods: list[Method] = [parse(name) for name in ("alibi", "default", *["linear:4"] * 4)]
+    prompts = [[3 + number, *range(9, 9 + length)] for number, length in enumerate((21, 22, 23, 21, 23, 22))]
+    with patched(tiny_model("llama")[1]) as patch:
+        tokens, logprobs, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
+        copied(monkeypatch)
+        taken = len(calls)
+        expected, reference, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
+    assert {len(call.members) for call in calls} == {5}, "of all but the one with a bias"
+    assert any(call.bias is not None for call in calls)
+    assert len(calls) == taken
+    assert tokens == expected
+    assert torch.allclose(logprobs, reference, atol=1e-4)
+
+
+def runs(blocks: Iterable[int]) -> Runs:
+    free = Runs(1)
+    free.reserved, free.ledger, free.clear = {}, BlockLedger(), lambda _: None
+    for block in blocks:
+        free.add_tree(block)
+    return free
+
+
 def test_blocks_are_in_a_row_while_there_is_room() -> None:
     """Requests come, grow and go at random. None has a block of another, and nearly all have theirs in a row."""
     random.seed(3)
-    free = Runs(1)
-    free.reserved = {}
-    for block in range(2, 130):
-        free.add_tree(block)
+    free = runs(range(2, 130))
     tables: dict[str, list[int]] = {}
     most: dict[str, int] = {}
     in_a_row = grown = 0
@@ -110,11 +149,46 @@ def test_blocks_are_in_a_row_while_there_is_room() -> None:
     assert in_a_row == grown
 
 
+def test_requests_of_like_lengths_are_equally_far_apart() -> None:
+    free = runs(range(1, 60))
+    starts = [free.take(str(length), 1, [], length)[0] for length in (5, 8, 6, 7)]
+    assert starts == [8, 16, 24, 32]
+    assert free.take("short", 2, [], 2) == [2, 3]
+    assert free.take("long", 1, [], 18) == [39], "the next multiple of 32 is taken"
+
+
+def test_a_request_loses_what_another_takes_of_its_row() -> None:
+    cleared: list[range] = []
+    free = runs(range(1, 7))
+    free.clear = cleared.append
+    table = free.take("a", 1, [], 4)
+    assert table == [1]
+    assert free.end("a", table) == 5
+    assert cleared == [range(1, 5)]
+    taken = free.take("b", 4, [], 4)
+    assert {step for block in cleared[2:] for step in block} == set(taken)
+    assert free.end("a", table) == 2
+
+
+def test_blocks_kept_for_their_prefixes_give_way_to_a_row() -> None:
+    """Those that were used last stay, and so do all while others are in a row."""
+    free = runs(range(16))
+    tables = [free.take(str(number), 3, [], 3) for number in range(4)]
+    for number, block in enumerate(block for table in (tables[2], tables[0], tables[1], tables[3]) for block in table):
+        free.ledger.register_new_hash(block, 100 + number)
+        free.ledger.release(block)
+    assert len(free.ledger.cached_blocks) == 12
+    assert free.take("fits", 1, [], 1) == [3]
+    assert len(free.ledger.cached_blocks) == 12
+    assert free.take("first", 2, [], 3) == tables[2][:2]
+    assert free.take("second", 3, [], 3) == tables[0]
+    assert list(free.ledger.cached_blocks) == tables[1] + tables[3]
+    assert sorted(free.ledger.hash_to_block) == list(range(106, 112))
+    assert len(free) == 3 + 1
+
+
 def test_without_a_row_any_free_blocks_are_taken() -> None:
-    free = Runs(1)
-    free.reserved = {}
-    for block in (2, 4, 6, 8):
-        free.add_tree(block)
+    free = runs((2, 4, 6, 8))
     assert sorted(free.take("a", 3, [], 3)) != [2, 3, 4]
     assert len(free) == 1
     assert free.take("b", 1, [], 5)
