@@ -27,7 +27,7 @@ def fastest(
     linears: Sequence[Linear], rows: int, *products: Callable[[Linear, torch.Tensor], torch.Tensor]
 ) -> Callable[[Linear, torch.Tensor], torch.Tensor]:
     """The product that takes the least time for so many ``rows``; the first of ``products`` unless another gains."""
-    cases = [(linear, linear.weight.new_ones(rows, linear.in_features)) for linear in _some(linears)]
+    cases = [(linear, linear.weight.new_ones(rows, linear.in_features)) for linear in some(linears)]
     times = [float("inf")] * len(products)
     for _ in range(ROUNDS):
         for index, product in enumerate(products):
@@ -39,11 +39,12 @@ def fastest(
     return products[best if times[best] < GAIN * times[0] else 0]
 
 
-def _some(linears: Sequence[Linear]) -> list[Linear]:
-    some, size = [linears[0]], linears[0].weight.nbytes
+def some(linears: Sequence[Linear]) -> list[Linear]:
+    """The first of ``linears`` that have ``BYTES`` together, one at least."""
+    first, size = [linears[0]], linears[0].weight.nbytes
     for linear in linears[1:]:
         size += linear.weight.nbytes
         if size > BYTES:
             break
-        some.append(linear)
-    return some
+        first.append(linear)
+    return first

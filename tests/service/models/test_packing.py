@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,20 @@ from torch import nn
 from service.cli.server import local_server
 from service.models import packing
 from service.models.fingerprint import contents, fingerprint
+from service.models.grouping import plain
 from service.models.loading import DEMO, ModelLoadError, load, packed
-from service.models.packing import NotPacked, PackedLinear, pack, packed_bytes
+from service.models.packing import (
+    LAYOUTS,
+    NotPacked,
+    PackedLinear,
+    Product,
+    by_mkl,
+    by_onednn,
+    has_mkl,
+    pack,
+    packed_bytes,
+    products_of,
+)
 from service.models.quantization import Quantization
 from service.settings import Settings
 from tests.models import tiny_model, tiny_tokens
@@ -30,11 +43,48 @@ def settings(**fields: Any) -> Settings:
     return Settings(_env_file=None, device="cpu", cache_tokens=2048, **fields)
 
 
+@pytest.fixture(params=LAYOUTS, ids=lambda product: product.__name__)
+def product(request: pytest.FixtureRequest) -> Product:
+    if request.param is by_mkl and not has_mkl():
+        pytest.skip("this torch has no MKL")
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 64), (17, 64), (2, 300, 64), (0, 64), (2, 0, 64)], ids=str)
-def test_a_layer_gives_the_products_of_its_weight(shape: tuple[int, ...], bias: bool) -> None:
+def test_a_layer_gives_the_products_of_its_weight(product: Product, shape: tuple[int, ...], bias: bool) -> None:
     linear, x = nn.Linear(64, 48, bias=bias).requires_grad_(False), torch.randn(shape)
-    torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=0, atol=2e-6)
+    torch.testing.assert_close(PackedLinear(linear, product)(x), linear(x), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(1000, 1003), (61, 2050), (2048, 96)], ids=str)
+def test_a_layout_is_for_any_number_of_rows(product: Product, shape: tuple[int, int]) -> None:
+    """The packed copy alone is read: the plain weight is another by now."""
+    out_features, in_features = shape
+    linear = nn.Linear(in_features, out_features, bias=False).requires_grad_(False)
+    weight = linear.weight.double()
+    packed = PackedLinear(linear, product)
+    linear.weight.zero_()
+    for rows in (1, 2, 3, 15, 16, 17, 63, 64, 65, 257, 600):
+        x = torch.randn(rows, in_features)
+        torch.testing.assert_close(packed(x).double(), x.double() @ weight.T, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("fast", LAYOUTS, ids=lambda product: product.__name__)
+def test_the_processor_decides_on_a_layout(fast: Product, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_mkl():
+        pytest.skip("this torch has no MKL")
+
+    def slow(linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01)
+        return plain(linear, x)
+
+    layouts = {slow if product is not fast else product: layout for product, layout in LAYOUTS.items()}
+    monkeypatch.setattr(packing, "LAYOUTS", layouts)
+    model = nn.Sequential(nn.Linear(64, 64))
+    pack(model)
+    assert model[0].many is fast
+    assert products_of(model) == sorted([fast.__name__, "packed"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -50,12 +100,13 @@ def test_half_precision_is_packed_where_the_processor_has_it(rows: int, dtype: t
     assert found.dtype == dtype
     error = (found.double() - expected).abs().max()
     assert error < 4 * torch.finfo(dtype).eps * expected.abs().max()
+    assert model[0].many is by_onednn  # type: ignore[union-attr]
 
 
-def test_inputs_need_not_be_contiguous() -> None:
+def test_inputs_need_not_be_contiguous(product: Product) -> None:
     linear = nn.Linear(64, 48).requires_grad_(False)
     for x in (torch.randn(5, 128)[:, ::2], torch.randn(64, 7).T, torch.randn(3, 64)[:1].expand(4, 64)):
-        torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=0, atol=2e-6)
+        torch.testing.assert_close(PackedLinear(linear, product)(x), linear(x), rtol=0, atol=2e-6)
 
 
 def test_parameters_stay_the_models_own() -> None:
