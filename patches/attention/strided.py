@@ -1,16 +1,22 @@
 """New queries of several sequences in one call, where their keys lie at equal distances in the cache.
 
 Over a few hundred keys, a call takes longer than its mathematics, most of all on several threads. At equal distances,
-the keys of many sequences are one tensor with a stride. So no key is copied.
+the keys of many sequences are one tensor with a stride. So no key is copied, unless it turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+
+from patches.attention.log_sum_exp import merged, sdpa_with_lse
+from patches.attention.single_query import EVERY, FEW, ORDINARY, Reading
+from patches.attention.tables import Table
+from patches.encoding.rotary import turn, turn_
 
 ALIKE = 64
 """Sequences of one call have fewer keys than the longest by less than this. Another call takes as long as reading so
@@ -20,35 +26,50 @@ many."""
 class StridedBatch(NamedTuple):
     """Sequences, by their number in the step. From one to the next, first keys are ``stride`` places apart.
 
-    Of the ``length`` keys from there on, ``bias`` [sequences, 1, 1, length] excludes those behind a sequence's last.
-    It is None if all have as many.
+    Each query attends once for every one of ``turns``: it turns by ``query`` [sequences, turns, 1, rotary_dim]. The
+    ``bias`` [sequences, kv_heads or 1, turns x heads of each, length] excludes keys of other turns. It also excludes
+    those behind a sequence's last. Some of the ``length`` keys turn by ``keys`` [sequences, 1, keys, rotary_dim]. The
+    query has the ``factor`` [sequences, 1, 1]. Without one of these, its field is None.
     """
 
     members: list[int]
     first: int
     stride: int
     length: int
-    bias: torch.Tensor | None
+    turns: int = 1
+    bias: torch.Tensor | None = None
+    query: Table | None = None
+    keys: tuple[slice, Table] | None = None
+    factor: torch.Tensor | None = None
+    interleaved: bool = False
+    offset: int = 0
 
 
 def strided_batches(
-    members: Iterable[int], places: Sequence[range | None], lengths: Sequence[int], states: torch.Tensor
+    readings: Sequence[Reading | None],
+    places: Sequence[range | None],
+    lengths: Sequence[int],
+    query: torch.Tensor,
+    kv_heads: int,
 ) -> list[StridedBatch]:
-    """Batches of two ``members`` at least, whose encoding is ordinary attention. The other members are in none.
+    """Batches of two sequences at least, of those with a reading and a place. The others are in none.
 
     ``places`` are the places in the cache that each sequence may read, from its first key on. ``lengths`` are its
-    numbers of keys. Biases are like ``states``.
+    numbers of keys. Of ``query`` [1, heads, sequences, head_dim], only shape and dtype count.
     """
+    kinds: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+    for number, (reading, place, length) in enumerate(zip(readings, places, lengths, strict=True)):
+        if reading is None or place is None or (length > FEW and reading is not ORDINARY):
+            continue
+        kind = _turns(reading), any(part.keys for part in reading.parts)
+        kinds.setdefault(kind, []).append(number)
     found = []
-    for batch in _equally_spaced(members, places, lengths):
-        starts = [places[member].start for member in batch]  # type: ignore[union-attr]
-        own = [lengths[member] for member in batch]
-        bias = None
-        if min(own) < max(own):
-            behind = torch.arange(max(own)) >= torch.tensor(own)[:, None]
-            lowest = torch.finfo(states.dtype).min
-            bias = torch.zeros(behind.shape, dtype=states.dtype).masked_fill_(behind, lowest)[:, None, None]
-        found.append(StridedBatch(batch, starts[0], starts[1] - starts[0], max(own), bias))
+    for members in kinds.values():
+        for batch in _equally_spaced(members, places, lengths):
+            starts = [places[member].start for member in batch]  # type: ignore[union-attr]
+            own = [readings[member] for member in batch]
+            stacked = _Stacked(own, [lengths[member] for member in batch], query, kv_heads)  # type: ignore[arg-type]
+            found.append(stacked.batch(batch, starts[0], starts[1] - starts[0]))
     return found
 
 
@@ -58,15 +79,30 @@ def strided_attention(
     """Output [1, sequences, heads, value dim] of the members' queries in ``query`` [1, heads, all sequences, head_dim].
 
     ``keys`` and ``values`` [places, kv_heads, dim] are a layer's whole cache. Heads that share a key head are its
-    queries, since nothing but ends is masked.
+    queries: a single one needs no causal mask.
     """
-    members, heads = len(batch.members), query.shape[1]
+    members, heads, kv_heads, turns = len(batch.members), query.shape[1], keys.shape[1], batch.turns
     query = query.transpose(1, 2)
     if batch.members != list(range(query.shape[1])):
         query = query[:, batch.members]
-    query = query.reshape(members, keys.shape[1], -1, query.shape[-1])
     key, value = _strided(keys, batch), _strided(values, batch)
-    out = F.scaled_dot_product_attention(query, key, value, batch.bias, scale=scaling)
+    layout = {"interleaved": batch.interleaved, "offset": batch.offset}
+    if batch.keys is not None:
+        columns, table = batch.keys
+        key = key.clone()
+        turn_(key[:, :, columns], *table, **layout)  # type: ignore[arg-type]
+    if batch.factor is not None:
+        query = (query * batch.factor).to(query.dtype)
+    if batch.query is not None:
+        query = turn(query.reshape(members, 1, heads, -1).expand(-1, turns, -1, -1), *batch.query, **layout)  # type: ignore[arg-type]
+        query = query.view(members, turns, kv_heads, -1, query.shape[-1]).transpose(1, 2)
+    query = query.reshape(members, kv_heads, -1, query.shape[-1])
+    if turns == 1:
+        out = F.scaled_dot_product_attention(query, key, value, batch.bias, scale=scaling)
+    else:
+        each = sdpa_with_lse(query, key, value, batch.bias, scaling)
+        outs, sums = (states.unflatten(2, (turns, -1)).unbind(2) for states in each)
+        out = reduce(merged, zip(outs, sums, strict=True))[0].to(query.dtype)
     return out.reshape(1, members, heads, -1)
 
 
@@ -76,6 +112,109 @@ def _strided(states: torch.Tensor, batch: StridedBatch) -> torch.Tensor:
     size = len(batch.members), states.shape[1], batch.length, states.shape[2]
     first = states.storage_offset() + batch.first * place
     return states.as_strided(size, (batch.stride * place, head, place, one), first)
+
+
+def _turns(reading: Reading) -> tuple[int, ...]:
+    """For each part, the number of its query's turn: parts with one query share a softmax."""
+    queries = [id(part.query) for part in reading.parts]
+    distinct = list(dict.fromkeys(queries))
+    return tuple(distinct.index(query) for query in queries)
+
+
+class _Stacked:
+    """Readings whose parts have like turns, as one: their tables and biases side by side."""
+
+    def __init__(self, readings: list[Reading], lengths: list[int], query: torch.Tensor, kv_heads: int) -> None:
+        self._readings, self._lengths, self._query, self._kv_heads = readings, lengths, query, kv_heads
+        self._turns = _turns(readings[0])
+        self._count = 1 + max(self._turns)
+
+    def batch(self, members: list[int], first: int, stride: int) -> StridedBatch:
+        one, length = self._readings[0], max(self._lengths)
+        return StridedBatch(
+            members, first, stride, length, self._count, self._bias(length), self._queries(), self._keys(),
+            self._factor(), one.interleaved, one.offset,
+        )  # fmt: skip
+
+    def _columns(self) -> list[list[tuple[int, int]]]:
+        """(first, end) of the keys of each part of each sequence."""
+        return [
+            [
+                (0, length) if part.columns == EVERY else (part.columns.start, part.columns.stop)
+                for part in reading.parts
+            ]
+            for reading, length in zip(self._readings, self._lengths, strict=True)
+        ]
+
+    def _bias(self, length: int) -> torch.Tensor | None:
+        columns = self._columns()
+        biased = [
+            (number, index, part.bias)
+            for number, reading in enumerate(self._readings)
+            for index, part in enumerate(reading.parts)
+            if part.bias is not None
+        ]
+        first, end = torch.tensor(columns)[..., None].unbind(2)
+        at, dtype = torch.arange(length), self._query.dtype
+        of_parts = (at >= first) & (at < end)
+        seen = torch.zeros(len(columns), self._count, length, dtype=torch.bool)
+        for index, number in enumerate(self._turns):
+            seen[:, number] |= of_parts[:, index]
+        if not biased and bool(seen.all()):
+            return None
+        bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[:, :, None]
+        if not biased and self._count == 1:
+            return bias
+        bias = bias.repeat(1, 1, self._query.shape[1], 1)
+        for number, index, own in biased:
+            start, stop = columns[number][index]
+            bias[number, self._turns[index], :, start:stop] += own[0, :, 0]
+        heads = bias.view(len(columns), self._count, self._kv_heads, -1, length)
+        return heads.transpose(1, 2).flatten(2, 3)
+
+    def _queries(self) -> Table | None:
+        firsts = [self._turns.index(turn) for turn in range(self._count)]
+        tables = [reading.parts[first].query for reading in self._readings for first in firsts]
+        if not any(tables):
+            return None
+        cos, sin = _tables([[] if table is None else [(0, table)] for table in tables], 1)
+        size = len(self._readings), self._count, 1, -1
+        return cos.view(size), sin.view(size)
+
+    def _keys(self) -> tuple[slice, Table] | None:
+        pieces = [
+            [
+                (first + piece.start, table)
+                for (first, _), part in zip(columns, reading.parts, strict=True)
+                for piece, table in part.keys
+            ]
+            for columns, reading in zip(self._columns(), self._readings, strict=True)
+        ]
+        spans = [(start, start + len(table[0])) for own in pieces for start, table in own]
+        if not spans:
+            return None
+        low, high = min(start for start, _ in spans), max(stop for _, stop in spans)
+        cos, sin = _tables([[(start - low, table) for start, table in own] for own in pieces], high - low)
+        return slice(low, high), (cos[:, None], sin[:, None])
+
+    def _factor(self) -> torch.Tensor | None:
+        if all(reading.multiplier == 1.0 and reading.factor is None for reading in self._readings):
+            return None
+        factors = torch.ones(len(self._readings), 1, 1)
+        for number, reading in enumerate(self._readings):
+            factors[number] = reading.multiplier if reading.factor is None else reading.multiplier * reading.factor
+        return factors
+
+
+def _tables(pieces: list[list[tuple[int, Table]]], rows: int) -> Table:
+    """Rotations [sequences, rows, rotary_dim]: ``pieces`` from their first rows on, by nothing elsewhere."""
+    width = next(table[0].shape[-1] for own in pieces for _, table in own)
+    cos, sin = torch.ones(len(pieces), rows, width), torch.zeros(len(pieces), rows, width)
+    for number, own in enumerate(pieces):
+        for start, table in own:
+            for whole, piece in zip((cos, sin), table, strict=True):
+                whole[number, start : start + len(piece)] = piece
+    return cos, sin
 
 
 def _equally_spaced(members: Iterable[int], places: Sequence[range | None], lengths: Sequence[int]) -> list[list[int]]:

@@ -146,8 +146,7 @@ class PackedAttention:
         readings = self._readings(row.sequences(range(len(batch.segments))), batch, layer, role)
         together: list[StridedBatch] = []
         if batch.places is not None:
-            ordinary = [number for number, reading in enumerate(readings) if reading is ORDINARY]
-            together = strided_batches(ordinary, batch.places, row.num_kv, row.query)
+            together = strided_batches(readings, batch.places, row.num_kv, row.query, row.cached[0].shape[1])
         rest = set(range(len(readings))).difference(*(each.members for each in together))
         alone = [(number, readings[number]) for number in sorted(rest)]
         order = [*(n for each in together for n in each.members), *(n for n, _ in alone)]
