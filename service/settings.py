@@ -73,8 +73,8 @@ class Settings(BaseSettings):
     )
     packed_weights: bool = Field(
         False,
-        description="On a CPU: keep a second copy of the linear layers' weights in the layout of oneDNN. Steps get "
-        "faster for twice the memory.",
+        description="On a CPU: keep a second copy of the linear layers' weights in the layout of MKL or oneDNN. Steps "
+        "get faster for twice the memory.",
     )
     adapters: NamedFolders = Field(
         {},
