@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from patches.attention.paged.batch import PagedBackend, PagedBatch, decode_batch, paged_batch, runs_triton
     from patches.attention.paged.decode import DecodeStep, DecodeSteps
     from patches.attention.paged.step import PagedSequence
+    from patches.attention.strided import ALIKE
     from patches.batch.segments import Batch, packed_batch
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.encoding.distances import effective_distance
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from patches.model.seams import Patched
 
 __all__ = [
+    "ALIKE",
     "ENCODING_TAGS",
     "LONGEST",
     "LONG_CONTEXT",
@@ -120,6 +122,7 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "patches.attention.fused": {"LONG_CONTEXT"},
+    "patches.attention.strided": {"ALIKE"},
     "patches.attention.mass": {"AttentionMass"},
     "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "decode_batch", "paged_batch", "runs_triton"},
     "patches.attention.paged.decode": {"DecodeStep", "DecodeSteps"},

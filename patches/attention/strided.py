@@ -6,7 +6,7 @@ the keys of many sequences are one tensor with a stride. So no key is copied, un
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -29,18 +29,21 @@ class StridedBatch(NamedTuple):
     Each query attends once for every one of ``turns``: it turns by ``query`` [sequences, turns, 1, rotary_dim]. The
     ``bias`` [sequences, kv_heads or 1, turns x heads of each, length] excludes keys of other turns. It also excludes
     those behind a sequence's last. Some of the ``length`` keys turn by ``keys`` [sequences, 1, keys, rotary_dim]. The
-    query has the ``factor`` [sequences, 1, 1]. Without one of these, its field is None.
+    query has the ``factor`` [sequences, 1, 1]. Without one of these, its field is None. ``rows`` are the members, or
+    None if they are all sequences in their order. ``multiplier`` is that of the scores.
     """
 
     members: list[int]
     first: int
     stride: int
     length: int
+    rows: torch.Tensor | None
     turns: int = 1
     bias: torch.Tensor | None = None
     query: Table | None = None
     keys: tuple[slice, Table] | None = None
     factor: torch.Tensor | None = None
+    multiplier: float = 1.0
     interleaved: bool = False
     offset: int = 0
 
@@ -57,11 +60,11 @@ def strided_batches(
     ``places`` are the places in the cache that each sequence may read, from its first key on. ``lengths`` are its
     numbers of keys. Of ``query`` [1, heads, sequences, head_dim], only shape and dtype count.
     """
-    kinds: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+    kinds: dict[tuple[tuple[int, ...], bool, float], list[int]] = {}
     for number, (reading, place, length) in enumerate(zip(readings, places, lengths, strict=True)):
         if reading is None or place is None or (length > FEW and reading is not ORDINARY):
             continue
-        kind = _turns(reading), any(part.keys for part in reading.parts)
+        kind = _turns(reading), any(part.keys for part in reading.parts), reading.multiplier
         kinds.setdefault(kind, []).append(number)
     found = []
     for members in kinds.values():
@@ -83,8 +86,8 @@ def strided_attention(
     """
     members, heads, kv_heads, turns = len(batch.members), query.shape[1], keys.shape[1], batch.turns
     query = query.transpose(1, 2)
-    if batch.members != list(range(query.shape[1])):
-        query = query[:, batch.members]
+    if batch.rows is not None:
+        query = query.index_select(1, batch.rows)
     key, value = _strided(keys, batch), _strided(values, batch)
     layout = {"interleaved": batch.interleaved, "offset": batch.offset}
     if batch.keys is not None:
@@ -96,7 +99,7 @@ def strided_attention(
     if batch.query is not None:
         query = turn(query.reshape(members, 1, heads, -1).expand(-1, turns, -1, -1), *batch.query, **layout)  # type: ignore[arg-type]
         query = query.view(members, turns, kv_heads, -1, query.shape[-1]).transpose(1, 2)
-    query = query.reshape(members, kv_heads, -1, query.shape[-1])
+    query, scaling = query.reshape(members, kv_heads, -1, query.shape[-1]), scaling * batch.multiplier
     if turns == 1:
         out = F.scaled_dot_product_attention(query, key, value, batch.bias, scale=scaling)
     else:
@@ -130,10 +133,12 @@ class _Stacked:
         self._count = 1 + max(self._turns)
 
     def batch(self, members: list[int], first: int, stride: int) -> StridedBatch:
-        one, length = self._readings[0], max(self._lengths)
+        one = next((reading for reading in self._readings if reading is not ORDINARY), ORDINARY)
+        length, is_whole = max(self._lengths), members == list(range(self._query.shape[2]))
         return StridedBatch(
-            members, first, stride, length, self._count, self._bias(length), self._queries(), self._keys(),
-            self._factor(), one.interleaved, one.offset,
+            members, first, stride, length, None if is_whole else torch.tensor(members), self._count,
+            self._bias(length), self._queries(), self._keys(), self._factor(), one.multiplier, one.interleaved,
+            one.offset,
         )  # fmt: skip
 
     def _columns(self) -> list[list[tuple[int, int]]]:
@@ -165,12 +170,14 @@ class _Stacked:
         bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[:, :, None]
         if not biased and self._count == 1:
             return bias
-        bias = bias.repeat(1, 1, self._query.shape[1], 1)
+        heads, kv_heads = self._query.shape[1], self._kv_heads
+        if not biased:
+            heads, kv_heads = heads // kv_heads, 1
+        bias = bias.repeat(1, 1, heads, 1)
         for number, index, own in biased:
             start, stop = columns[number][index]
             bias[number, self._turns[index], :, start:stop] += own[0, :, 0]
-        heads = bias.view(len(columns), self._count, self._kv_heads, -1, length)
-        return heads.transpose(1, 2).flatten(2, 3)
+        return bias.view(len(columns), self._count, kv_heads, -1, length).transpose(1, 2).flatten(2, 3)
 
     def _queries(self) -> Table | None:
         firsts = [self._turns.index(turn) for turn in range(self._count)]
@@ -198,11 +205,12 @@ class _Stacked:
         return slice(low, high), (cos[:, None], sin[:, None])
 
     def _factor(self) -> torch.Tensor | None:
-        if all(reading.multiplier == 1.0 and reading.factor is None for reading in self._readings):
+        if all(reading.factor is None for reading in self._readings):
             return None
         factors = torch.ones(len(self._readings), 1, 1)
         for number, reading in enumerate(self._readings):
-            factors[number] = reading.multiplier if reading.factor is None else reading.multiplier * reading.factor
+            if reading.factor is not None:
+                factors[number] = reading.factor
         return factors
 
 
@@ -218,7 +226,7 @@ def _tables(pieces: list[list[tuple[int, Table]]], rows: int) -> Table:
 
 
 def _equally_spaced(members: Iterable[int], places: Sequence[range | None], lengths: Sequence[int]) -> list[list[int]]:
-    """Parts of two ``members`` at least, in the order of their places, with equal distances between these."""
+    """Parts of two ``members`` at least, of like lengths, with equal distances between their places."""
     alike: list[list[tuple[int, int]]] = []
     longest = 0
     for length, member in sorted(((lengths[member], member) for member in members), reverse=True):
@@ -229,24 +237,26 @@ def _equally_spaced(members: Iterable[int], places: Sequence[range | None], leng
             alike.append([])
             longest = length
         alike[-1].append((place.start, member))
-    parts: list[list[int]] = []
-    for group in alike:
-        part: list[int] = []
-        for start, member in sorted(group):
-            if not _continues(part, start, member, places, lengths):
-                parts.append(part)
-                part = []
-            part.append(member)
-        parts.append(part)
-    return [part for part in parts if len(part) > 1]
+    return [part for group in alike for part in _parts(sorted(group), places, lengths) if len(part) > 1]
 
 
-def _continues(
-    part: list[int], start: int, member: int, places: Sequence[range | None], lengths: Sequence[int]
-) -> bool:
-    """True if ``member`` has the distance of ``part``, and each of both may read as many keys as the longest has."""
-    firsts = [*(places[m].start for m in part[-2:]), start]  # type: ignore[union-attr]
-    if len(firsts) == 3 and firsts[2] - firsts[1] != firsts[1] - firsts[0]:
-        return False
-    both = [*part, member]
-    return max(lengths[m] for m in both) <= min(len(places[m]) for m in both)  # type: ignore[arg-type]
+def _parts(group: list[tuple[int, int]], places: Sequence[range | None], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Parts of a ``group`` of (first place, member) in the order of their places.
+
+    The next member has the distance of those before, and each may read as many keys as the longest has.
+    """
+    part: list[int] = []
+    before = distance = longest = room = 0
+    for start, member in group:
+        own, place = lengths[member], places[member]
+        assert place is not None
+        is_spaced = len(part) == 1 or start - before == distance
+        if part and is_spaced and max(longest, own) <= min(room, len(place)):
+            longest, room = max(longest, own), min(room, len(place))
+        else:
+            if part:
+                yield part
+            part, longest, room = [], own, len(place)
+        part.append(member)
+        before, distance = start, start - before
+    yield part

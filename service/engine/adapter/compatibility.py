@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
+from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import RegularTrees
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.model_runner import ModelRunner
@@ -31,6 +32,7 @@ ATTRIBUTES: dict[type, str] = {
     FullAttentionCacheAllocator: "index pool ledger block_table tokens_per_page block_physical_stride "
     "write_trash_index layer_indices cache_tensor blocks_per_sector _copy_view _kv_token_views _kv_page_views "
     "_compute_blocks_needed",
+    BlockLedger: "cached_blocks hash_to_block block_to_hash",
     RegularTrees: "trees elems_per_tree pop_leaves _length",
 }
 """Class of a part -> its attributes that the adapter uses without overriding them."""
@@ -58,15 +60,24 @@ def adopt(built: object, kind: type, **attributes: object) -> None:
     base = kind.__bases__[0]
     if type(built) is not base:
         raise IncompatibleTransformers(f"the manager builds {type(built).__name__} in place of {base.__name__}")
-    missing = [name for name in ATTRIBUTES[base].split() if not hasattr(built, name)]
-    if missing:
-        raise IncompatibleTransformers(f"{base.__name__} has no {', '.join(missing)}")
+    check_attributes(built, base)
     taken = [name for name in attributes if hasattr(built, name)]
     if taken:
         raise IncompatibleTransformers(f"{base.__name__} already uses the name {', '.join(taken)}")
     check_overrides(kind)
     built.__class__ = kind
     vars(built).update(attributes)
+
+
+def check_attributes(built: object, base: type) -> None:
+    """Check that ``built`` has what the adapter uses of a ``base``.
+
+    Raises:
+        IncompatibleTransformers: naming what it lacks.
+    """
+    missing = [name for name in ATTRIBUTES[base].split() if not hasattr(built, name)]
+    if missing:
+        raise IncompatibleTransformers(f"{base.__name__} has no {', '.join(missing)}")
 
 
 def check_overrides(kind: type) -> None:

@@ -13,18 +13,23 @@ from transformers.generation.continuous_batching.cache_allocators.cache_allocato
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import RegularTrees
 from typing_extensions import override
 
-from service.engine.adapter.compatibility import adopt
+from patches import ALIKE
+from service.engine.adapter.compatibility import adopt, check_attributes
+
+SHORT = 16
+"""Blocks of a row that is short: those of 9 to 16 blocks, say, all begin at multiples of 16."""
 
 
 class Runs(RegularTrees):
     """Free blocks of the cache. ``reserved`` has the blocks that each request is going to take.
 
-    ``ledger`` knows the blocks kept for their prefixes. ``clear`` sets the keys and values of blocks to zero. Requests
-    get clear blocks, since one call reads several of different lengths. Masked keys must be finite, and an earlier
-    request may have left something else.
+    ``ledger`` knows the blocks kept for their prefixes. ``clear`` sets the keys and values of blocks to zero. One call
+    reads requests of different lengths, so requests get clear blocks, and have ``ahead`` more behind them. Masked keys
+    must be finite, and an earlier request may have left something else.
     """
 
     reserved: dict[str, range]
+    ahead: int
     ledger: BlockLedger
     clear: Callable[[range], object]
 
@@ -32,9 +37,11 @@ class Runs(RegularTrees):
         """``blocks`` free blocks behind the last of ``table``, which will have ``most`` of them in the end."""
         rest = max(most - len(table), blocks)
         run = self.reserved.pop(request_id, range(0))
-        if len(run) < blocks:
-            run = self._run(rest, table) or self._run(blocks, table)
-            self.clear(run)
+        if len(run) >= blocks:
+            self.clear(run[self.ahead : self.ahead + blocks])
+        else:
+            run = self._behind(table, blocks, rest) if table else self._row(rest) or self._row(blocks)
+            self.clear(run[: blocks + self.ahead])
         if not run:
             taken = self.pop_leaves(blocks)
             for block in taken:
@@ -46,9 +53,9 @@ class Runs(RegularTrees):
         return list(run[:blocks])
 
     def end(self, request_id: str, table: list[int]) -> int:
-        """The block behind those of ``table`` and those that the request reserves right behind them."""
-        run = self.reserved.get(request_id, range(0))
-        return run.stop if run and run.start == table[-1] + 1 else table[-1] + 1
+        """The block behind those of ``table`` and the clear ones that the request reserves right behind them."""
+        run, behind = self.reserved.get(request_id, range(0)), table[-1] + 1
+        return run[: self.ahead].stop if run and run.start == behind else behind
 
     @override
     def pop_leaves(self, num_leaves: int) -> list[int]:
@@ -63,27 +70,41 @@ class Runs(RegularTrees):
         """Nothing: no other allocator wants the memory, and for a moment the cache would look full."""
         return []
 
-    def _run(self, length: int, table: list[int]) -> range:
-        """Blocks in a row that no request has or reserves, if possible behind ``table``; empty without any.
-
-        Those kept for their prefixes give way where no others are in a row, the longest unused first.
-        """
-        blocks, kept = [block for tree in self.trees.values() for block in tree], self.ledger.cached_blocks
-        free, wanted = bytearray(max((*blocks, *kept), default=0) + 1), bytes([1]) * length
+    def _unreserved(self) -> bytearray:
+        """A one for each free block that no request reserves."""
+        blocks = [block for tree in self.trees.values() for block in tree]
+        free = bytearray(max((*blocks, *self.ledger.cached_blocks), default=0) + 1)
         for block in blocks:
             free[block] = 1
         for run in self.reserved.values():
             free[run.start : run.stop] = bytes(len(free[run.start : run.stop]))
-        if table and free.startswith(wanted, table[-1] + 1):
-            return range(table[-1] + 1, table[-1] + 1 + length)
-        first = next(_firsts(free, wanted), None)
-        if first is None:
+        return free
+
+    def _behind(self, table: list[int], least: int, most: int) -> range:
+        """Blocks right behind ``table``. Elsewhere its keys are in no row any more, so ``least`` blocks will do."""
+        free, first = self._unreserved(), table[-1] + 1
+        stop = free.find(b"\0", first, first + most)
+        run = range(first, min(len(free), first + most) if stop < 0 else stop)
+        if len(run) >= least:
+            return run
+        first = free.find(bytes([1]) * least)
+        return range(0) if first < 0 else range(first, first + least)
+
+    def _row(self, length: int) -> range:
+        """Blocks in a row that no request has or reserves; empty without any.
+
+        If none are free, some that are kept for their prefixes give way. Of the rows that begin at equal distances, it
+        is the one that was used the longest ago.
+        """
+        free, wanted, kept = self._unreserved(), bytes([1]) * length, self.ledger.cached_blocks
+        start = next(_firsts(free, wanted), None)
+        if start is None:
             last_use = {block: number for number, block in enumerate(kept)}
             for block in kept:
                 free[block] = 1
             uses = {first: max(last_use.get(first + n, -1) for n in range(length)) for first in _firsts(free, wanted)}
-            first = min(uses, key=uses.__getitem__, default=None)
-        run = range(0) if first is None else range(first, first + length)
+            start = min(uses, key=uses.__getitem__, default=None)
+        run = range(0) if start is None else range(start, start + length)
         self._evict([block for block in run if block in kept])
         return run
 
@@ -102,13 +123,19 @@ class Runs(RegularTrees):
 
 
 def _firsts(free: bytearray, wanted: bytes) -> Iterator[int]:
-    """First blocks of rows of ``wanted`` ones, at multiples of a power of two if there are such.
+    """First blocks of rows of ``wanted`` ones, those at multiples of a distance if there are such.
 
-    So requests are at equal distances, and one call reads the keys of several.
+    So requests are equally far apart, and one call reads the keys of several.
     """
-    step = 1 << (len(wanted) - 1).bit_length()
-    even = [first for first in range(0, len(free), step) if free.startswith(wanted, first)]
+    even = [first for first in range(0, len(free), _distance(len(wanted))) if free.startswith(wanted, first)]
     yield from even or (first for first in [free.find(wanted)] if first >= 0)
+
+
+def _distance(length: int) -> int:
+    """Blocks between the beginnings of rows: a power of two for short ones, an eighth more at most for others."""
+    power = 1 << (length - 1).bit_length()
+    unit = power if power <= SHORT else power // SHORT
+    return -(-length // unit) * unit
 
 
 def give_out_runs(allocator: FullAttentionCacheAllocator) -> None:
@@ -124,7 +151,15 @@ def give_out_runs(allocator: FullAttentionCacheAllocator) -> None:
     def clear(blocks: range) -> None:
         parts[:, blocks.start * page : blocks.stop * page].zero_()
 
-    adopt(pool._free_blocks[allocator.index], Runs, reserved={}, ledger=allocator.ledger, clear=clear)
+    check_attributes(allocator.ledger, BlockLedger)
+    adopt(
+        pool._free_blocks[allocator.index],
+        Runs,
+        reserved={},
+        ahead=-(-ALIKE // page),
+        ledger=allocator.ledger,
+        clear=clear,
+    )
     while pool.free_sectors:
         pool.allocate_sector(allocator.index)
     pages = parts.unflatten(1, (-1, page))

@@ -100,7 +100,7 @@ class WindowedAllocator(FullAttentionCacheAllocator):
         return free if isinstance(free, Runs) else None
 
     def places(self, request_ids: Sequence[str]) -> dict[str, range]:
-        """Request id -> the places that only it writes, for requests whose keys follow one another in the cache."""
+        """Request id -> places of its keys and clear ones behind them, for requests whose keys follow one another."""
         tables = {name: self.block_table.get(name, []) for name in request_ids if not self.evicted_pages.get(name)}
         page, free = self.tokens_per_page, self.runs
         return {
@@ -133,6 +133,7 @@ class WindowedAllocator(FullAttentionCacheAllocator):
 
     @override
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        self.block_table.get(request_id, []).reverse()  # of a prefix that is kept, the last blocks give way first
         super().free_blocks(request_id, no_cache)
         if self.runs is not None:
             self.runs.reserved.pop(request_id, None)

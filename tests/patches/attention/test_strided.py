@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +110,28 @@ def test_each_sequence_has_its_output_alone(fields: Fields, lengths: tuple[int, 
                 alone = query[:, :, member : member + 1], key, value, resolved[member], layer
                 expected = reference.attend(*alone, q_start=lengths[member] - 1)
                 assert relative(out[:, row, :, None], expected) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "rotary", [{"interleaved": True}, {"rotary_dim": 8}, {"rotary_dim": 8, "rotary_offset": 8}], ids=str
+)
+@pytest.mark.parametrize("fields", MOVING, ids=str)
+def test_queries_and_keys_turn_as_the_model_turns_them(
+    fields: Fields, rotary: dict[str, Any], dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    geometry = replace(GEOMETRY, **rotary)
+    resolved, layer, places = resolve(parse(fields), geometry, 300), Layer(0.3), [range(90), range(100, 190)]
+    query = torch.randn(1, 4, 2, 16, generator=generator).to(dtype)
+    keys, values = torch.randn(2, 200, 2, 16, generator=generator).to(dtype)
+    (batch,) = strided_batches([reading(resolved, 80, 4, 2)] * 2, places, [80, 80], query, 2)
+    out = strided_attention(query, keys, values, 0.3, batch)
+    for member, place in enumerate(places):
+        key, value = (states[place.start : place.start + 80].transpose(0, 1)[None] for states in (keys, values))
+        alone = query[:, :, member : member + 1], key, value, resolved, layer
+        expected = reference.attend(*(each.double() for each in alone[:3]), resolved, layer, q_start=79)
+        assert relative(out[:, member, :, None].double(), expected) < (3e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 def test_keys_and_values_may_differ_in_width() -> None:

@@ -118,7 +118,7 @@ def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) 
 
 def runs(blocks: Iterable[int]) -> Runs:
     free = Runs(1)
-    free.reserved, free.ledger, free.clear = {}, BlockLedger(), lambda _: None
+    free.reserved, free.ledger, free.ahead, free.clear = {}, BlockLedger(), 2, lambda _: None
     for block in blocks:
         free.add_tree(block)
     return free
@@ -157,14 +157,56 @@ def test_requests_of_like_lengths_are_equally_far_apart() -> None:
     assert free.take("long", 1, [], 18) == [39], "the next multiple of 32 is taken"
 
 
+@pytest.mark.parametrize(
+    ("length", "distance"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (16, 16), (17, 18), (32, 32), (130, 144)]
+)
+def test_rows_lose_little_room(length: int, distance: int) -> None:
+    free = runs(range(distance, 4 * distance))
+    starts = [free.take(str(number), 1, [], length)[0] for number in range(3)]
+    assert starts == [distance, 2 * distance, 3 * distance]
+
+
+def test_behind_a_prefix_nothing_gives_way() -> None:
+    """Keys that follow a prefix elsewhere are copied anyway."""
+    free = runs(range(1, 12))
+    kept = free.take("ended", 8, [], 8)
+    for number, block in enumerate(kept):
+        free.ledger.register_new_hash(block, number)
+        free.ledger.release(block)
+    free.ledger.acquire(kept[1])
+    taken = free.take("behind", 2, [kept[1]], 9)
+    assert not set(taken) & set(kept)
+    assert len(free.ledger.cached_blocks) == 7
+
+
+def test_the_end_of_a_kept_prefix_gives_way_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[int]] = []
+    free_blocks = WindowedAllocator.free_blocks
+
+    def watched(self: WindowedAllocator, request_id: str, no_cache: bool = False) -> None:
+        table = list(self.block_table.get(request_id, []))
+        free_blocks(self, request_id, no_cache)
+        kept.append([table.index(block) for block in self.ledger.cached_blocks])
+
+    monkeypatch.setattr(WindowedAllocator, "free_blocks", watched)
+    with patched(tiny_model("llama")[1]) as patch:
+        generated(patch, PAGED, [parse("default")], prompts_for([parse("default")], 60), TOGETHER)
+    assert len(kept[0]) > 2
+    assert kept[0] == sorted(kept[0], reverse=True)
+
+
 def test_a_request_loses_what_another_takes_of_its_row() -> None:
     cleared: list[range] = []
     free = runs(range(1, 7))
     free.clear = cleared.append
     table = free.take("a", 1, [], 4)
     assert table == [1]
-    assert free.end("a", table) == 5
-    assert cleared == [range(1, 5)]
+    assert free.end("a", table) == 4, "two more are clear"
+    assert cleared == [range(1, 4)]
+    assert free.take("a", 1, table, 4) == [2]
+    assert (free.end("a", [1, 2]), cleared.pop()) == (5, range(4, 5))
+    free.add_leaves([2])
+    free.reserved["a"] = range(2, 5)
     taken = free.take("b", 4, [], 4)
     assert {step for block in cleared[2:] for step in block} == set(taken)
     assert free.end("a", table) == 2
