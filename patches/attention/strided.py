@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from patches.attention.log_sum_exp import merged, sdpa_with_lse
 from patches.attention.single_query import EVERY, FEW, ORDINARY, Reading
-from patches.attention.tables import Table
+from patches.attention.tables import Table, ends
 from patches.encoding.rotary import turn, turn_
 
 ALIKE = 64
@@ -152,6 +152,8 @@ class _Stacked:
         ]
 
     def _bias(self, length: int) -> torch.Tensor | None:
+        if all(reading is ORDINARY for reading in self._readings):
+            return ends(tuple(length - own for own in self._lengths), length, self._query.dtype)
         columns = self._columns()
         biased = [
             (number, index, part.bias)
@@ -168,8 +170,6 @@ class _Stacked:
         if not biased and bool(seen.all()):
             return None
         bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[:, :, None]
-        if not biased and self._count == 1:
-            return bias
         heads, kv_heads = self._query.shape[1], self._kv_heads
         if not biased:
             heads, kv_heads = heads // kv_heads, 1

@@ -1,4 +1,4 @@
-"""Tables that decode steps ask for again: rotations by the same positions, and biases by the same distances.
+"""Tables that decode steps ask for again: rotations by the same positions, biases by the same distances, or ends.
 
 A position map moves the keys near a query by equal positions every few steps, whichever the sequence. Each table is
 made once and shared, in inference on a CPU. Larger tables are made anew: they would take memory.
@@ -24,6 +24,9 @@ NARROW = 16
 """Rows of a table of few positions. Some encodings need another one in every step; they leave the wide tables alone."""
 MOST_DISTANCES = 16384
 """Columns of a bias. 16 tables for 32 heads take 34 MB."""
+
+MOST_ENDS = 1 << 18
+"""Numbers of a bias that excludes the last keys. 16 tables of so many take 17 MB."""
 
 
 def shared_rotation(by: torch.Tensor, resolved: ResolvedRecipe) -> Table:
@@ -70,6 +73,27 @@ def _biases(score_bias: ScoreBias, count: int, device: torch.device) -> torch.Te
 @lru_cache(16)
 def _shared_biases(score_bias: ScoreBias, count: int, device: torch.device) -> torch.Tensor:
     return _biases(score_bias, count, device)
+
+
+def ends(missing: tuple[int, ...], length: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """Bias [sequences, 1, 1, length] that excludes the last ``missing`` keys of each sequence; None if none is missing.
+
+    While a batch decodes, its sequences grow alike.
+    """
+    if not any(missing):
+        return None
+    count = 1 << (length - 1).bit_length()
+    is_shared = count * len(missing) <= MOST_ENDS and _is_shared(torch.device("cpu"))
+    table = _shared_ends(missing, count, dtype) if is_shared else _ends(missing, length, dtype)
+    return table[..., -length:]
+
+
+def _ends(missing: tuple[int, ...], count: int, dtype: torch.dtype) -> torch.Tensor:
+    behind = torch.arange(count) >= count - torch.tensor(missing)[:, None]
+    return torch.zeros(behind.shape, dtype=dtype).masked_fill_(behind, torch.finfo(dtype).min)[:, None, None]
+
+
+_shared_ends = lru_cache(16)(_ends)
 
 
 def _is_shared(device: torch.device) -> bool:

@@ -143,7 +143,7 @@ class PackedAttention:
 
     def _plan(self, row: Row, batch: Batch, layer: Layer, role: Role) -> Plan:
         """The calls that read the sequences, the same in layers of one role and window."""
-        readings = self._readings(row.sequences(range(len(batch.segments))), batch, layer, role)
+        readings = self._readings(row, batch, layer, role)
         together: list[StridedBatch] = []
         if batch.places is not None:
             together = strided_batches(readings, batch.places, row.num_kv, row.query, row.cached[0].shape[1])
@@ -153,24 +153,20 @@ class PackedAttention:
         is_in_order = order == list(range(len(order)))
         return Plan(together, alone, None if is_in_order else torch.tensor(order).argsort())
 
-    def _readings(
-        self,
-        states: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
-        batch: Batch,
-        layer: Layer,
-        role: Role,
-    ) -> list[Reading | None]:
+    def _readings(self, row: Row, batch: Batch, layer: Layer, role: Role) -> list[Reading | None]:
         """The reading of each segment with a single query, None for others."""
         readings: list[Reading | None] = []
-        for segment, own in zip(batch.segments, states, strict=True):
+        states: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        for number, (segment, new) in enumerate(zip(batch.segments, row.new, strict=True)):
             recipe, start = self._segments.recipe(role, segment.slot), segment.q_start
-            if own[0].shape[2] > 1 or recipe.recipe.relative is not None:
+            if new > 1 or recipe.recipe.relative is not None:
                 readings.append(None)
             elif recipe.is_plain and not recipe.recipe.attention_temperature and layer.mask.is_causal_below(start + 1):
                 readings.append(ORDINARY)
             else:
-                num_sinks = num_sinks_of(recipe, layer, own[1].shape[2], segment.q_stop) or 0
-                readings.append(reading_of(SegmentStates(*own, recipe, batch, layer, start, num_sinks)))
+                states = states or row.sequences(range(len(row.new)))
+                num_sinks = num_sinks_of(recipe, layer, row.num_kv[number], segment.q_stop) or 0
+                readings.append(reading_of(SegmentStates(*states[number], recipe, batch, layer, start, num_sinks)))
         return readings
 
     def _attend_pages(

@@ -28,7 +28,7 @@ def test_tokens_and_logprobs_are_the_same(family: str, monkeypatch: pytest.Monke
     fields: list[dict[str, Any]] = [{"method": "default"}, {"method": "alibi"}, {"method": "default"}]
     with patched(tiny_model(family)[1]) as patch:
         tokens, requests = generated(patch, fields)
-        monkeypatch.setattr(PackedAttention, "_readings", lambda _, parts, *__: [None] * len(parts))
+        monkeypatch.setattr(PackedAttention, "_readings", lambda _, row, *__: [None] * len(row.new))
         expected, general = generated(patch, fields)
     assert tokens == expected
     for one, other in zip(requests, general, strict=True):
