@@ -6,7 +6,7 @@ the keys of many sequences are one tensor with a stride. So no key is copied, un
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -60,20 +60,23 @@ def strided_batches(
     ``places`` are the places in the cache that each sequence may read, from its first key on. ``lengths`` are its
     numbers of keys. Of ``query`` [1, heads, sequences, head_dim], only shape and dtype count.
     """
-    kinds: dict[tuple[tuple[int, ...], bool, float], list[int]] = {}
+    kinds: dict[tuple[tuple[int, ...], bool, float], list[Candidate]] = {}
     for number, (reading, place, length) in enumerate(zip(readings, places, lengths, strict=True)):
         if reading is None or place is None or (length > FEW and reading is not ORDINARY):
             continue
         kind = _turns(reading), any(part.keys for part in reading.parts), reading.multiplier
-        kinds.setdefault(kind, []).append(number)
-    found = []
-    for members in kinds.values():
-        for batch in _equally_spaced(members, places, lengths):
-            starts = [places[member].start for member in batch]  # type: ignore[union-attr]
-            own = [readings[member] for member in batch]
-            stacked = _Stacked(own, [lengths[member] for member in batch], query, kv_heads)  # type: ignore[arg-type]
-            found.append(stacked.batch(batch, starts[0], starts[1] - starts[0]))
-    return found
+        kinds.setdefault(kind, []).append(Candidate(length, place, number, reading))
+    found = (part for candidates in kinds.values() for part in _equally_spaced(candidates))
+    return [_Stacked(part, query, kv_heads).batch() for part in found]
+
+
+class Candidate(NamedTuple):
+    """A sequence that may share a call."""
+
+    length: int
+    place: range
+    number: int
+    reading: Reading
 
 
 def strided_attention(
@@ -89,15 +92,15 @@ def strided_attention(
     if batch.rows is not None:
         query = query.index_select(1, batch.rows)
     key, value = _strided(keys, batch), _strided(values, batch)
-    layout = {"interleaved": batch.interleaved, "offset": batch.offset}
     if batch.keys is not None:
         columns, table = batch.keys
         key = key.clone()
-        turn_(key[:, :, columns], *table, **layout)  # type: ignore[arg-type]
+        turn_(key[:, :, columns], *table, interleaved=batch.interleaved, offset=batch.offset)
     if batch.factor is not None:
         query = (query * batch.factor).to(query.dtype)
     if batch.query is not None:
-        query = turn(query.reshape(members, 1, heads, -1).expand(-1, turns, -1, -1), *batch.query, **layout)  # type: ignore[arg-type]
+        query = query.reshape(members, 1, heads, -1).expand(-1, turns, -1, -1)
+        query = turn(query, *batch.query, interleaved=batch.interleaved, offset=batch.offset)
         query = query.view(members, turns, kv_heads, -1, query.shape[-1]).transpose(1, 2)
     query, scaling = query.reshape(members, kv_heads, -1, query.shape[-1]), scaling * batch.multiplier
     if turns == 1:
@@ -127,16 +130,20 @@ def _turns(reading: Reading) -> tuple[int, ...]:
 class _Stacked:
     """Readings whose parts have like turns, as one: their tables and biases side by side."""
 
-    def __init__(self, readings: list[Reading], lengths: list[int], query: torch.Tensor, kv_heads: int) -> None:
-        self._readings, self._lengths, self._query, self._kv_heads = readings, lengths, query, kv_heads
-        self._turns = _turns(readings[0])
+    def __init__(self, sequences: list[Candidate], query: torch.Tensor, kv_heads: int) -> None:
+        self._sequences, self._query, self._kv_heads = sequences, query, kv_heads
+        self._readings = [sequence.reading for sequence in sequences]
+        self._lengths = [sequence.length for sequence in sequences]
+        self._turns = _turns(self._readings[0])
         self._count = 1 + max(self._turns)
 
-    def batch(self, members: list[int], first: int, stride: int) -> StridedBatch:
+    def batch(self) -> StridedBatch:
         one = next((reading for reading in self._readings if reading is not ORDINARY), ORDINARY)
-        length, is_whole = max(self._lengths), members == list(range(self._query.shape[2]))
+        first, second = (sequence.place.start for sequence in self._sequences[:2])
+        members, length = [sequence.number for sequence in self._sequences], max(self._lengths)
+        is_whole = members == list(range(self._query.shape[2]))
         return StridedBatch(
-            members, first, stride, length, None if is_whole else torch.tensor(members), self._count,
+            members, first, second - first, length, None if is_whole else torch.tensor(members), self._count,
             self._bias(length), self._queries(), self._keys(), self._factor(), one.multiplier, one.interleaved,
             one.offset,
         )  # fmt: skip
@@ -225,38 +232,31 @@ def _tables(pieces: list[list[tuple[int, Table]]], rows: int) -> Table:
     return cos, sin
 
 
-def _equally_spaced(members: Iterable[int], places: Sequence[range | None], lengths: Sequence[int]) -> list[list[int]]:
-    """Parts of two ``members`` at least, of like lengths, with equal distances between their places."""
-    alike: list[list[tuple[int, int]]] = []
-    longest = 0
-    for length, member in sorted(((lengths[member], member) for member in members), reverse=True):
-        place = places[member]
-        if place is None:
-            continue
-        if not alike or longest - length >= ALIKE:
-            alike.append([])
-            longest = length
-        alike[-1].append((place.start, member))
-    return [part for group in alike for part in _parts(sorted(group), places, lengths) if len(part) > 1]
+def _equally_spaced(candidates: list[Candidate]) -> list[list[Candidate]]:
+    """Parts of two ``candidates`` at least, of like lengths, with equal distances between their places."""
+    groups: list[list[Candidate]] = []
+    for candidate in sorted(candidates, key=lambda candidate: -candidate.length):
+        if not groups or groups[-1][0].length - candidate.length >= ALIKE:
+            groups.append([])
+        groups[-1].append(candidate)
+    return [part for group in groups for part in _parts(group) if len(part) > 1]
 
 
-def _parts(group: list[tuple[int, int]], places: Sequence[range | None], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Parts of a ``group`` of (first place, member) in the order of their places.
+def _parts(group: list[Candidate]) -> Iterator[list[Candidate]]:
+    """Parts of a ``group`` in the order of their places.
 
-    The next member has the distance of those before, and each may read as many keys as the longest has.
+    The next sequence has the distance of those before, and each may read as many keys as the longest has.
     """
-    part: list[int] = []
-    before = distance = longest = room = 0
-    for start, member in group:
-        own, place = lengths[member], places[member]
-        assert place is not None
-        is_spaced = len(part) == 1 or start - before == distance
-        if part and is_spaced and max(longest, own) <= min(room, len(place)):
-            longest, room = max(longest, own), min(room, len(place))
+    part: list[Candidate] = []
+    longest = room = 0
+    for one in sorted(group, key=lambda candidate: candidate.place.start):
+        before = [candidate.place.start for candidate in part[-2:]]
+        is_spaced = len(before) < 2 or one.place.start - before[1] == before[1] - before[0]
+        if part and is_spaced and max(longest, one.length) <= min(room, len(one.place)):
+            longest, room = max(longest, one.length), min(room, len(one.place))
         else:
             if part:
                 yield part
-            part, longest, room = [], own, len(place)
-        part.append(member)
-        before, distance = start, start - before
+            part, longest, room = [], one.length, len(one.place)
+        part.append(one)
     yield part

@@ -24,7 +24,6 @@ NARROW = 16
 """Rows of a table of few positions. Some encodings need another one in every step; they leave the wide tables alone."""
 MOST_DISTANCES = 16384
 """Columns of a bias. 16 tables for 32 heads take 34 MB."""
-
 MOST_ENDS = 1 << 18
 """Numbers of a bias that excludes the last keys. 16 tables of so many take 17 MB."""
 

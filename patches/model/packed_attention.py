@@ -7,7 +7,8 @@ decides once, for all layers alike, how each sequence reads its keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +27,8 @@ from patches.model.measurement import Measurement
 from patches.model.segment_attention import SegmentAttention, num_sinks_of
 
 
-class Row(NamedTuple):
+@dataclass
+class Row:
     """States of one layer: ``query`` [1, heads, tokens, dim] of the ``new`` tokens of sequences with ``num_kv`` keys.
 
     ``cached`` are keys and values of all sequences [1, kv_heads, keys, dim]. With ``places``, they are those of the
@@ -44,9 +46,13 @@ class Row(NamedTuple):
         """Query, keys and values of some sequences, each [1, heads, tokens, dim]."""
         if not members:
             return []
-        queries = _divided(self.query, self.new)
-        keys, values = (self._divided(states) for states in self.cached)
+        queries, (keys, values) = _divided(self.query, self.new), self._divided_cached
         return [(queries[number], keys(number), values(number)) for number in members]
+
+    @cached_property
+    def _divided_cached(self) -> list[Callable[[int], torch.Tensor]]:
+        """Keys and values by sequence: copied once, although a step's first layer asks twice."""
+        return [self._divided(states) for states in self.cached]
 
     def _divided(self, states: torch.Tensor) -> Callable[[int], torch.Tensor]:
         if self.places is None or self.copied is None:

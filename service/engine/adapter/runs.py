@@ -6,7 +6,7 @@ blocks are not in a row still works: its keys are copied for each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
@@ -97,14 +97,14 @@ class Runs(RegularTrees):
         is the one that was used the longest ago.
         """
         free, wanted, kept = self._unreserved(), bytes([1]) * length, self.ledger.cached_blocks
-        start = next(_firsts(free, wanted), None)
-        if start is None:
+        starts = _starts(free, wanted)
+        if not starts:
             last_use = {block: number for number, block in enumerate(kept)}
             for block in kept:
                 free[block] = 1
-            uses = {first: max(last_use.get(first + n, -1) for n in range(length)) for first in _firsts(free, wanted)}
-            start = min(uses, key=uses.__getitem__, default=None)
-        run = range(0) if start is None else range(start, start + length)
+            starts = _starts(free, wanted)
+            starts.sort(key=lambda start: max(last_use.get(start + n, -1) for n in range(length)))
+        run = range(starts[0], starts[0] + length) if starts else range(0)
         self._evict([block for block in run if block in kept])
         return run
 
@@ -122,13 +122,14 @@ class Runs(RegularTrees):
             del self.trees[root]
 
 
-def _firsts(free: bytearray, wanted: bytes) -> Iterator[int]:
-    """First blocks of rows of ``wanted`` ones, those at multiples of a distance if there are such.
+def _starts(free: bytearray, wanted: bytes) -> list[int]:
+    """First blocks of rows of ``wanted`` ones: those at multiples of a distance, or else the first row of all.
 
     So requests are equally far apart, and one call reads the keys of several.
     """
-    even = [first for first in range(0, len(free), _distance(len(wanted))) if free.startswith(wanted, first)]
-    yield from even or (first for first in [free.find(wanted)] if first >= 0)
+    even = [start for start in range(0, len(free), _distance(len(wanted))) if free.startswith(wanted, start)]
+    first = free.find(wanted)
+    return even or ([] if first < 0 else [first])
 
 
 def _distance(length: int) -> int:
