@@ -34,6 +34,13 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it may end at any moment, so nothing asks beforehand whether it exists
+        return True
+
+
 def acting(tenant: str) -> None:
     context.enter(RequestContext("", tenant=tenant))
 
@@ -179,8 +186,9 @@ async def test_a_child_that_is_not_wanted_is_killed(pool: Workers, tmp_path: Pat
     task = asyncio.create_task(pool.render(_sleeps, path))
     await until(lambda: path.exists() and path.stat().st_size)
     pid = int(path.read_text())
+    child = psutil.Process(pid)
     task.cancel()
-    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    await until(lambda: _has_ended(child))
     assert (await pool.render(_pid_and_niceness))[0] != pid
 
 
