@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,7 +32,9 @@ def outputs(batch: PagedBatch, blocks: Blocks = SMALL) -> list[torch.Tensor]:
     query, key_pages, value_pages, step = batch.build(DEVICE)
     tables = batch.tables(DEVICE)
     plan = launch.planned(step, tables, batch.shape.heads, batch.shape.kv_heads, blocks)
-    result = launch.attend(query, key_pages, value_pages, plan, batch.layer)
+    sinks = batch.layer.sinks
+    layer = replace(batch.layer, sinks=None if sinks is None else sinks.to(DEVICE))
+    result = launch.attend(query, key_pages, value_pages, plan, layer)
     assert result.dtype == query.dtype
     return list(result.cpu().split([sequence.queries for sequence in step.sequences]))
 
