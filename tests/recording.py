@@ -42,13 +42,25 @@ class Recorder:
 
     def __init__(self) -> None:
         self.graphs: list[Recorded] = []
+        self._calls: list[Call] | None = None
 
     def __call__(self, run: Callable[[], None]) -> Recorded:
         recorded = Recorded()
-        with _seen_as_capturing(), _kernels_recorded(recorded.calls), _Operations(recorded.calls):
-            run()
+        self._calls = recorded.calls
+        try:
+            with _seen_as_capturing(), _kernels_recorded(recorded.calls), _Operations(recorded.calls):
+                run()
+        finally:
+            self._calls = None
         self.graphs.append(recorded)
         return recorded
+
+    def call(self, function: Call) -> None:
+        """Call ``function`` in place of a kernel: recorded as one call, without its operations."""
+        with _disable_current_modes():
+            function()
+        if self._calls is not None:
+            self._calls.append(function)
 
 
 class _Operations(TorchDispatchMode):
@@ -62,15 +74,15 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         _refuse(func, args)
         result = func(*args, **kwargs)
-        taken = {_memory(each) for each in _leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+        taken = {_memory(each) for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
         outputs = [
             (place, each)
-            for place, each in enumerate(_leaves(result))
+            for place, each in enumerate(leaves(result))
             if isinstance(each, torch.Tensor) and _memory(each) not in taken
         ]
 
         def again() -> None:
-            found = _leaves(func(*args, **kwargs))
+            found = leaves(func(*args, **kwargs))
             for place, output in outputs:
                 output.copy_(found[place])
 
@@ -78,7 +90,7 @@ class _Operations(TorchDispatchMode):
         return result
 
 
-def _leaves(tree: Any) -> list[Any]:
+def leaves(tree: Any) -> list[Any]:
     """As torch's ``tree_leaves``, which costs more than most operations; those take and return plain containers."""
     if isinstance(tree, dict):
         inner: Iterable[Any] = tree.values()
@@ -86,7 +98,7 @@ def _leaves(tree: Any) -> list[Any]:
         inner = tree
     else:
         return [tree]
-    return [leaf for each in inner for leaf in _leaves(each)]
+    return [leaf for each in inner for leaf in leaves(each)]
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -21,7 +21,8 @@ from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
 
 LONG_CONTEXT = 4096
-"""Earlier keys from which plain attention on a CPU goes by bands. Over fewer, a merge takes as long as the mask."""
+"""Earlier keys from which plain attention on a CPU goes by bands. Over fewer, a merge takes as long as the mask. CUDA
+has no kernel for a mask and heads that share key heads, so there it is one key."""
 
 
 def attend(
@@ -47,18 +48,18 @@ def attend(
         part is not None for part in (layer.softcap, layer.sinks, layer.bias, layer.relative_logits)
     ):
         return eager(states)
-    if states.is_plain and not _continues_a_long_text(states):
+    if states.is_plain and not _goes_without_mask(states):
         return ordinary(states)
     if query.shape[2] == 1:
         return single_query(states)
     return by_bands(states)
 
 
-def _continues_a_long_text(states: SegmentStates) -> bool:
-    """True for a CPU with several queries behind ``LONG_CONTEXT`` keys. Its band is two calls without a mask [q, k]."""
+def _goes_without_mask(states: SegmentStates) -> bool:
+    """True for several queries behind ``LONG_CONTEXT`` keys. Their band is two calls without a mask [q, k]."""
     several, earlier = states.query.shape[2] > 1, states.q_start - states.k_start
-    on_cpu = states.key.device.type == "cpu"
-    return several and earlier >= LONG_CONTEXT and on_cpu and has_kernel(states.query, states.key, states.value)
+    least = LONG_CONTEXT if states.key.device.type == "cpu" else 1
+    return several and earlier >= least and has_kernel(states.query, states.key, states.value)
 
 
 def ordinary(states: SegmentStates) -> torch.Tensor:

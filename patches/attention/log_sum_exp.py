@@ -46,13 +46,13 @@ def sdpa_with_lse(
         query, key, padded = (widened(states, max(query.shape[-1], value.shape[-1])) for states in (query, key, value))
         out, lse = sdpa_with_lse(query, key, padded, bias, scaling, causal=causal)
         return out[..., : value.shape[-1]], lse
-    if query.device.type == "cuda":
-        return _cuda(query, key, value, bias, scaling, causal)
     rows, heads, new, width = query.shape
     if heads > key.shape[1] and new > 1 and bias is None and not causal:
-        # The kernel reads keys again for each head. Without a mask, heads that share a key head are its queries.
+        # Kernels read keys again for each head. Without a mask, heads that share a key head are its queries.
         out, lse = sdpa_with_lse(query.reshape(rows, key.shape[1], -1, width), key, value, None, scaling)
         return out.reshape(query.shape), lse.reshape(query.shape[:3])
+    if query.device.type == "cuda":
+        return _cuda(query, key, value, bias, scaling, causal)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
     )
@@ -94,17 +94,27 @@ def _cuda(
     scaling: float,
     causal: bool,
 ) -> Attended:
+    if bias is None and _flash_takes(query):
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scaling)
+        return out, lse
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if bias is not None:
-        # The kernel reads the bias in aligned runs of 16 elements: pad its last axis, then slice.
+        # The kernel reads the bias in aligned runs of 16 elements: pad its last axis, then slice. It multiplies
+        # scores by log2(e). The most negative number would be infinite, and rows without any key would merge to NaN.
         shape = (*query.shape[:3], key.shape[2])
         padded = torch.empty((*shape[:3], -(-shape[3] // 16) * 16), dtype=query.dtype, device=query.device)
-        bias = padded[..., : shape[3]].copy_(bias.clamp_min(torch.finfo(query.dtype).min))
+        bias = padded[..., : shape[3]].copy_(bias.clamp_min(torch.finfo(query.dtype).min / 2))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, 0.0, causal, scale=scaling
     )
     return out, lse[..., : query.shape[2]]
+
+
+def _flash_takes(query: torch.Tensor) -> bool:
+    """True if FlashAttention takes such queries. It is faster, and heads may share key heads, but it has no bias."""
+    is_fit = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+    return is_fit and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def nothing(query: torch.Tensor, width: int) -> Attended:

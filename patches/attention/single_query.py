@@ -89,11 +89,11 @@ def reading_of(states: SegmentStates) -> Reading:
 def read(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, reading: Reading) -> torch.Tensor:
     """Output [rows, heads, 1, value dim] of ``query`` [rows, heads, 1, head_dim].
 
-    A kernel of the CPU reads keys again for each query head. Over many keys, heads that share a key head are its
-    queries. Nothing is masked, so that is the same.
+    Kernels read keys again for each query head. Over many keys, heads that share a key head are its queries. Nothing
+    is masked, so that is the same. CUDA has no kernel for a bias and heads that share key heads.
     """
     rows, heads, kv_heads = query.shape[0], query.shape[1], key.shape[1]
-    if heads > kv_heads and key.shape[2] * heads >= MANY * kv_heads and query.device.type == "cpu":
+    if heads > kv_heads and (key.shape[2] * heads >= MANY * kv_heads or query.device.type == "cuda"):
         query = query.reshape(rows, kv_heads, heads // kv_heads, query.shape[-1])
     if reading is ORDINARY:
         out = _attend(query, key, value, None, scaling)

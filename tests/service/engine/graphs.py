@@ -34,6 +34,17 @@ class Run:
         return self.tokens == other.tokens and all(torch.allclose(*pair, atol=atol) for pair in pairs)
 
 
+def requests_of(patch: Patched, methods: list[Method], prompts: list[list[int]], new: list[int]) -> list[EngineRequest]:
+    """Requests that ask for log-probabilities, each with its own number of new tokens."""
+    requests = []
+    for method, prompt, count in zip(methods, prompts, new, strict=True):
+        resolved = patch.resolve(method, len(prompt) + count)
+        slot, window = patch.slots.acquire(resolved), patch.sink_window(resolved)
+        sampling = SamplingParams(logprobs=1)
+        requests.append(EngineRequest(prompt, slot, (None, None, resolved), count, sampling, sink_window=window))
+    return requests
+
+
 def run(
     patch: Patched,
     choice: EngineChoice,
@@ -43,12 +54,7 @@ def run(
     limits: EngineLimits = LIMITS,
 ) -> Run:
     """All requests through one engine, each with its own number of new tokens."""
-    requests = []
-    for method, prompt, count in zip(methods, prompts, new, strict=True):
-        resolved = patch.resolve(method, len(prompt) + count)
-        slot, window = patch.slots.acquire(resolved), patch.sink_window(resolved)
-        sampling = SamplingParams(logprobs=1)
-        requests.append(EngineRequest(prompt, slot, (None, None, resolved), count, sampling, sink_window=window))
+    requests = requests_of(patch, methods, prompts, new)
     steps: Counter[tuple[str, str]] = Counter()
     engine = choice.built(patch, limits, lambda use, variant: steps.update([(use, variant)]))
     tokens = engine.run_to_end(requests)

@@ -1,0 +1,177 @@
+"""The code for CUDA, on tensors that say they are there: no operation mixes devices, or asks for a missing kernel."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from patches import Method, Patched, parse, patched
+from patches.attention import paged
+from patches.attention.layer import Layer
+from patches.attention.paged import launch
+from patches.attention.paged.launch import Blocks, Plan
+from service.engine.adapter import graphs
+from service.engine.choice import EngineChoice
+from service.engine.verification import _check
+from service.evaluation.scoring import prompt_scores
+from tests.card import Card, CardTensor, WrongDevice, card, download, upload
+from tests.methods import Fields
+from tests.models import VOCAB_SIZE, by_tier, tiny_model
+from tests.patches.attention.paged import by_tables
+from tests.recording import Recorder
+from tests.service.engine.graphs import CAPTURED, TRITON, Run, run
+from tests.service.engine.test_paged_attention import every_encoding, prompts_for
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card, and tests of its own run on it")
+
+LOOP = EngineChoice()
+SPLIT = 8
+
+WINDOWS: list[Fields] = [
+    {"method": "default"},
+    {"method": "streaming", "sink_tokens": 4, "window": 512},
+    {"method": "lm_infinite", "n_global": 4, "n_local": 512, "limit_distance": 512},
+    {"method": "alibi"},
+    {"method": "self_extend", "group_size": 4, "neighbor_window": 512},
+]
+
+
+class _Kernel:
+    """In place of a Triton kernel: all its tensors must be on the card."""
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        def launched(*arguments: object, **constants: object) -> None:
+            if any(isinstance(each, torch.Tensor) and not isinstance(each, CardTensor) for each in arguments):
+                raise WrongDevice("a kernel has a tensor of the host")
+
+        return launched
+
+
+@pytest.fixture(autouse=True)
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Steps are recorded, and kernels launched with all their arguments. Their numbers are those of plain torch."""
+    recorder, attend = Recorder(), launch.attend
+    kernel = SimpleNamespace(attention=_Kernel(), merge=_Kernel(), INTERPRETED=False)
+    monkeypatch.setitem(sys.modules, "patches.attention.paged.kernel", kernel)
+    monkeypatch.setattr(paged, "kernel", kernel, raising=False)
+
+    def attended(
+        query: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, plan: Plan, layer: Layer
+    ) -> torch.Tensor:
+        if not isinstance(query, CardTensor):
+            return by_tables.attend(query, key_pages, value_pages, plan, layer)
+        out = attend(query, key_pages, value_pages, plan, layer)
+        recorder.call(
+            lambda: download(out).copy_(by_tables.attend(*download([query, key_pages, value_pages, plan, layer])))
+        )
+        return out
+
+    monkeypatch.setattr(graphs, "CudaCapture", lambda: recorder)
+    monkeypatch.setattr("patches.attention.paged.launch.attend", attended)
+    monkeypatch.setattr("patches.attention.paged.launch.blocks_for", lambda *_: Blocks(32, 16, SPLIT))
+    monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SPLIT)
+    return recorder
+
+
+@contextmanager
+def on_card(model: PreTrainedModel) -> Iterator[tuple[Card, Patched]]:
+    with torch.inference_mode(), card() as made:
+        upload(model)
+        with patched(model) as patch:
+            yield made, patch
+
+
+def generated(patch: Patched, choice: EngineChoice) -> Run:
+    """Every encoding in one batch; requests end one after another."""
+    methods = every_encoding(patch)
+    new = [4 + 3 * (index % 4) for index in range(len(methods))]
+    return run(patch, choice, methods, prompts_for(methods, 24), new)
+
+
+@pytest.mark.parametrize("choice", [LOOP, CAPTURED], ids=str)
+@pytest.mark.parametrize("family", by_tier(["llama", "gemma3", "gpt_oss", "deepseek_v3"]))
+def test_every_encoding_generates_on_a_card(family: str, choice: EngineChoice) -> None:
+    model = tiny_model(family)[1]
+    with patched(model) as patch:
+        expected = generated(patch, TRITON if choice is CAPTURED else choice)
+    with on_card(model) as (_, patch):
+        found = generated(patch, choice)
+    assert found.equals(expected)
+    assert found.failures == []
+    assert (found.count("replayed") > 1) == (choice is CAPTURED)
+
+
+def scored(patch: Patched) -> list[np.ndarray]:
+    """Log-probabilities of a text under every encoding, in chunks."""
+    ids = torch.randint(3, VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    return [score(patch, method, ids, 16) for method in every_encoding(patch)]
+
+
+def score(patch: Patched, method: Method, ids: list[int], chunk: int) -> np.ndarray:
+    """Log-probabilities of a text, and of two other tokens in each place."""
+    steps = prompt_scores(patch, patch.resolve(method, len(ids)), ids, chunk, top=2, with_next=True)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return np.concatenate((end.value.logprobs[:, None], end.value.top_logprobs), 1)
+
+
+def test_every_encoding_scores_on_a_card() -> None:
+    model = tiny_model("llama")[1]
+    with patched(model) as patch:
+        expected = scored(patch)
+    with on_card(model) as (_, patch):
+        found = scored(patch)
+    assert np.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fields", WINDOWS, ids=str)
+def test_a_long_text_by_chunks_has_the_same_scores(fields: Fields, dtype: torch.dtype) -> None:
+    """The last queries of a chunk reach none of the keys that the first part of a block has."""
+    model = tiny_model("llama")[1].to(dtype)
+    ids = torch.randint(3, VOCAB_SIZE, (1500,), generator=torch.Generator().manual_seed(2)).tolist()
+    with patched(model) as patch:
+        expected = score(patch, parse(fields), ids, 900)
+    with on_card(model) as (_, patch):
+        found = score(patch, parse(fields), ids, 900)
+    assert np.allclose(found, expected, atol=1e-3 if dtype == torch.float32 else 0.3)
+
+
+@pytest.mark.parametrize("choice", [CAPTURED, EngineChoice("padded"), EngineChoice("padded", together=False)], ids=str)
+def test_the_check_at_the_start_runs_on_a_card(choice: EngineChoice) -> None:
+    with on_card(tiny_model("llama")[1]) as (_, patch):
+        _check(patch, choice, [5, 9, 7, 3] * 5)
+
+
+def test_operations_that_mix_devices_fail() -> None:
+    with card():
+        ours, theirs = torch.ones(3, device="cuda"), torch.ones(3)
+        with pytest.raises(WrongDevice, match="tensors of both devices"):
+            ours + theirs
+        with pytest.raises(WrongDevice, match="by an index of the card"):
+            theirs[ours.long()]
+        assert (ours + theirs.to("cuda") + 1.0).sum().item() == 9.0
+
+
+def test_waits_are_counted() -> None:
+    with card() as made:
+        pinned, ours = torch.ones(3).pin_memory(), torch.zeros(3, device="cuda")
+        ours.copy_(pinned, non_blocking=True)
+        pinned[:2].to("cuda", non_blocking=True)
+        assert made.waits == []
+        ours.copy_(pinned)
+        ours.copy_(torch.ones(3), non_blocking=True)
+        torch.tensor([1], device="cuda")
+        assert [wait.kind for wait in made.waits] == ["copy"] * 3
+        assert ours.tolist() == [1.0] * 3
+        ours[ours > 0.5]
+        assert [wait.kind for wait in made.waits[3:]] == ["read"] * 2
