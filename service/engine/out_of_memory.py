@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import torch
+
+whole_card = threading.Lock()
+"""Held during the capture of a CUDA graph, and by a thread that waits for the whole card. CUDA forbids it to wait while
+another one captures."""
 
 _PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
 """Messages of CUDA libraries and of torch's CPU allocator in a plain RuntimeError."""
@@ -30,5 +35,6 @@ def give_back() -> None:
     holds the tensors of the failed step. Copies of its inputs have ended then."""
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        with whole_card:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()

@@ -7,9 +7,9 @@ counted.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, Protocol
 
 import structlog
@@ -17,7 +17,7 @@ import torch
 
 from patches import DecodeStep, DecodeSteps, PagedSequence, Patched, decode_batch
 from service.engine.adapter.cache import EncodingCache
-from service.engine.out_of_memory import give_back, is_out_of_memory
+from service.engine.out_of_memory import give_back, is_out_of_memory, whole_card
 
 log = structlog.get_logger()
 
@@ -40,10 +40,10 @@ Capture = Callable[[Callable[[], None]], Graph]
 
 
 class CudaCapture:
-    """Captures on the current stream. Graphs share their memory: nothing in it is read after a replay."""
+    """Captures on the current stream. Graphs share their memory: nothing in it is read after a replay.
 
-    _alone = threading.Lock()
-    """torch captures one graph at a time in a process, and every model has its thread."""
+    torch captures one graph at a time in a process, and every model has its thread.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -54,7 +54,7 @@ class CudaCapture:
         # Other threads may use the card during the capture: only this one must not.
         capturing = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
         try:
-            with self._alone, capturing:
+            with whole_card, _without_collection(), capturing:
                 run()
         except Exception:
             self._leave(graph, stream.device)
@@ -142,6 +142,19 @@ class DecodeGraphs:
         self._failures.append(failure)
         log.warning("graph_failed", error=failure, key=str(key))
         return "failed", self._logits
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Inside, Python collects no garbage: what transformers leaves behind empties the card's cache, which a capture
+    forbids."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _reason(error: BaseException) -> str:
