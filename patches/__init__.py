@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from patches.attention.strided import ALIKE
     from patches.batch.segments import Batch, packed_batch
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
+    from patches.batch.upload import uploaded
     from patches.encoding.distances import effective_distance
     from patches.model.geometry import UnsupportedModel, geometry_of
     from patches.model.hf import patched
@@ -117,6 +118,7 @@ __all__ = [
     "to_shorthand",
     "unknown",
     "unknown_method",
+    "uploaded",
 ]
 
 
@@ -135,6 +137,7 @@ _NEEDS_TORCH = {
     "patches.model.recording": {"Recordings"},
     "patches.model.rounding": {"allowed_rounding"},
     "patches.model.seams": {"Patched"},
+    "patches.batch.upload": {"uploaded"},
     "patches.batch.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},
 }
 

@@ -58,6 +58,7 @@ class Mutation:
         return path.read_text(encoding="utf-8").count(self.text)
 
 
+CARD = "tests/service/engine/test_card.py"
 FUSED = "tests/patches/attention/test_fused.py"
 IN_PLACE = "tests/service/engine/test_in_place.py"
 STRIDED = "tests/patches/attention/test_strided.py"
@@ -184,8 +185,8 @@ SERVED = [
              "(position - self.window_size + 1 + self.page_size) // self.page_size", (EVICTION,)),
     Mutation("prefixes shared between encodings", "service/engine", "token | (number << self.token_bits)", "token",
              (ENGINE,)),
-    Mutation("slots of the wrong requests", "service/engine", "encode(self.position_ids[: len(slots)], slots)",
-             "encode(self.position_ids[: len(slots)], slots.flip(0))", (VERIFICATION,)),
+    Mutation("slots of the wrong requests", "service/engine", "encode(written.position_ids[: len(slots)], slots)",
+             "encode(written.position_ids[: len(slots)], slots.flip(0))", (VERIFICATION,)),
     Mutation("a repeated step goes on", "service/engine", "future.state.position_offset -= future.query_length",
              "future.state.position_offset -= 0", (OUT_OF_MEMORY,)),
     Mutation("top-p counts larger tokens twice", "service/engine", "return digit, wanted - above",
@@ -201,13 +202,19 @@ SERVED = [
     Mutation("prompts of a tenant last in first out", "service/engine", "[*decoding[:rows], *mine]",
              "[*decoding[:rows], *mine[::-1]]",
              (f"{FAIRNESS}::test_a_tenants_requests_come_in_their_order",)),
-    Mutation("a short row attends to its padding", "service/engine", "(columns >= longest - torch.tensor(computed,",
-             "(columns >= 0 * torch.tensor(computed,",
+    Mutation("a short row attends to its padding", "service/engine", "(columns >= longest - uploaded(",
+             "(columns >= 0 * uploaded(",
              (f"{VERIFICATION}::test_layers_that_keep_a_state_go_to_the_padded_engine",)),
     Mutation("every row leaves with the first one's cache", "service/engine", "parts[0][row : row + 1]",
              "parts[0][:1]", (f"{PADDED}::test_joined_caches_come_apart_again",)),
     Mutation("an answer stays in the states", "service/engine", "return torch.cat(parts)", "return parts[0]",
              (f"{HYBRIDS}::test_an_answer_is_forgotten_after_it_is_scored",)),
+    Mutation("a row without keys is NaN on a card", "patches", "torch.finfo(query.dtype).min / 2)",
+             "torch.finfo(query.dtype).min)", (f"{CARD}::test_a_long_text_by_chunks_has_the_same_scores",)),
+    Mutation("uploads wait for the card", "patches", "tensor.pin_memory().to(device, non_blocking=True)",
+             "tensor.to(device)", (f"{CARD}::test_a_replayed_step_waits_for_its_tokens_only",)),
+    Mutation("inputs are written to the card one by one", "service/engine", "on_host(processor) if on_card and",
+             "on_host(processor) if not on_card and", (f"{CARD}::test_a_replayed_step_waits_for_its_tokens_only",)),
     Mutation("padding writes into a request's page", "patches", "PagedSequence(sequences[0].slot, 0, 1, (spare,))",
              "PagedSequence(sequences[0].slot, 0, 1, sequences[0].pages[:1])", (f"{GRAPHS}::{JOINING}[llama]",)),
     Mutation("block tables of the first step only", "patches", "if pages != self._rows[row]:",

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from patches import uploaded
 from service.engine.request import EngineRequest, TokenLogprobs
 
 BLOCK = 256
@@ -27,23 +28,17 @@ def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> to
     suppressed = [(row, token) for row, request in rows for token in request.suppressed]
     allowed = logits
     if suppressed:
-        at = _on(logits.device, suppressed).T
+        at = uploaded(torch.tensor(suppressed), logits.device).T
         allowed = logits.index_put((at[0], at[1]), logits.new_full((), float("-inf")))
     tokens = allowed.argmax(dim=-1)
     drawing = [(row, request) for row, request in rows if request.sampling.temperature > 0]
     if drawing:
-        chosen = _on(logits.device, [row for row, _ in drawing])
+        chosen = uploaded(torch.tensor([row for row, _ in drawing]), logits.device)
         if len(drawing) < len(logits):
             allowed = allowed[chosen]
         tokens[chosen] = _draw(allowed, tokens[chosen], [request for _, request in drawing])
     _append_logprobs(logits, tokens, [(row, request) for row, request in rows if request.sampling.logprobs is not None])
     return tokens
-
-
-def _on(device: torch.device, numbers: Sequence[object], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """``numbers`` on ``device``. The host does not wait for a card, which still computes the logits."""
-    tensor = torch.tensor(numbers, dtype=dtype)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @contextmanager
@@ -65,19 +60,19 @@ def _draw(logits: torch.Tensor, greedy: torch.Tensor, requests: Sequence[EngineR
     """
     device, (rows, vocabulary) = logits.device, logits.shape
     params = [request.sampling for request in requests]
-    temperature = _on(device, [each.temperature for each in params])
+    temperature = uploaded(torch.tensor([each.temperature for each in params]), device)
     weights = logits.new_zeros(rows, -(-vocabulary // BLOCK) * BLOCK)
     weights[:, :vocabulary] = logits
     likely = weights[:, :vocabulary]
     likely.sub_(logits.gather(-1, greedy[:, None])).div_(temperature[:, None]).exp_()
     by_k = [row for row, each in enumerate(params) if 0 < each.top_k < vocabulary]
     if by_k:
-        _keep_top_k(likely, _on(device, by_k), [params[row].top_k for row in by_k])
+        _keep_top_k(likely, uploaded(torch.tensor(by_k), device), [params[row].top_k for row in by_k])
     by_p = [row for row, each in enumerate(params) if each.top_p < 1.0]
     if by_p:
-        top_p = _on(device, [params[row].top_p for row in by_p], torch.float64)
-        _keep_top_p(likely, _on(device, by_p), top_p)
-    return _inverse(weights, _on(device, noise(requests).tolist(), torch.float64))
+        top_p = uploaded(torch.tensor([params[row].top_p for row in by_p], dtype=torch.float64), device)
+        _keep_top_p(likely, uploaded(torch.tensor(by_p), device), top_p)
+    return _inverse(weights, uploaded(torch.from_numpy(noise(requests)), device))
 
 
 def noise(requests: Sequence[EngineRequest]) -> np.ndarray:
@@ -99,7 +94,7 @@ def _mixed(bits: np.ndarray) -> np.ndarray:
 def _keep_top_k(weights: torch.Tensor, rows: torch.Tensor, counts: list[int]) -> None:
     """Zero all but the ``counts`` largest of each row, in place. Equals of the last one stay."""
     chosen = weights[rows]
-    last = _on(weights.device, counts)[:, None] - 1
+    last = uploaded(torch.tensor(counts), weights.device)[:, None] - 1
     least = chosen.topk(max(counts), dim=-1).values.gather(-1, last)
     weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
 
@@ -169,7 +164,7 @@ def _append_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: Sequenc
     """Log-probabilities of the model itself, before temperature, truncation and tokens held back."""
     if not wanted:
         return
-    rows = torch.tensor([row for row, _ in wanted], device=logits.device)
+    rows = uploaded(torch.tensor([row for row, _ in wanted]), logits.device)
     logprobs = logits[rows].log_softmax(dim=-1)
     own = logprobs.gather(-1, tokens[rows][:, None])[:, 0].tolist()
     most = min(max(request.sampling.logprobs or 0 for _, request in wanted), logprobs.shape[-1])

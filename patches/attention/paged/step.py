@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 
 from patches.attention.paged.rows import UNBOUNDED
+from patches.batch.upload import uploaded
 
 SPLIT = 512
 """Keys of one part of a single new token."""
@@ -111,7 +112,7 @@ class Step:
     @cached_property
     def positions(self) -> torch.Tensor:
         """int64 [tokens]."""
-        return torch.cat([torch.arange(s.q_start, s.q_stop) for s in self.sequences]).to(self.device)
+        return uploaded(torch.cat([torch.arange(s.q_start, s.q_stop) for s in self.sequences]), self.device)
 
     @cached_property
     def longest(self) -> dict[int, int]:
@@ -121,7 +122,7 @@ class Step:
     @cached_property
     def slots(self) -> torch.Tensor:
         """int64 [tokens]."""
-        return torch.tensor([s.slot for s in self.sequences]).to(self.device)[self.sequence_of]
+        return uploaded(torch.tensor([s.slot for s in self.sequences]), self.device)[self.sequence_of]
 
     def work(self, queries: int, split: int) -> Work:
         """Items of up to ``queries`` queries, and for single ones of ``split`` keys."""
@@ -132,25 +133,25 @@ class Step:
             for first in range(0, sequence.queries, queries)
         ]
         numbers = about(self.sequences), chunks, *singles_of(self.sequences, split)
-        return Work(*(torch.tensor(each, dtype=torch.int32).to(self.device) for each in numbers))
+        return Work(*(uploaded(torch.tensor(each, dtype=torch.int32), self.device) for each in numbers))
 
     @cached_property
     def block_table(self) -> torch.Tensor:
         """int32 [sequences, pages]; -1 behind the last page of a sequence."""
         width = max(len(s.pages) for s in self.sequences)
         table = [[*s.pages, *[-1] * (width - len(s.pages))] for s in self.sequences]
-        return torch.tensor(table, dtype=torch.int32).to(self.device)
+        return uploaded(torch.tensor(table, dtype=torch.int32), self.device)
 
     @cached_property
     def gaps(self) -> torch.Tensor:
         """int64 [sequences, 2]: pages before the evicted ones, and evicted pages."""
-        return torch.tensor([(s.first_pages, s.evicted_pages) for s in self.sequences]).to(self.device)
+        return uploaded(torch.tensor([(s.first_pages, s.evicted_pages) for s in self.sequences]), self.device)
 
     @cached_property
     def sequence_of(self) -> torch.Tensor:
         """int64 [tokens]: the number of each token's sequence."""
         counts = torch.tensor([s.queries for s in self.sequences])
-        return torch.arange(len(counts)).repeat_interleave(counts).to(self.device)
+        return uploaded(torch.arange(len(counts)).repeat_interleave(counts), self.device)
 
     @cached_property
     def new_places(self) -> tuple[torch.Tensor, torch.Tensor]:

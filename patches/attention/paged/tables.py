@@ -11,6 +11,7 @@ import torch
 
 from patches.attention.paged.rows import BandRow, MapRow, Row, Variant
 from patches.batch.slots import MAX_SLOTS
+from patches.batch.upload import uploaded
 
 MOST_BANDS = 4
 """Bands of a row; no method has more."""
@@ -80,9 +81,9 @@ class RowTables:
             start = self._stop
             if row.bias is not None and row.bias.table is not None:
                 self._stop += row.bias.table.numel()
-                self.distances[start : self._stop].copy_(row.bias.table.flatten())
+                self.distances[start : self._stop].copy_(uploaded(row.bias.table.flatten(), self.distances.device))
             for target, numbers in self._numbers(row, start):
-                target[slot].copy_(numbers)
+                target[slot].copy_(uploaded(numbers, target.device))
             self.rows[slot] = row
 
     def _made_room(self, rows: Mapping[int, Row]) -> dict[int, Row]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache import PagedAttentionCache, PagedAttentionMemoryHandler
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from typing_extensions import override
 
 from service.engine.adapter.windowed import WindowedAllocator, allocator_of
+from service.engine.out_of_memory import whole_card
 from service.engine.request import EngineRequest
 
 
@@ -173,3 +177,19 @@ class _TokensOf:
         # and a request for a single token would leave nothing to share.
         self.status = RequestStatus.DECODING
         self.initial_tokens, self.generated_tokens = tokens, []  # type: ignore[var-annotated]
+
+
+@contextmanager
+def sized_by_us() -> Iterator[None]:
+    """Within it, the manager does not compare its cache with free memory, which our limits already fit.
+
+    It would count a mask of all batch tokens by all cached ones, and copies of all keys. Our attention makes neither.
+    To learn the free memory, it waits for the whole card.
+    """
+    with whole_card:
+        theirs = PagedAttentionMemoryHandler.get_available_memory
+        PagedAttentionMemoryHandler.get_available_memory = lambda self: sys.maxsize  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            PagedAttentionMemoryHandler.get_available_memory = theirs  # type: ignore[method-assign]

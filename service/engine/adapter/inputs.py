@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.requests import FutureRequestState
 from typing_extensions import override
@@ -19,11 +20,13 @@ from service.engine.request import EngineRequest
 class SlottedInputs(ContinuousBatchingIOs):
     """Writes each request's slot above its positions, and describes the packed row to our attention.
 
-    With a ``backend`` of paged attention, the row has block tables, and no lists of places to read and write.
+    With a ``backend`` of paged attention, the row has block tables, and no lists of places to read and write. For a
+    card, it is written into ``staged`` on the host. Nothing waits for the copies to the card.
     """
 
     cache: EncodingCache
     backend: PagedBackend | None
+    staged: ContinuousBatchingIOs | None
     requests: dict[str, EngineRequest]
     batch: Batch
     arguments: dict[str, Any]
@@ -44,8 +47,12 @@ class SlottedInputs(ContinuousBatchingIOs):
         self.cache.in_place = windowed.places(ids) if decodes else {}  # type: ignore[union-attr]
         turns = [Turn(f.state.request_id, f.state.position_offset, f.query_length) for f in requests_in_batch]
         with nullcontext() if windowed is None else windowed.asked_in_turn(turns):
-            fast = {} if self.backend is None else {"use_decode_fast_path": True}
-            super().prepare_batch_tensors(requests_in_batch, **arguments | fast)
+            if self.backend is not None:
+                arguments = arguments | {"use_decode_fast_path": True}
+            if self.staged is None:
+                super().prepare_batch_tensors(requests_in_batch, **arguments)
+            else:
+                self.staged.prepare_batch_tensors(requests_in_batch, **arguments)
         if self.backend is None:
             in_place = self.cache.in_place
             self.batch = packed_batch(sequences, [in_place.get(name) for name in ids] if in_place else None)
@@ -53,12 +60,22 @@ class SlottedInputs(ContinuousBatchingIOs):
             pages = [self.cache.pages_of(future.state.request_id) for future in requests_in_batch]
             paged = [PagedSequence(*sequence, *own) for sequence, own in zip(sequences, pages, strict=True)]
             self.batch = paged_batch(paged, self.cache.page_size, self.device, self.backend)
+        written = self if self.staged is None else self.staged
         if any(slot for slot, *_ in sequences):
-            slots = torch.tensor([s for s, _, n in sequences for _ in range(n)], dtype=torch.int32, device=self.device)
-            self.position_ids[: len(slots)] = encode(self.position_ids[: len(slots)], slots)
+            numbers = [slot for slot, _, count in sequences for _ in range(count)]
+            slots = torch.tensor(numbers, dtype=torch.int32, device=written.device)
+            written.position_ids[: len(slots)] = encode(written.position_ids[: len(slots)], slots)
         new = sum(future.has_new_token for future in requests_in_batch)
         if new < len(requests_in_batch):  # the model computes logits for each of them
-            self.logits_indices[new : len(requests_in_batch)].zero_()
+            written.logits_indices[new : len(requests_in_batch)].zero_()
+        if self.staged is not None:
+            self._take(self.staged)
+
+    def _take(self, staged: ContinuousBatchingIOs) -> None:
+        """Copy a batch to the card. The step before has ended, so its inputs may be overwritten on both sides."""
+        staged._transfer_inputs(self, torch.cuda.current_stream(self.device), non_blocking=True)
+        self.requests_in_batch = staged.requests_in_batch
+        self.req_id_to_new_token_position = staged.req_id_to_new_token_position
 
     @override
     def _reset_static_tensors(self, full_reset: bool = False) -> None:
@@ -94,3 +111,16 @@ class SlottedInputs(ContinuousBatchingIOs):
             self.prepare_batch_tensors(rest, **arguments)
         else:
             self.requests_in_batch, self.num_request_in_batch = [], 0
+
+
+def on_host(processor: ContinuousBatchProcessor) -> ContinuousBatchingIOs:
+    """Inputs of ``processor`` in memory that a card copies from by itself."""
+    built: ContinuousBatchingIOs = processor.inputs_and_outputs  # type: ignore[assignment]
+    return ContinuousBatchingIOs(
+        built.cache,
+        built.config,
+        processor.cb_config,
+        torch.device("cpu"),
+        built.model_dtype,
+        processor.logit_processor,
+    )

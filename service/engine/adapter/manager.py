@@ -21,11 +21,11 @@ from typing_extensions import override
 
 from patches import PagedBackend, Patched
 from service.engine import THREAD_NAME
-from service.engine.adapter.cache import EncodingCache
+from service.engine.adapter.cache import EncodingCache, sized_by_us
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
 from service.engine.adapter.configuration import configured_as_cached, is_divided
 from service.engine.adapter.graphs import DecodeGraphs
-from service.engine.adapter.inputs import SlottedInputs
+from service.engine.adapter.inputs import SlottedInputs, on_host
 from service.engine.adapter.runner import OnStep, RequestRunner, recordings
 from service.engine.adapter.runs import give_out_runs
 from service.engine.adapter.scheduler import FairScheduler
@@ -123,10 +123,12 @@ class EncodingManager(ContinuousBatchingManager):
 
     @override
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
-        with self._configured():
+        with self._configured(), sized_by_us():
             processor = super()._create_batch_processor()
-        adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests, backend=self.backend)
-        if self.model.device.type == "cuda":
+        on_card = self.model.device.type == "cuda"
+        staged = on_host(processor) if on_card and self.backend is not None else None
+        adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests, backend=self.backend, staged=staged)
+        if on_card:
             processor.inputs_and_outputs.compute_stream = own_stream(processor, self.model.device)
         token_bits = (int(self.model.config.get_text_config().vocab_size) - 1).bit_length()
         own_keys = {"numbers": {}, "live_keys": {}, "token_bits": token_bits, "in_place": {}}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from patches import Patched, encode
+from patches import Patched, encode, uploaded
 from service.engine.padded.sequence import Batch, Sequence
 from service.engine.sampling import sample, undone_on_error
 
@@ -28,9 +28,9 @@ class BatchForward:
         An exception leaves the caches of ``rows`` in no defined state.
         """
         batch, device = Batch.of(rows), self.patch.model.device
-        tokens = torch.tensor([row.pending[:new_tokens] for row in rows], device=device)
-        computed = torch.tensor([row.num_computed for row in rows], device=device)[:, None]
-        slots = torch.tensor([row.request.slot for row in rows], device=device)[:, None]
+        tokens = uploaded(torch.tensor([row.pending[:new_tokens] for row in rows]), device)
+        computed = uploaded(torch.tensor([row.num_computed for row in rows]), device)[:, None]
+        slots = uploaded(torch.tensor([row.request.slot for row in rows]), device)[:, None]
         output = self.patch.model(
             input_ids=tokens,
             position_ids=encode(computed + torch.arange(new_tokens, device=device), slots),
@@ -70,4 +70,4 @@ def _padding_mask(computed: list[int], new_tokens: int, device: torch.device) ->
     if min(computed) == longest:
         return None
     columns = torch.arange(longest + new_tokens, device=device)
-    return (columns >= longest - torch.tensor(computed, device=device)[:, None]).long()
+    return (columns >= longest - uploaded(torch.tensor(computed), device)[:, None]).long()

@@ -1,16 +1,20 @@
-"""The code for CUDA, on tensors that say they are there: no operation mixes devices, or asks for a missing kernel."""
+"""The code for CUDA, on tensors that say they are there: no operation mixes devices or lacks a kernel."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
+from transformers.generation.continuous_batching import input_outputs
 
 from patches import Method, Patched, parse, patched
 from patches.attention import paged
@@ -19,20 +23,22 @@ from patches.attention.paged import launch
 from patches.attention.paged.launch import Blocks, Plan
 from service.engine.adapter import graphs
 from service.engine.choice import EngineChoice
+from service.engine.request import SamplingParams
 from service.engine.verification import _check
 from service.evaluation.scoring import prompt_scores
-from tests.card import Card, CardTensor, WrongDevice, card, download, upload
+from tests.card import Card, CardTensor, Wait, WrongDevice, card, download, upload
 from tests.methods import Fields
 from tests.models import VOCAB_SIZE, by_tier, tiny_model
 from tests.patches.attention.paged import by_tables
 from tests.recording import Recorder
-from tests.service.engine.graphs import CAPTURED, TRITON, Run, run
+from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, Run, requests_of, run
 from tests.service.engine.test_paged_attention import every_encoding, prompts_for
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card, and tests of its own run on it")
 
 LOOP = EngineChoice()
 SPLIT = 8
+DRAWN = (SamplingParams(), SamplingParams(temperature=0.7, top_k=5), SamplingParams(temperature=1.1, top_p=0.9))
 
 WINDOWS: list[Fields] = [
     {"method": "default"},
@@ -82,7 +88,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 @contextmanager
 def on_card(model: PreTrainedModel) -> Iterator[tuple[Card, Patched]]:
-    with torch.inference_mode(), card() as made:
+    devices = mock.patch.object(input_outputs, "get_available_devices", return_value=("cpu", "cuda"))
+    with torch.inference_mode(), devices, card() as made:
         upload(model)
         with patched(model) as patch:
             yield made, patch
@@ -106,6 +113,32 @@ def test_every_encoding_generates_on_a_card(family: str, choice: EngineChoice) -
     assert found.equals(expected)
     assert found.failures == []
     assert (found.count("replayed") > 1) == (choice is CAPTURED)
+
+
+def test_a_replayed_step_waits_for_its_tokens_only() -> None:
+    """And no other step waits for an upload, except for encodings that are new."""
+    waits: dict[str, list[Wait]] = {}
+    with on_card(tiny_model("llama")[1]) as (made, patch):
+        methods = every_encoding(patch)
+        requests = requests_of(patch, methods, prompts_for(methods, 24), [24] * len(methods))
+        for number, request in enumerate(requests):
+            request.sampling = DRAWN[number % len(DRAWN)]
+        steps: Counter[str] = Counter()
+
+        def counted(use: str, _: str) -> None:
+            """Called when a step has drawn its tokens; the host gets them afterwards, before the next step."""
+            steps[use] += 1
+            waits.setdefault(use, []).extend(made.waits)
+            made.waits.clear()
+
+        engine = CAPTURED.built(patch, LIMITS, counted)
+        made.waits.clear()
+        engine.run_to_end(requests)
+    assert steps["replayed"] > 3
+    assert {Path(wait.place).name.partition(":")[0] for wait in waits["replayed"]} == {"input_outputs.py"}
+    every = [wait for use in waits.values() for wait in use]
+    assert Counter(wait.kind for wait in every if "input_outputs.py" in wait.place)["read"] == steps.total() - 1
+    assert [wait for wait in every if wait.kind == "copy" and "slots.py" not in wait.place] == []
 
 
 def scored(patch: Patched) -> list[np.ndarray]:

@@ -126,6 +126,7 @@ def test_a_capture_that_fails_costs_its_graph_only(fault: str, monkeypatch: pyte
 
 
 @on_a_card
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_host_waits_for_nothing_in_a_replayed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the inputs to the drawn tokens; their transfer comes after."""
     steps = 0

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from transformers.generation.continuous_batching.cache import PagedAttentionMemoryHandler
 
 from patches import Method, PagedBatch, Patched, one_per_route, parse, patched
 from patches.attention.paged import batch as paged_batch
@@ -246,3 +247,16 @@ def test_a_server_refuses_an_attention_that_the_machine_cannot_run(
 def test_a_server_refuses_graphs_that_the_machine_cannot_run(checkpoints: Path) -> None:
     with pytest.raises(ModelLoadError, match="ROPEWAY_CUDA_GRAPHS: CUDA graphs need a CUDA device"):
         ModelRegistry(Settings(_env_file=None, model=str(checkpoints), device="cpu", cuda_graphs=True))
+
+
+def test_only_our_limits_size_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers counts masks and copies of keys, and would refuse a cache for most of a card's memory."""
+
+    def little(self: PagedAttentionMemoryHandler) -> int:
+        return 1
+
+    monkeypatch.setattr(PagedAttentionMemoryHandler, "get_available_memory", little)
+    with patched(tiny_model("llama")[1]) as patch:
+        methods = [parse({"method": "default"})]
+        assert SEGMENTS.built(patch, LIMITS).run_to_end(requests_of(patch, methods, [[5, 9, 7]]))
+    assert PagedAttentionMemoryHandler.get_available_memory is little
