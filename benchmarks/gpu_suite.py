@@ -47,6 +47,7 @@ def main(
     """Measure on one CUDA device, run the tests that need one, print one table."""
     if not smoke and not torch.cuda.is_available():
         raise typer.BadParameter("no CUDA device: use --smoke to try the code on the CPU")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as served: it would plan for seconds, for us and for transformers
     scale = SMOKE if smoke else GPU
     began = time.monotonic()
     report = Report(

@@ -216,6 +216,8 @@ def sources(settings: Settings) -> dict[str, str | Path]:
 def usable_device(settings: Settings) -> torch.device:
     """The configured device, after a tensor was put there.
 
+    On CUDA, attention by cuDNN goes off: it plans each shape anew, and every decode step has other ones.
+
     Raises:
         ModelLoadError: when torch does not know it or this machine does not have it.
     """
@@ -227,6 +229,8 @@ def usable_device(settings: Settings) -> torch.device:
         raise ModelLoadError(
             f"ROPEWAY_DEVICE: {settings.device!r} cannot be used: {reason} (torch {torch.__version__})"
         ) from error
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 

@@ -78,7 +78,7 @@ def _with_sink(acc, top, total, sink):
     return acc * shrink[:, None], new, total * shrink + tl.exp(sink - new)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])  # a width of another kind would compile it anew in a served step
 def attention(
     Q, K, V, OUT, PART, PART_TOP, PART_TOTAL, FACTOR, SINKS,
     ITEMS, SEQUENCES, BLOCK_TABLE, SLOTS, BANDS, MAPS, PAIRS, FREQUENCIES, BIASES, DISTANCES,
