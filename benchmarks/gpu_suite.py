@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,23 +18,22 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.gpu import decoding, forwards
+from benchmarks.gpu import checks, decoding, forwards
 from benchmarks.gpu.scale import GPU, SMOKE, Row, Scale, peak, reset_peak
 from benchmarks.timing import Report, machine
 from service.sharing.heap import frozen
 
-ROOT = Path(__file__).resolve().parent.parent
-
 PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
+    (checks.tests, 120),
     (forwards.roofline, 10),
-    (forwards.patched_forward, 40),
-    (decoding.decode_1b, 100),
-    (decoding.attentions, 60),
-    (decoding.graphs, 60),
-    (forwards.scoring_rate, 40),
     (decoding.decode_8b, 150),
+    (forwards.scoring_rate, 40),
+    (decoding.graphs, 60),
+    (decoding.attentions, 60),
+    (decoding.decode_1b, 100),
+    (forwards.patched_forward, 40),
 )
-"""Each part, and the seconds it may need: what no longer fits is skipped."""
+"""Each part, and the seconds it may need: what no longer fits is skipped. The goals come first."""
 
 
 def main(
@@ -44,7 +41,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Path of the JSON.")] = Path("gpu_suite.json"),
     budget: Annotated[float, typer.Option(help="Seconds for everything.")] = 510.0,
 ) -> None:
-    """Measure on one CUDA device, run the tests that need one, print one table."""
+    """Run the tests that need a CUDA device, measure on it, print one table."""
     if not smoke and not torch.cuda.is_available():
         raise typer.BadParameter("no CUDA device: use --smoke to try the code on the CPU")
     torch.backends.cuda.enable_cudnn_sdp(False)  # as served: it would plan for seconds, for us and for transformers
@@ -60,9 +57,6 @@ def main(
             skipped = f"skipped: needs up to {seconds:.0f} s and {left:.0f} s are left" if left < seconds else None
             run_part(part.__name__, lambda part=part: part(scale), scale, results, skipped)
             write_json(out, results)
-    left = budget - (time.monotonic() - began)
-    run_part("tests", lambda: gpu_tests(left), scale, results)
-    write_json(out, results)
     for result in results:
         value = "" if result["value"] is None else f"{result['value']:.4g} {result['unit']}"
         report.add(result["part"], result["what"], value, result["remark"])
@@ -101,20 +95,6 @@ def run_part(
     gc.collect()
     if scale.device == "cuda":
         torch.cuda.empty_cache()
-
-
-def gpu_tests(seconds: float) -> Iterator[Row]:
-    """The tests marked ``gpu``, in another process that reads no other files."""
-    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    workers = ["-n", "8"] if torch.cuda.is_available() else []  # kernels are compiled for seconds each
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *workers, "-p", "no:cacheprovider", *files]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=max(seconds, 30), check=False)
-    lines = (answer.stdout + answer.stderr).strip().splitlines() or [""]
-    if answer.returncode == 1:
-        print(answer.stdout)
-    none_marked = answer.returncode == 5  # pytest's code for "no tests ran"
-    status = "" if answer.returncode == 0 or none_marked else "failed: "
-    yield "pytest -m gpu, exit code", answer.returncode, "", status + lines[-1].strip("= ")
 
 
 def write_json(path: Path, results: list[dict[str, Any]]) -> None:
