@@ -59,6 +59,7 @@ class Mutation:
 
 
 CARD = "tests/service/engine/test_card.py"
+PAGED_ATTENTION = "tests/service/engine/test_paged_attention.py"
 FUSED = "tests/patches/attention/test_fused.py"
 IN_PLACE = "tests/service/engine/test_in_place.py"
 STRIDED = "tests/patches/attention/test_strided.py"
@@ -217,8 +218,10 @@ SERVED = [
              "on_host(processor) if not on_card and", (f"{CARD}::test_a_replayed_step_waits_for_its_tokens_only",)),
     Mutation("padding writes into a request's page", "patches", "PagedSequence(sequences[0].slot, 0, 1, (spare,))",
              "PagedSequence(sequences[0].slot, 0, 1, sequences[0].pages[:1])", (f"{GRAPHS}::{JOINING}[llama]",)),
-    Mutation("block tables of the first step only", "patches", "if pages != self._rows[row]:",
-             "if not self._rows[row]:", (f"{GRAPHS}::{JOINING}[llama]",)),
+    Mutation("pages of blocks that were given up", "service/engine", "if known != blocks:",
+             "if len(known) != len(blocks):", (f"{PAGED_ATTENTION}::test_pages_are_those_of_the_blocks",)),
+    Mutation("block tables of the first step only", "patches", "if pages is not known and pages != known:",
+             "if not known:", (f"{GRAPHS}::{JOINING}[llama]",)),
     Mutation("a graph for every table of slots", "service", "key = step.size, self._patch.prepare(step.longest)",
              "key = step.size, bool(self._patch.prepare(step.longest))", (f"{GRAPHS}::{MOVING}",)),
     Mutation("a list of calls for any number of rows", "patches", "(name, value.shape, value.stride(), value.dtype)",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from patches.attention.paged.step import SPLIT, Item, PagedSequence, Work, about, longest, singles_of
@@ -28,10 +29,10 @@ class BlockTable:
     def fill(self, sequences: Sequence[PagedSequence]) -> None:
         """Have the pages of ``sequences``, one per row."""
         for row, sequence in enumerate(sequences):
-            pages = sequence.pages
-            if pages != self._rows[row]:
-                self._rows[row] = pages
-                self._host[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+            pages, known = sequence.pages, self._rows[row]
+            self._rows[row] = pages
+            if pages is not known and pages != known:
+                self._host[row, : len(pages)] = torch.from_numpy(np.array(pages, np.int32))
                 self.pages[row, : len(pages)].copy_(self._host[row, : len(pages)], non_blocking=True)
 
 
@@ -67,7 +68,7 @@ class DecodeStep:
         every = [*sequences, *[PagedSequence(sequences[0].slot, 0, 1, (spare,))] * missing]
         self.sequences, self.longest = tuple(every), longest(every)
         items, edges = singles_of(every, self._split)
-        items += [NO_ITEM] * (self.size[1] - len(items))
+        padding = np.tile(np.array(NO_ITEM, np.int32), (self.size[1] - len(items), 1))
         for name, numbers in {
             "page": [s.page_of(s.q_start, self.page_size) for s in every],
             "place": [s.q_start % self.page_size for s in every],
@@ -77,9 +78,9 @@ class DecodeStep:
             "encoded": [s.slot << POSITION_BITS | s.q_start for s in every],
             "sequences": about(every),
             "edges": edges,
-            "singles": items,
+            "singles": np.concatenate((items, padding)),
         }.items():
-            self._host[name].copy_(torch.tensor(numbers).flatten())
+            self._host[name].numpy()[:] = np.asarray(numbers).reshape(-1)
         self._on_device.copy_(self._on_host, non_blocking=True)  # the step before has ended: its tokens were read
         self._table.fill(every)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from patches.attention.paged.rows import UNBOUNDED
@@ -63,25 +64,27 @@ class Work:
     edges: torch.Tensor
 
 
-def about(sequences: Sequence[PagedSequence]) -> list[tuple[int, ...]]:
+def about(sequences: Sequence[PagedSequence]) -> np.ndarray:
     """``Work.sequences``."""
     rows, token = list[tuple[int, ...]](), 0
     for s in sequences:
         rows.append((s.slot, s.q_start, token, s.queries, s.first_pages, s.evicted_pages))
         token += s.queries
-    return rows
+    return np.array(rows, np.int32)
 
 
-def singles_of(sequences: Sequence[PagedSequence], split: int) -> tuple[list[Item], list[int]]:
+def singles_of(sequences: Sequence[PagedSequence], split: int) -> tuple[np.ndarray, np.ndarray]:
     """``Work.singles`` and ``Work.edges``, each item for ``split`` keys.
 
     An item ends at a multiple of its size. The parts of a sequence therefore depend on its own length only.
     """
-    items, edges = list[Item](), [0]
-    for index, sequence in enumerate(sequences):
-        if sequence.queries == 1:
-            items += [(index, 0, low, low + split) for low in range(0, sequence.q_stop, split)]
-            edges.append(len(items))
+    single = [(index, sequence.q_stop) for index, sequence in enumerate(sequences) if sequence.queries == 1]
+    owner, keys = np.array(single, np.int32).reshape(-1, 2).T
+    edges = np.concatenate(([0], np.cumsum(-(-keys // split)))).astype(np.int32)
+    items = np.zeros((edges[-1], 4), np.int32)
+    items[:, 0] = np.repeat(owner, np.diff(edges))
+    items[:, 2] = (np.arange(edges[-1]) - np.repeat(edges[:-1], np.diff(edges))) * split
+    items[:, 3] = items[:, 2] + split
     return items, edges
 
 
@@ -132,8 +135,8 @@ class Step:
             if sequence.queries > 1
             for first in range(0, sequence.queries, queries)
         ]
-        numbers = about(self.sequences), chunks, *singles_of(self.sequences, split)
-        return Work(*(uploaded(torch.tensor(each, dtype=torch.int32), self.device) for each in numbers))
+        numbers = about(self.sequences), np.array(chunks, np.int32), *singles_of(self.sequences, split)
+        return Work(*(uploaded(torch.from_numpy(each), self.device) for each in numbers))
 
     @cached_property
     def block_table(self) -> torch.Tensor:

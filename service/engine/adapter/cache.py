@@ -33,6 +33,8 @@ class EncodingCache(PagedAttentionCache):
     token_bits: int
     in_place: dict[str, range]
     """Request id -> its places, from its first key on, for requests of this step whose keys need no copy."""
+    tables: dict[str, tuple[list[int], tuple[int, ...]]]
+    """Request id -> its blocks, and their pages as layers number them."""
 
     @property
     def page_size(self) -> int:
@@ -133,17 +135,25 @@ class EncodingCache(PagedAttentionCache):
         """Nothing: paged attention reads all tables of a step at once, with evicted pages."""
 
     def pages_of(self, request_id: str) -> tuple[tuple[int, ...], int, int]:
-        """(pages of a request as its layers number them, pages before the evicted ones, evicted pages)."""
+        """(pages of a request as its layers number them, pages before the evicted ones, evicted pages).
+
+        As long as a request has the same pages, they are the same object: long texts have thousands.
+        """
         allocator = self._whole
-        stride = allocator.block_physical_stride // allocator.tokens_per_page
-        window, evicted = allocator.window_of(request_id), allocator.evicted_pages.get(request_id, 0)
-        pages = tuple(block * stride for block in allocator.block_table[request_id])
+        blocks, window = allocator.block_table[request_id], allocator.window_of(request_id)
+        evicted = allocator.evicted_pages.get(request_id, 0)
+        known, pages = self.tables.get(request_id, ([], ()))
+        if known != blocks:  # equal prefixes become the same blocks, and the length stays
+            stride = allocator.block_physical_stride // allocator.tokens_per_page
+            pages = tuple(block * stride for block in blocks)
+            self.tables[request_id] = blocks.copy(), pages
         return pages, 0 if window is None else window.sink_pages, evicted
 
     @override
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         super().free_blocks(request_id, no_cache)
         self.live_keys.pop(request_id, None)
+        self.tables.pop(request_id, None)
 
     def _salted(self, request_id: str, tokens: list[int]) -> list[int] | None:
         request = self.requests.get(request_id)

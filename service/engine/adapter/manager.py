@@ -131,7 +131,7 @@ class EncodingManager(ContinuousBatchingManager):
         if on_card:
             processor.inputs_and_outputs.compute_stream = own_stream(processor, self.model.device)
         token_bits = (int(self.model.config.get_text_config().vocab_size) - 1).bit_length()
-        own_keys = {"numbers": {}, "live_keys": {}, "token_bits": token_bits, "in_place": {}}
+        own_keys = {"numbers": {}, "live_keys": {}, "token_bits": token_bits, "in_place": {}, "tables": {}}
         adopt(processor.cache, EncodingCache, requests=self.requests, **own_keys)
         rows, cache = self._limits.max_requests_per_batch, processor.cache
         graphs = DecodeGraphs(self.patch, cache, rows, self.failures) if self._captures else None  # type: ignore[arg-type]

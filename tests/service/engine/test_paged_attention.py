@@ -13,6 +13,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionMemo
 
 from patches import Method, PagedBatch, Patched, one_per_route, parse, patched
 from patches.attention.paged import batch as paged_batch
+from service.engine.adapter.cache import EncodingCache
 from service.engine.choice import CHOICES, Attention, AttentionUnavailable, EngineChoice, GraphsUnavailable, choices
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
@@ -260,3 +261,29 @@ def test_only_our_limits_size_the_cache(monkeypatch: pytest.MonkeyPatch) -> None
         methods = [parse({"method": "default"})]
         assert SEGMENTS.built(patch, LIMITS).run_to_end(requests_of(patch, methods, [[5, 9, 7]]))
     assert PagedAttentionMemoryHandler.get_available_memory is little
+
+
+def test_pages_are_those_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when equal prefixes become the same blocks: then a request gets others, and as many as before."""
+    last: dict[str, tuple[int, ...]] = {}
+    swapped = 0
+    remembered = EncodingCache.pages_of
+
+    def checked(self: EncodingCache, request_id: str) -> tuple[tuple[int, ...], int, int]:
+        nonlocal swapped
+        found = remembered(self, request_id)
+        before = last.get(request_id, ())
+        swapped += found[0][: len(before)] != before
+        last[request_id] = found[0]
+        kept = self.tables.pop(request_id)
+        assert found == remembered(self, request_id)
+        self.tables[request_id] = kept
+        return found
+
+    monkeypatch.setattr(EncodingCache, "pages_of", checked)
+    with patched(tiny_model("llama")[1]) as patch:
+        methods = [parse({"method": "default"})] * 3
+        prompts = [list(range(3, 40))] * 2 + [list(range(5, 50))]
+        tokens = EAGER.built(patch, LIMITS).run_to_end(requests_of(patch, methods, prompts))
+    assert tokens[0] == tokens[1]
+    assert swapped > 0
