@@ -20,8 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TRANSFORMERS_IN_PATCHES = {"patches/model/hf.py"}
 TRANSFORMERS_IN_SERVICE = {
     "service/models/tokenizing.py",
-    "service/engine/adapter/cache.py",  # these eight: the one adapter around continuous batching
+    "service/engine/adapter/cache.py",  # these nine: the one adapter around continuous batching
     "service/engine/adapter/compatibility.py",
+    "service/engine/adapter/decode_inputs.py",
     "service/engine/adapter/inputs.py",
     "service/engine/adapter/manager.py",
     "service/engine/adapter/runner.py",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from patches.encoding.recipe import IDENTITY, ResolvedRecipe
@@ -17,6 +18,8 @@ from patches.encoding.recipe import IDENTITY, ResolvedRecipe
 POSITION_BITS = 24
 MAX_POSITION = (1 << POSITION_BITS) - 1
 MAX_SLOTS = 128
+
+Numbers = TypeVar("Numbers", torch.Tensor, np.ndarray)
 
 
 class BaseNumbers(Protocol):
@@ -42,7 +45,7 @@ class SlotsExhausted(RuntimeError):
     """Live requests use all slots: try again when one of them has finished."""
 
 
-def encode(position_ids: torch.Tensor, slot: torch.Tensor | int) -> torch.Tensor:
+def encode(position_ids: Numbers, slot: Numbers | int) -> Numbers:
     """Put ``slot`` (0..127) above the positions (0..2^24 - 1); broadcasts, keeps the dtype."""
     if isinstance(slot, torch.Tensor):
         slot = slot.to(position_ids.dtype)

@@ -56,7 +56,10 @@ class EncodingCache(PagedAttentionCache):
     def can_store_request_tokens(self, state: RequestState, request_len: int, dry_run: bool = False) -> bool:
         windowed = allocator_of(self)
         if windowed is not None:
-            windowed.evict(state.request_id, state.current_len())
+            length = state.current_len()
+            windowed.evict(state.request_id, length)
+            if len(self.cache_allocators) == 1 and windowed.has_room(state.request_id, length + request_len):
+                return True
         return super().can_store_request_tokens(state, request_len, dry_run)
 
     def most_read(self, state: RequestState) -> int | None:

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from patches import Batch, PagedBackend, PagedSequence, encode, packed_batch, paged_batch
 from service.engine.adapter.cache import EncodingCache
+from service.engine.adapter.decode_inputs import prepare_decode
 from service.engine.adapter.windowed import Turn, allocator_of
 from service.engine.request import EngineRequest
 
@@ -45,14 +46,14 @@ class SlottedInputs(ContinuousBatchingIOs):
         ids = [future.state.request_id for future in requests_in_batch]
         decodes = windowed is not None and all(length == 1 for *_, length in sequences)
         self.cache.in_place = windowed.places(ids) if decodes else {}  # type: ignore[union-attr]
-        turns = [Turn(f.state.request_id, f.state.position_offset, f.query_length) for f in requests_in_batch]
-        with nullcontext() if windowed is None else windowed.asked_in_turn(turns):
-            if self.backend is not None:
-                arguments = arguments | {"use_decode_fast_path": True}
-            if self.staged is None:
-                super().prepare_batch_tensors(requests_in_batch, **arguments)
-            else:
-                self.staged.prepare_batch_tensors(requests_in_batch, **arguments)
+        written = self if self.staged is None else self.staged
+        if written.device.type == "cpu" and self._are_single(requests_in_batch):
+            slots, max_kv_read = [slot for slot, *_ in sequences], arguments["max_kv_read"]
+            by_tables = self.backend is not None
+            prepare_decode(written, self.cache, requests_in_batch, slots, max_kv_read, by_tables=by_tables)
+        else:
+            self._prepare_by_theirs(written, requests_in_batch)
+            self._add_slots(written, sequences)
         if self.backend is None:
             in_place = self.cache.in_place
             self.batch = packed_batch(sequences, [in_place.get(name) for name in ids] if in_place else None)
@@ -60,16 +61,35 @@ class SlottedInputs(ContinuousBatchingIOs):
             pages = [self.cache.pages_of(future.state.request_id) for future in requests_in_batch]
             paged = [PagedSequence(*sequence, *own) for sequence, own in zip(sequences, pages, strict=True)]
             self.batch = paged_batch(paged, self.cache.page_size, self.device, self.backend)
-        written = self if self.staged is None else self.staged
-        if any(slot for slot, *_ in sequences):
-            numbers = [slot for slot, _, count in sequences for _ in range(count)]
-            slots = torch.tensor(numbers, dtype=torch.int32, device=written.device)
-            written.position_ids[: len(slots)] = encode(written.position_ids[: len(slots)], slots)
         new = sum(future.has_new_token for future in requests_in_batch)
         if new < len(requests_in_batch):  # the model computes logits for each of them
             written.logits_indices[new : len(requests_in_batch)].zero_()
         if self.staged is not None:
             self._take(self.staged)
+
+    def _are_single(self, requests: list[FutureRequestState]) -> bool:
+        """True if each request has one new token and gets the next one, and nothing is padded or masked."""
+        mask: Any = self.attention_mask
+        is_bare = mask is None and not self.arguments["use_padding"]
+        return is_bare and all(future.query_length == 1 and future.has_new_token for future in requests)
+
+    def _prepare_by_theirs(self, written: ContinuousBatchingIOs, requests: list[FutureRequestState]) -> None:
+        windowed = allocator_of(self.cache)
+        turns = [Turn(f.state.request_id, f.state.position_offset, f.query_length) for f in requests]
+        by_tables = {} if self.backend is None else {"use_decode_fast_path": True}
+        with nullcontext() if windowed is None else windowed.asked_in_turn(turns):
+            if written is self:
+                super().prepare_batch_tensors(requests, **self.arguments | by_tables)
+            else:
+                written.prepare_batch_tensors(requests, **self.arguments | by_tables)
+
+    @staticmethod
+    def _add_slots(written: ContinuousBatchingIOs, sequences: list[tuple[int, int, int]]) -> None:
+        """Put the slots of ``sequences`` (slot, first position, new tokens) above the positions."""
+        if any(slot for slot, *_ in sequences):
+            numbers = [slot for slot, _, count in sequences for _ in range(count)]
+            slots = torch.tensor(numbers, dtype=torch.int32, device=written.device)
+            written.position_ids[: len(slots)] = encode(written.position_ids[: len(slots)], slots)
 
     def _take(self, staged: ContinuousBatchingIOs) -> None:
         """Copy a batch to the card. The step before has ended, so its inputs may be overwritten on both sides."""

@@ -75,6 +75,11 @@ class WindowedAllocator(FullAttentionCacheAllocator):
     def _shifted(self, request_id: str, position: int) -> int:
         return position - self.evicted_pages.get(request_id, 0) * self.tokens_per_page
 
+    def has_room(self, request_id: str, length: int) -> bool:
+        """True if a request's blocks have room for ``length`` tokens of it, which most steps need to know only."""
+        table = self.block_table.get(request_id)
+        return table is not None and self._shifted(request_id, length) <= len(table) * self.tokens_per_page
+
     @override
     def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
         return super().needs_new_blocks(request_id, self._shifted(request_id, past_length), query_length)
@@ -128,7 +133,11 @@ class WindowedAllocator(FullAttentionCacheAllocator):
         turn = next(self.turns, None)
         if turn is None or (turn.past_length, turn.query_length) != (past_length, query_length):
             raise IncompatibleTransformers("get_seqlen_k is not called once per request of a batch, in its order")
-        window = self.windows.get(turn.request_id)
+        return self.keys_of(turn.request_id, past_length, query_length)
+
+    def keys_of(self, request_id: str, past_length: int, query_length: int) -> int:
+        """``get_seqlen_k`` of one request."""
+        window = self.windows.get(request_id)
         return query_length + (past_length if window is None else window.tokens_read(past_length))
 
     @override
