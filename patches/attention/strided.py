@@ -233,30 +233,37 @@ def _tables(pieces: list[list[tuple[int, Table]]], rows: int) -> Table:
 
 
 def _equally_spaced(candidates: list[Candidate]) -> list[list[Candidate]]:
-    """Parts of two ``candidates`` at least, of like lengths, with equal distances between their places."""
+    """Parts of two ``candidates`` at least, of like lengths, with equal distances between their places.
+
+    Like lengths first, or neighbours first: whichever leaves fewer calls.
+    """
     groups: list[list[Candidate]] = []
     for candidate in sorted(candidates, key=lambda candidate: -candidate.length):
         if not groups or groups[-1][0].length - candidate.length >= ALIKE:
             groups.append([])
         groups[-1].append(candidate)
-    return [part for group in groups for part in _parts(group) if len(part) > 1]
+    ways = [part for group in groups for part in _parts(group)], list(_parts(candidates))
+    return [part for part in min(ways, key=len) if len(part) > 1]
 
 
 def _parts(group: list[Candidate]) -> Iterator[list[Candidate]]:
     """Parts of a ``group`` in the order of their places.
 
-    The next sequence has the distance of those before, and each may read as many keys as the longest has.
+    The next sequence has the distance of those before and about their length. Each may read as many keys as the
+    longest has.
     """
     part: list[Candidate] = []
-    longest = room = 0
+    shortest = longest = room = 0
     for one in sorted(group, key=lambda candidate: candidate.place.start):
         before = [candidate.place.start for candidate in part[-2:]]
         is_spaced = len(before) < 2 or one.place.start - before[1] == before[1] - before[0]
-        if part and is_spaced and max(longest, one.length) <= min(room, len(one.place)):
-            longest, room = max(longest, one.length), min(room, len(one.place))
+        lengths = min(shortest, one.length), max(longest, one.length)
+        if part and is_spaced and lengths[1] - lengths[0] < ALIKE and lengths[1] <= min(room, len(one.place)):
+            (shortest, longest), room = lengths, min(room, len(one.place))
         else:
             if part:
                 yield part
-            part, longest, room = [], one.length, len(one.place)
+            part, room = [], len(one.place)
+            shortest = longest = one.length
         part.append(one)
     yield part

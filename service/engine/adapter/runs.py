@@ -16,12 +16,16 @@ from typing_extensions import override
 from patches import ALIKE
 from service.engine.adapter.compatibility import adopt, check_attributes
 
+NEIGHBOURS = 8
+"""Rows of a neighbourhood."""
+
 SHORT = 16
 """Blocks of a row that is short: those of 9 to 16 blocks, say, all begin at multiples of 16."""
 
 
 class Runs(RegularTrees):
-    """Free blocks of the cache. ``reserved`` has the blocks that each request is going to take.
+    """Free blocks of the cache. ``reserved`` has the blocks that each request is going to take. Rows of about one
+    length come from ``neighbourhoods``, by multiples of ``ahead``, so that one call reads several.
 
     ``ledger`` knows the blocks kept for their prefixes. ``clear`` sets the keys and values of blocks to zero. One call
     reads requests of different lengths, so requests get clear blocks, and have ``ahead`` more behind them. Masked keys
@@ -29,6 +33,7 @@ class Runs(RegularTrees):
     """
 
     reserved: dict[str, range]
+    neighbourhoods: dict[int, range]
     ahead: int
     ledger: BlockLedger
     clear: Callable[[range], object]
@@ -94,19 +99,45 @@ class Runs(RegularTrees):
         """Blocks in a row that no request has or reserves; empty without any.
 
         If none are free, some that are kept for their prefixes give way. Of the rows that begin at equal distances, it
-        is the one that was used the longest ago.
+        is the one that was used the longest ago. A row is a little longer if the blocks behind it are free. One call
+        reads as many keys of each of its sequences.
         """
         free, wanted, kept = self._unreserved(), bytes([1]) * length, self.ledger.cached_blocks
-        starts = _starts(free, wanted)
+        even = -(-length // self.ahead) * self.ahead
+        starts = self._near(free, _starts(free, wanted, _distance(even)), even)
         if not starts:
             last_use = {block: number for number, block in enumerate(kept)}
+            with_kept = free.copy()
             for block in kept:
-                free[block] = 1
-            starts = _starts(free, wanted)
+                with_kept[block] = 1
+            starts = _starts(with_kept, wanted, _distance(even))
             starts.sort(key=lambda start: max(last_use.get(start + n, -1) for n in range(length)))
-        run = range(starts[0], starts[0] + length) if starts else range(0)
+        if not starts:
+            return range(0)
+        run = range(starts[0], starts[0] + length)
         self._evict([block for block in run if block in kept])
-        return run
+        behind = bytes(free[run.stop : run.start + even])
+        return range(run.start, run.stop + len(behind) - len(behind.lstrip(b"\1")))
+
+    def _near(self, free: bytearray, starts: list[int], length: int) -> list[int]:
+        """Of ``starts``, those among rows of about this ``length``; all if there is no room for a neighbourhood."""
+        kind, width = length // self.ahead, NEIGHBOURS * _distance(length)
+        inside = [start for start in starts if start in self.neighbourhoods.get(kind, ())]
+        if inside:
+            return inside
+        self.neighbourhoods = {
+            other: blocks
+            for other, blocks in self.neighbourhoods.items()
+            if other != kind and free.find(b"\0", blocks.start, blocks.stop) >= 0
+        }
+        unclaimed = free.copy()
+        for blocks in self.neighbourhoods.values():
+            unclaimed[blocks.start : blocks.stop] = bytes(len(blocks))
+        first = next((start for start in starts if unclaimed.startswith(bytes([1]) * width, start)), None)
+        if first is None:
+            return starts
+        self.neighbourhoods[kind] = range(first, first + width)
+        return [first]
 
     def _evict(self, blocks: list[int]) -> None:
         for block in blocks:
@@ -122,12 +153,12 @@ class Runs(RegularTrees):
             del self.trees[root]
 
 
-def _starts(free: bytearray, wanted: bytes) -> list[int]:
-    """First blocks of rows of ``wanted`` ones: those at multiples of a distance, or else the first row of all.
+def _starts(free: bytearray, wanted: bytes, distance: int) -> list[int]:
+    """First blocks of rows of ``wanted`` ones: those at multiples of ``distance``, or else the first row of all.
 
     So requests are equally far apart, and one call reads the keys of several.
     """
-    even = [start for start in range(0, len(free), _distance(len(wanted))) if free.startswith(wanted, start)]
+    even = [start for start in range(0, len(free), distance) if free.startswith(wanted, start)]
     first = free.find(wanted)
     return even or ([] if first < 0 else [first])
 
@@ -157,6 +188,7 @@ def give_out_runs(allocator: FullAttentionCacheAllocator) -> None:
         pool._free_blocks[allocator.index],
         Runs,
         reserved={},
+        neighbourhoods={},
         ahead=-(-ALIKE // page),
         ledger=allocator.ledger,
         clear=clear,

@@ -118,7 +118,7 @@ def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) 
 
 def runs(blocks: Iterable[int]) -> Runs:
     free = Runs(1)
-    free.reserved, free.ledger, free.ahead, free.clear = {}, BlockLedger(), 2, lambda _: None
+    free.reserved, free.neighbourhoods, free.ledger, free.ahead, free.clear = {}, {}, BlockLedger(), 2, lambda _: None
     for block in blocks:
         free.add_tree(block)
     return free
@@ -150,15 +150,27 @@ def test_blocks_are_in_a_row_while_there_is_room() -> None:
 
 
 def test_requests_of_like_lengths_are_equally_far_apart() -> None:
+    """Also if requests of other lengths come between them, and if one ends."""
+    free = runs(range(1, 200))
+    tables = {name: free.take(name, 1, [], length) for name, length in zip("aAbBcC", (7, 3, 8, 4, 7, 3), strict=True)}
+    assert [tables[name][0] for name in "abc"] == [8, 16, 24]
+    assert [tables[name][0] for name in "ABC"] == [72, 76, 80]
+    assert len(free.reserved["A"]) == len(free.reserved["B"]) == 3, "the fourth block is free, so A may read it"
+    free.reserved.pop("b")
+    free.add_leaves(tables["b"])
+    assert free.take("d", 1, [], 8) == [16]
+    assert free.take("other", 2, [], 2) == [104, 105], "behind the neighbourhoods of the others"
+
+
+def test_without_room_for_a_neighbourhood_rows_are_equally_far_apart() -> None:
     free = runs(range(1, 60))
     starts = [free.take(str(length), 1, [], length)[0] for length in (5, 8, 6, 7)]
     assert starts == [8, 16, 24, 32]
-    assert free.take("short", 2, [], 2) == [2, 3]
-    assert free.take("long", 1, [], 18) == [39], "the next multiple of 32 is taken"
+    assert free.take("long", 1, [], 18) == [40], "no multiple of 18 is free"
 
 
 @pytest.mark.parametrize(
-    ("length", "distance"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (16, 16), (17, 18), (32, 32), (130, 144)]
+    ("length", "distance"), [(1, 2), (2, 2), (3, 4), (5, 8), (8, 8), (16, 16), (17, 18), (32, 32), (130, 144)]
 )
 def test_rows_lose_little_room(length: int, distance: int) -> None:
     free = runs(range(distance, 4 * distance))
@@ -216,6 +228,7 @@ def test_blocks_kept_for_their_prefixes_give_way_to_a_row() -> None:
     """Those that were used last stay, and so do all while others are in a row."""
     free = runs(range(16))
     tables = [free.take(str(number), 3, [], 3) for number in range(4)]
+    free.reserved.clear()
     for number, block in enumerate(block for table in (tables[2], tables[0], tables[1], tables[3]) for block in table):
         free.ledger.register_new_hash(block, 100 + number)
         free.ledger.release(block)
