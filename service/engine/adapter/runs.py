@@ -16,7 +16,7 @@ from typing_extensions import override
 from patches import ALIKE
 from service.engine.adapter.compatibility import adopt, check_attributes
 
-NEIGHBOURS = 8
+NEIGHBOURS = 16
 """Rows of a neighbourhood."""
 
 SHORT = 16
@@ -25,7 +25,7 @@ SHORT = 16
 
 class Runs(RegularTrees):
     """Free blocks of the cache. ``reserved`` has the blocks that each request is going to take. Rows of about one
-    length come from ``neighbourhoods``, by multiples of ``ahead``, so that one call reads several.
+    length come from the rest of their one of ``neighbourhoods``, so that one call reads several.
 
     ``ledger`` knows the blocks kept for their prefixes. ``clear`` sets the keys and values of blocks to zero. One call
     reads requests of different lengths, so requests get clear blocks, and have ``ahead`` more behind them. Masked keys
@@ -98,46 +98,51 @@ class Runs(RegularTrees):
     def _row(self, length: int) -> range:
         """Blocks in a row that no request has or reserves; empty without any.
 
-        If none are free, some that are kept for their prefixes give way. Of the rows that begin at equal distances, it
-        is the one that was used the longest ago. A row is a little longer if the blocks behind it are free. One call
-        reads as many keys of each of its sequences.
+        The first choice is beside rows of about this length, the second any free row. In each, blocks that are kept for
+        their prefixes may give way: the longest unused first. A row is a little longer if the blocks behind it are
+        free. One call reads as many keys of each of its sequences.
         """
-        free, wanted, kept = self._unreserved(), bytes([1]) * length, self.ledger.cached_blocks
+        free, kept = self._unreserved(), self.ledger.cached_blocks
         even = -(-length // self.ahead) * self.ahead
-        starts = self._near(free, _starts(free, wanted, _distance(even)), even)
-        if not starts:
+        starts = _starts(free, length, _distance(even))
+        found = self._near(free, starts, even)
+        if found is None:
             last_use = {block: number for number, block in enumerate(kept)}
             with_kept = free.copy()
             for block in kept:
                 with_kept[block] = 1
-            starts = _starts(with_kept, wanted, _distance(even))
-            starts.sort(key=lambda start: max(last_use.get(start + n, -1) for n in range(length)))
-        if not starts:
-            return range(0)
-        run = range(starts[0], starts[0] + length)
+            others = _starts(with_kept, length, _distance(even))
+            others.sort(key=lambda start: max(last_use.get(start + n, -1) for n in range(length)))
+            found = self._near(with_kept, others, even)
+            if found is None:
+                found = next(iter([*starts, *others]), None)
+            if found is None:
+                return range(0)
+        run = range(found, found + length)
         self._evict([block for block in run if block in kept])
         behind = bytes(free[run.stop : run.start + even])
         return range(run.start, run.stop + len(behind) - len(behind.lstrip(b"\1")))
 
-    def _near(self, free: bytearray, starts: list[int], length: int) -> list[int]:
-        """Of ``starts``, those among rows of about this ``length``; all if there is no room for a neighbourhood."""
-        kind, width = length // self.ahead, NEIGHBOURS * _distance(length)
-        inside = [start for start in starts if start in self.neighbourhoods.get(kind, ())]
-        if inside:
-            return inside
-        self.neighbourhoods = {
-            other: blocks
-            for other, blocks in self.neighbourhoods.items()
-            if other != kind and free.find(b"\0", blocks.start, blocks.stop) >= 0
-        }
-        unclaimed = free.copy()
-        for blocks in self.neighbourhoods.values():
-            unclaimed[blocks.start : blocks.stop] = bytes(len(blocks))
-        first = next((start for start in starts if unclaimed.startswith(bytes([1]) * width, start)), None)
-        if first is None:
-            return starts
-        self.neighbourhoods[kind] = range(first, first + width)
-        return [first]
+    def _near(self, free: bytearray, starts: list[int], length: int) -> int | None:
+        """The first of ``starts`` beside rows of about this ``length``, or where such rows find room from now on.
+
+        A neighbourhood is given out once, from its beginning. So prefixes that are kept there do not give way to the
+        next requests, while older ones stay elsewhere.
+        """
+        kind, distance = length // self.ahead, _distance(length)
+        rest = self.neighbourhoods.get(kind, range(0))
+        found = min((start for start in starts if start in rest), default=None)
+        if found is None:
+            unclaimed, width = free.copy(), NEIGHBOURS * distance
+            for other, blocks in self.neighbourhoods.items():
+                if other != kind:
+                    unclaimed[blocks.start : blocks.stop] = bytes(len(blocks))
+            found = next((start for start in starts if unclaimed.startswith(bytes([1]) * width, start)), None)
+            if found is None:
+                return None
+            rest = range(found, found + width)
+        self.neighbourhoods[kind] = range(found + distance, rest.stop)
+        return found
 
     def _evict(self, blocks: list[int]) -> None:
         for block in blocks:
@@ -153,11 +158,12 @@ class Runs(RegularTrees):
             del self.trees[root]
 
 
-def _starts(free: bytearray, wanted: bytes, distance: int) -> list[int]:
-    """First blocks of rows of ``wanted`` ones: those at multiples of ``distance``, or else the first row of all.
+def _starts(free: bytearray, length: int, distance: int) -> list[int]:
+    """First blocks of rows of ``length`` ones: those at multiples of ``distance``, or else the first row of all.
 
     So requests are equally far apart, and one call reads the keys of several.
     """
+    wanted = bytes([1]) * length
     even = [start for start in range(0, len(free), distance) if free.startswith(wanted, start)]
     first = free.find(wanted)
     return even or ([] if first < 0 else [first])

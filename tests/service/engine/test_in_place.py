@@ -151,15 +151,15 @@ def test_blocks_are_in_a_row_while_there_is_room() -> None:
 
 def test_requests_of_like_lengths_are_equally_far_apart() -> None:
     """Also if requests of other lengths come between them, and if one ends."""
-    free = runs(range(1, 200))
+    free = runs(range(1, 300))
     tables = {name: free.take(name, 1, [], length) for name, length in zip("aAbBcC", (7, 3, 8, 4, 7, 3), strict=True)}
     assert [tables[name][0] for name in "abc"] == [8, 16, 24]
-    assert [tables[name][0] for name in "ABC"] == [72, 76, 80]
+    assert [tables[name][0] for name in "ABC"] == [136, 140, 144]
     assert len(free.reserved["A"]) == len(free.reserved["B"]) == 3, "the fourth block is free, so A may read it"
     free.reserved.pop("b")
     free.add_leaves(tables["b"])
-    assert free.take("d", 1, [], 8) == [16]
-    assert free.take("other", 2, [], 2) == [104, 105], "behind the neighbourhoods of the others"
+    assert free.take("d", 1, [], 8) == [32], "not where b was: its prefix may be kept"
+    assert free.take("other", 2, [], 2) == [200, 201], "behind the neighbourhoods of the others"
 
 
 def test_without_room_for_a_neighbourhood_rows_are_equally_far_apart() -> None:
@@ -226,7 +226,7 @@ def test_a_request_loses_what_another_takes_of_its_row() -> None:
 
 def test_blocks_kept_for_their_prefixes_give_way_to_a_row() -> None:
     """Those that were used last stay, and so do all while others are in a row."""
-    free = runs(range(16))
+    free = runs(range(15))
     tables = [free.take(str(number), 3, [], 3) for number in range(4)]
     free.reserved.clear()
     for number, block in enumerate(block for table in (tables[2], tables[0], tables[1], tables[3]) for block in table):
@@ -239,7 +239,26 @@ def test_blocks_kept_for_their_prefixes_give_way_to_a_row() -> None:
     assert free.take("second", 3, [], 3) == tables[0]
     assert list(free.ledger.cached_blocks) == tables[1] + tables[3]
     assert sorted(free.ledger.hash_to_block) == list(range(106, 112))
-    assert len(free) == 3 + 1
+    assert len(free) == 2 + 1
+
+
+def test_kept_blocks_give_way_to_neighbours_once() -> None:
+    """Rows beside others take the oldest kept ones, from a beginning on, and not the same again."""
+    free = runs(range(128))
+    tables = [free.take(str(number), 4, [], 4) for number in range(32)]
+    free.reserved.clear()
+    for number, block in enumerate(block for table in (*tables[16:], *tables[:16]) for block in table):
+        free.ledger.register_new_hash(block, number)
+        free.ledger.release(block)
+    starts = []
+    for number in range(32):
+        taken = free.take(f"next {number}", 4, [], 4)
+        starts.append(taken[0])
+        for block in taken:
+            free.ledger.register_new_hash(block, 1000 + 4 * number + block % 4)
+            free.ledger.release(block)
+        free.reserved.clear()
+    assert starts == [*range(64, 128, 4), *range(0, 64, 4)]
 
 
 def test_without_a_row_any_free_blocks_are_taken() -> None:
