@@ -24,7 +24,7 @@ EXPECTED = "5.23"
 ATTRIBUTES: dict[type, str] = {
     ContinuousBatchingIOs: "cache device position_ids requests_in_batch num_request_in_batch total_seqlen_q "
     "compute_stream attention_mask logits_indices max_length_q max_length_k total_seqlen_k cumulative_seqlens_k "
-    "config model_dtype req_id_to_new_token_position _transfer_inputs input_ids cumulative_seqlens_q num_q_tokens "
+    + "config model_dtype req_id_to_new_token_position _transfer_inputs input_ids cumulative_seqlens_q num_q_tokens "
     "use_block_table max_kv_read true_read_sizes true_write_sizes read_index_storage write_index_storage",
     ModelRunner: "inputs_and_outputs",
     PagedAttentionCache: "cache_allocators layer_to_allocator pool num_blocks read_cache_limit "
