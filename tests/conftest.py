@@ -38,8 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """On Linux, workers are forks of a process that has the libraries; elsewhere such a fork may not use them."""
-    if sys.platform != "linux":
+    """On Linux, workers are forks of a process that has the libraries; elsewhere such a fork may not use them.
+
+    With a card neither. A library asks for it at import, and a fork of a process that did has none.
+    """
+    if sys.platform != "linux" or Path("/dev/nvidiactl").exists():
         return
     folder_of_parent()
     for spec in specs:

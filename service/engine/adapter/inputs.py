@@ -68,10 +68,9 @@ class SlottedInputs(ContinuousBatchingIOs):
             self._take(self.staged)
 
     def _are_single(self, requests: list[FutureRequestState]) -> bool:
-        """True if each request has one new token and gets the next one, and nothing is padded or masked."""
+        """True if ``requests`` decode, and nothing is padded or masked."""
         mask: Any = self.attention_mask
-        is_bare = mask is None and not self.arguments["use_padding"]
-        return is_bare and all(future.query_length == 1 and future.has_new_token for future in requests)
+        return mask is None and not self.arguments["use_padding"] and _decode(requests)
 
     def _prepare_by_theirs(self, written: ContinuousBatchingIOs, requests: list[FutureRequestState]) -> None:
         windowed = allocator_of(self.cache)
@@ -111,7 +110,7 @@ class SlottedInputs(ContinuousBatchingIOs):
     @property
     def decodes(self) -> bool:
         """True if every request of the batch has one new token, and gets the next one."""
-        return all(future.query_length == 1 and future.has_new_token for future in self.requests_in_batch)
+        return _decode(self.requests_in_batch)
 
     def undo_step(self) -> FutureRequestState:
         """Reset the requests of the batch to their state before it was prepared.
@@ -131,6 +130,10 @@ class SlottedInputs(ContinuousBatchingIOs):
             self.prepare_batch_tensors(rest, **arguments)
         else:
             self.requests_in_batch, self.num_request_in_batch = [], 0
+
+
+def _decode(requests: list[FutureRequestState]) -> bool:
+    return all(future.query_length == 1 and future.has_new_token for future in requests)
 
 
 def on_host(processor: ContinuousBatchProcessor) -> ContinuousBatchingIOs:

@@ -115,9 +115,9 @@ class Runs(RegularTrees):
             others.sort(key=lambda start: max(last_use.get(start + n, -1) for n in range(length)))
             found = self._near(with_kept, others, even)
             if found is None:
-                found = next(iter([*starts, *others]), None)
-            if found is None:
-                return range(0)
+                if not others:
+                    return range(0)
+                found = (starts or others)[0]
         run = range(found, found + length)
         self._evict([block for block in run if block in kept])
         behind = bytes(free[run.stop : run.start + even])
@@ -141,7 +141,10 @@ class Runs(RegularTrees):
             if found is None:
                 return None
             rest = range(found, found + width)
+        self.neighbourhoods.pop(kind, None)
         self.neighbourhoods[kind] = range(found + distance, rest.stop)
+        while 2 * sum(map(len, self.neighbourhoods.values())) > len(free):  # lengths that come no more claim nothing
+            del self.neighbourhoods[next(iter(self.neighbourhoods))]
         return found
 
     def _evict(self, blocks: list[int]) -> None:

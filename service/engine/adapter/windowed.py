@@ -76,7 +76,7 @@ class WindowedAllocator(FullAttentionCacheAllocator):
         return position - self.evicted_pages.get(request_id, 0) * self.tokens_per_page
 
     def has_room(self, request_id: str, length: int) -> bool:
-        """True if a request's blocks have room for ``length`` tokens of it, which most steps need to know only."""
+        """True if a request's blocks have room for ``length`` tokens of it. Most steps need to know no more."""
         table = self.block_table.get(request_id)
         return table is not None and self._shifted(request_id, length) <= len(table) * self.tokens_per_page
 

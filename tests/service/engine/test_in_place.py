@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable
 from dataclasses import replace
@@ -151,7 +152,7 @@ def test_blocks_are_in_a_row_while_there_is_room() -> None:
 
 def test_requests_of_like_lengths_are_equally_far_apart() -> None:
     """Also if requests of other lengths come between them, and if one ends."""
-    free = runs(range(1, 300))
+    free = runs(range(1, 600))
     tables = {name: free.take(name, 1, [], length) for name, length in zip("aAbBcC", (7, 3, 8, 4, 7, 3), strict=True)}
     assert [tables[name][0] for name in "abc"] == [8, 16, 24]
     assert [tables[name][0] for name in "ABC"] == [136, 140, 144]
@@ -160,6 +161,15 @@ def test_requests_of_like_lengths_are_equally_far_apart() -> None:
     free.add_leaves(tables["b"])
     assert free.take("d", 1, [], 8) == [32], "not where b was: its prefix may be kept"
     assert free.take("other", 2, [], 2) == [200, 201], "behind the neighbourhoods of the others"
+
+
+def test_lengths_that_come_no_more_claim_nothing() -> None:
+    free = runs(range(1, 2000))
+    for length in range(2, 32, 2):
+        free.take(str(length), 1, [], length)
+    assert sum(map(len, free.neighbourhoods.values())) <= 1000
+    starts = [free.take(f"{number} of them", 1, [], 4)[0] for number in range(4)]
+    assert [b - a for a, b in itertools.pairwise(starts)] == [4] * 3
 
 
 def test_without_room_for_a_neighbourhood_rows_are_equally_far_apart() -> None:
