@@ -2,18 +2,24 @@
 
 Prompts are ragged and new for every run, so that no prefix is shared. Sequential runs use transformers' own
 version of an encoding where it has one. Otherwise they use the unscaled model, which is never slower.
+
+Sequential runs are in another process. Here only the generation thread computes, as in the server: each thread that has
+computed keeps OpenMP threads. Once they are more than the cores, all of them sleep between operations.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from multiprocessing import get_context
+from typing import Any, TypeVar
 
 import torch
-from transformers import PreTrainedModel
 
 from benchmarks.models import BANDED, ENCODINGS, Subject, llama, native, random_model, trained
 from benchmarks.timing import Report, interleaved
@@ -24,6 +30,7 @@ from service.engine.request import SamplingParams
 
 REQUESTS = 16
 NEW_TOKENS = 64
+THREADS = 2
 PROMPTS = [24, 150, 61, 97, 12, 180, 45, 133, 70, 31, 110, 88, 16, 160, 53, 120]
 """Prompt lengths in tokens."""
 
@@ -57,13 +64,31 @@ async def concurrent(
     return await asyncio.gather(*(one(*pair) for pair in zip(prompts, methods, strict=True)))
 
 
-def one_by_one(models: Sequence[PreTrainedModel], prompts: Sequence[list[int]]) -> list[list[int]]:
-    """New tokens of every request through ``generate``, greedily."""
+T = TypeVar("T")
+
+
+def apart(call: Callable[[], T]) -> T:
+    """``call()`` on a thread that ends, and its OpenMP threads with it."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
+def one_by_one(name: str, prompts: Sequence[list[int]]) -> list[list[int]]:
+    """New tokens of every request through ``generate``, greedily, by the subject ``name``."""
+    torch.set_num_threads(THREADS)
     answers = []
-    for model, prompt in zip(models, prompts, strict=True):
+    for model, prompt in zip(itertools.cycle(_twins(name)), prompts, strict=False):
         output = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)
         answers.append(output[0, len(prompt) :].tolist())
     return answers
+
+
+@cache
+def _twins(name: str) -> list[Any]:
+    """One model for each encoding."""
+    model = SUBJECTS[name]().model
+    plain = native(model, {"method": "default"})
+    return [native(model, encoding) or plain for encoding in ENCODINGS]
 
 
 def methods_of(encodings: Sequence[dict[str, Any]], requests: int = REQUESTS) -> list[Method]:
@@ -71,51 +96,47 @@ def methods_of(encodings: Sequence[dict[str, Any]], requests: int = REQUESTS) ->
     return [parse(encoding) for encoding in itertools.islice(itertools.cycle(encodings), requests)]
 
 
-def measure(subject: Subject, rounds: int, report: Report) -> None:
-    """Add the subject's rows to the report."""
+def measure(name: str, rounds: int, report: Report) -> None:
+    """Add the rows of the subject ``name`` to the report."""
+    subject = apart(SUBJECTS[name])
     prompts = Prompts(subject.model.config.vocab_size)
-    plain = native(subject.model, {"method": "default"})
-    assert plain is not None
-    twins = [native(subject.model, encoding) or plain for encoding in ENCODINGS]
-    sequential = [twins[index % len(twins)] for index in range(REQUESTS)]
     uniform, mixed, banded = methods_of(ENCODINGS[:1]), methods_of(ENCODINGS), methods_of(BANDED)
-    with patched(subject.model) as patch, asyncio.Runner() as loop:
+    with ExitStack() as stack:
+        patch = apart(lambda: stack.enter_context(patched(subject.model)))
+        loop = stack.enter_context(asyncio.Runner())
+        alone = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
 
         async def start() -> Engine:
             return Engine(patch, EngineLimits(cache_tokens=32768, score_tokens=4096), ())
 
         engine = loop.run(start())
-        try:
-            given = prompts()
-            same = [
-                ours == theirs
-                for ours, theirs, encoding in zip(
-                    loop.run(concurrent(engine, given, mixed)),
-                    one_by_one(sequential, given),
-                    itertools.cycle(ENCODINGS),
-                    strict=False,
-                )
-                if native(subject.model, encoding) is not None
-            ]
-            timings = interleaved(
-                {
-                    "sequential": lambda: one_by_one(sequential, prompts()),
-                    "mixed": lambda: loop.run(concurrent(engine, prompts(), mixed)),
-                    "uniform": lambda: loop.run(concurrent(engine, prompts(), uniform)),
-                    "banded": lambda: loop.run(concurrent(engine, prompts(), banded)),
-                },
-                rounds,
-                warmup=0,  # the comparison of tokens has warmed everything up
-            )
-        finally:
-            engine.thread.stop(1.0)
-    for name, label in (("mixed", "8 frequency encodings"), ("banded", "with self_extend and alibi")):
+        stack.callback(engine.thread.stop, 1.0)
+        given = prompts()
+        pairs = zip(
+            loop.run(concurrent(engine, given, mixed)), alone.submit(one_by_one, name, given).result(), strict=True
+        )
+        same = [
+            ours == theirs
+            for (ours, theirs), encoding in zip(pairs, itertools.cycle(ENCODINGS), strict=False)
+            if native(subject.model, encoding) is not None
+        ]
+        timings = interleaved(
+            {
+                "sequential": lambda: alone.submit(one_by_one, name, prompts()).result(),
+                "mixed": lambda: loop.run(concurrent(engine, prompts(), mixed)),
+                "uniform": lambda: loop.run(concurrent(engine, prompts(), uniform)),
+                "banded": lambda: loop.run(concurrent(engine, prompts(), banded)),
+            },
+            rounds,
+            warmup=0,  # the comparison of tokens has warmed everything up
+        )
+    for kind, label in (("mixed", "8 frequency encodings"), ("banded", "with self_extend and alibi")):
         report.add(
             subject.name,
             label,
-            f"{timings.median(name):.2f} s",
-            f"{timings.ratio('sequential', name):.2f} ({timings.spread('sequential', name)})",
-            f"{timings.ratio('uniform', name):.2f} ({timings.spread('uniform', name)})",
+            f"{timings.median(kind):.2f} s",
+            f"{timings.ratio('sequential', kind):.2f} ({timings.spread('sequential', kind)})",
+            f"{timings.ratio('uniform', kind):.2f} ({timings.spread('uniform', kind)})",
         )
     report.notes.append(
         f"{subject.name}: one by one {timings.median('sequential'):.2f} s, uniform {timings.median('uniform'):.2f} s; "
@@ -125,16 +146,21 @@ def measure(subject: Subject, rounds: int, report: Report) -> None:
         report.notes.append(subject.note)
 
 
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "random llama 5M": lambda: Subject("random llama 5M", random_model(llama())),
+    "llama3-1m-atto": lambda: trained("llama3-1m-atto"),
+}
+
+
 def run(quick: bool = False) -> Report:
     """The 5M-parameter random model and a trained one."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     report = Report(
         "generate_speed",
         f"{REQUESTS} concurrent requests, {NEW_TOKENS} new tokens each. They are compared with model.generate one by "
         "one (goal 3) and with one encoding for all (goal 0.9)",
         ("model", "encodings", "time", "x faster than one by one", "throughput / uniform"),
     )
-    rounds = 1 if quick else 5
-    measure(Subject("random llama 5M", random_model(llama())), rounds, report)
-    measure(trained("llama3-1m-atto"), rounds, report)
+    for name in SUBJECTS:
+        measure(name, 1 if quick else 9, report)
     return report
