@@ -18,7 +18,8 @@ from patches.attention.log_sum_exp import has_kernel, nothing
 from patches.attention.single_query import single_query
 from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
-from patches.encoding.recipe import ResolvedRecipe
+from patches.encoding.masks import ChunkRange, DistanceRange
+from patches.encoding.recipe import Band, ResolvedRecipe
 
 LONG_CONTEXT = 4096
 """Earlier keys from which plain attention on a CPU goes by bands. Over fewer, a merge takes as long as the mask. CUDA
@@ -49,7 +50,7 @@ def attend(
     ):
         return eager(states)
     if states.is_plain and not _goes_without_mask(states):
-        return ordinary(states)
+        return ordinary(states, states.query, states.key)
     if query.shape[2] == 1:
         return single_query(states)
     return by_bands(states)
@@ -62,34 +63,51 @@ def _goes_without_mask(states: SegmentStates) -> bool:
     return several and earlier >= least and has_kernel(states.query, states.key, states.value)
 
 
-def ordinary(states: SegmentStates) -> torch.Tensor:
+def ordinary(states: SegmentStates, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """Plain causal attention: transformers' own SDPA call, so the result is the same to the bit."""
     new = states.query.shape[2]
     past = states.k_start < states.q_start and new > 1
     mask = states.shared("mask", lambda: _causal_mask(states)) if past else None
     return F.scaled_dot_product_attention(
-        states.query,
-        states.key,
+        query,
+        key,
         states.value,
         attn_mask=mask,
         is_causal=mask is None and new > 1,
         scale=states.scaling,
-        enable_gqa=states.query.shape[1] != states.key.shape[1],
+        enable_gqa=query.shape[1] != key.shape[1],
     )
 
 
 def by_bands(states: SegmentStates) -> torch.Tensor:
-    """Each band attends to the keys it can reach. All queries go at once if that takes few calls, else by blocks."""
+    """Each band attends to the keys it can reach. All queries go at once if that takes few calls, else by blocks.
+
+    In a short text, one band often has all keys. It is plain attention of turned queries to turned keys.
+    """
+    reached = states.reached()
+    if len(reached) == 1 and not _goes_without_mask(states):
+        ((band, columns),) = reached.items()
+        if _has_all_pairs(states, band):
+            return ordinary(states, states.queries(states.query, states.q_start, band), states.keys(band, columns))
     attended = nothing(states.query, states.value.shape[-1])
     by_blocks = []
-    for band in states.resolved.recipe.bands:
+    for band, columns in reached.items():
         if not at_once(states, band, attended):
-            reached = states.reached(band)
-            by_blocks.append((band, states.keys(band, reached), reached.start))
-    for columns in blocks(states) if by_blocks else ():
+            by_blocks.append((band, states.keys(band, columns), columns.start))
+    for queries in blocks(states) if by_blocks else ():
         for band, key, first in by_blocks:
-            add_band(states, columns, band, key, first, attended)
+            add_band(states, queries, band, key, first, attended)
     return attended[0].to(states.query.dtype)
+
+
+def _has_all_pairs(states: SegmentStates, band: Band) -> bool:
+    """True if nothing but ``band`` decides over pairs, and it has every causal one."""
+    predicate = band.predicate
+    return (
+        states.is_bare
+        and isinstance(predicate, DistanceRange | ChunkRange)
+        and predicate.is_causal_below(states.q_stop)
+    )
 
 
 def _causal_mask(states: SegmentStates) -> torch.Tensor:

@@ -67,9 +67,7 @@ def single_query(states: SegmentStates) -> torch.Tensor:
 
 def reading_of(states: SegmentStates) -> Reading:
     """The reading of the single query of ``states``; of the states themselves, only shapes and positions count."""
-    bands = [(band, states.reached(band)) for band in states.resolved.recipe.bands]
-    reached = {band: columns for band, columns in bands if columns.start < columns.stop}
-    few = states.key.shape[2] <= FEW
+    reached, few = states.reached(), states.key.shape[2] <= FEW
     query_map = _shared_map(states, reached) if few else states.resolved.recipe.base
     queries: dict[PositionMap, Table | None] = {}
     for band in reached:

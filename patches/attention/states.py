@@ -124,9 +124,12 @@ class SegmentStates:
                 logits = (logits * temperature(q_idx)[:, None]).to(logits.dtype)
         return logits
 
-    def reached(self, band: Band) -> slice:
-        """Key columns that some query of the segment reaches in ``band``."""
-        return self.columns(*self.predicate(band).key_range(self.q_start, self.q_stop - 1))
+    def reached(self) -> dict[Band, slice]:
+        """Key columns that some query of the segment reaches in a band, for all bands that reach any."""
+        low, high = self.q_start, self.q_stop - 1
+        bands = self.resolved.recipe.bands
+        reached = {band: self.columns(*self.predicate(band).key_range(low, high)) for band in bands}
+        return {band: columns for band, columns in reached.items() if columns.start < columns.stop}
 
     def columns(self, k_low: int, k_high: int) -> slice:
         """Key columns of positions k_low .. k_high - 1, as far as the cache still has them."""

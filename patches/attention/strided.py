@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from patches.attention.log_sum_exp import merged, sdpa_with_lse
 from patches.attention.single_query import EVERY, FEW, ORDINARY, Reading
 from patches.attention.tables import Table, ends
-from patches.encoding.rotary import turn, turn_
+from patches.encoding.rotary import turn, turn_, upcast
 
 ALIKE = 64
 """Sequences of one call have fewer keys than the longest by less than this. Another call takes as long as reading so
@@ -29,6 +30,7 @@ class StridedBatch(NamedTuple):
     Each query attends once for every one of ``turns``: it turns by ``query`` [sequences, turns, 1, rotary_dim]. The
     ``bias`` [sequences, kv_heads or 1, turns x heads of each, length] excludes keys of other turns. It also excludes
     those behind a sequence's last. Some of the ``length`` keys turn by ``keys`` [sequences, 1, keys, rotary_dim]. The
+    table may go on behind the last key. It then turns the queries of each key head too, by the same operations. The
     query has the ``factor`` [sequences, 1, 1]. Without one of these, its field is None. ``rows`` are the members, or
     None if they are all sequences in their order. ``multiplier`` is that of the scores.
     """
@@ -60,14 +62,25 @@ def strided_batches(
     ``places`` are the places in the cache that each sequence may read, from its first key on. ``lengths`` are its
     numbers of keys. Of ``query`` [1, heads, sequences, head_dim], only shape and dtype count.
     """
-    kinds: dict[tuple[tuple[int, ...], bool, float], list[Candidate]] = {}
+    kinds: dict[Kind, list[Candidate]] = {}
     for number, (reading, place, length) in enumerate(zip(readings, places, lengths, strict=True)):
         if reading is None or place is None or (length > FEW and reading is not ORDINARY):
             continue
-        kind = _turns(reading), any(part.keys for part in reading.parts), reading.multiplier
-        kinds.setdefault(kind, []).append(Candidate(length, place, number, reading))
+        kinds.setdefault(_kind(reading), []).append(Candidate(length, place, number, reading))
     found = (part for candidates in kinds.values() for part in _equally_spaced(candidates))
     return [_Stacked(part, query, kv_heads).batch() for part in found]
+
+
+Kind = tuple[tuple[int, ...], bool, float]
+"""Turns of the query, whether keys turn, and the multiplier: alike in all sequences of a call."""
+
+PLAIN: Kind = (0,), False, 1.0
+
+
+def _kind(reading: Reading) -> Kind:
+    if reading is ORDINARY:
+        return PLAIN
+    return _turns(reading), any(part.keys for part in reading.parts), reading.multiplier
 
 
 class Candidate(NamedTuple):
@@ -91,13 +104,16 @@ def strided_attention(
     query = query.transpose(1, 2)
     if batch.rows is not None:
         query = query.index_select(1, batch.rows)
+    if batch.factor is not None:
+        query = (query * batch.factor).to(query.dtype)
     key, value = _strided(keys, batch), _strided(values, batch)
     if batch.keys is not None:
         columns, table = batch.keys
-        key = key.clone()
-        turn_(key[:, :, columns], *table, interleaved=batch.interleaved, offset=batch.offset)
-    if batch.factor is not None:
-        query = (query * batch.factor).to(query.dtype)
+        turns_query = columns.stop > batch.length
+        queries = query.reshape(members, kv_heads, -1, query.shape[-1])
+        states = torch.cat((key, queries), 2) if turns_query else key.clone()
+        turn_(states[:, :, columns], *table, interleaved=batch.interleaved, offset=batch.offset)
+        key, query = states[:, :, : batch.length], states[:, :, batch.length :] if turns_query else query
     if batch.query is not None:
         query = query.reshape(members, 1, heads, -1).expand(-1, turns, -1, -1)
         query = turn(query, *batch.query, interleaved=batch.interleaved, offset=batch.offset)
@@ -141,11 +157,12 @@ class _Stacked:
         one = next((reading for reading in self._readings if reading is not ORDINARY), ORDINARY)
         first, second = (sequence.place.start for sequence in self._sequences[:2])
         members, length = [sequence.number for sequence in self._sequences], max(self._lengths)
-        is_whole = members == list(range(self._query.shape[2]))
+        is_whole, keys = members == list(range(self._query.shape[2])), self._keys(length)
+        turns_apart = keys is None or keys[0].stop <= length
         return StridedBatch(
             members, first, second - first, length, None if is_whole else torch.tensor(members), self._count,
-            self._bias(length), self._queries(), self._keys(), self._factor(), one.multiplier, one.interleaved,
-            one.offset,
+            self._bias(length), self._queries() if turns_apart else None, keys, self._factor(), one.multiplier,
+            one.interleaved, one.offset,
         )  # fmt: skip
 
     def _columns(self) -> list[list[tuple[int, int]]]:
@@ -159,32 +176,28 @@ class _Stacked:
         ]
 
     def _bias(self, length: int) -> torch.Tensor | None:
-        if all(reading is ORDINARY for reading in self._readings):
-            return ends(tuple(length - own for own in self._lengths), length, self._query.dtype)
-        columns = self._columns()
+        columns, turns, dtype = self._columns(), self._turns, self._query.dtype
         biased = [
             (number, index, part.bias)
             for number, reading in enumerate(self._readings)
             for index, part in enumerate(reading.parts)
             if part.bias is not None
         ]
-        first, end = torch.tensor(columns)[..., None].unbind(2)
-        at, dtype = torch.arange(length), self._query.dtype
-        of_parts = (at >= first) & (at < end)
-        seen = torch.zeros(len(columns), self._count, length, dtype=torch.bool)
-        for index, number in enumerate(self._turns):
-            seen[:, number] |= of_parts[:, index]
-        if not biased and bool(seen.all()):
-            return None
-        bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[:, :, None]
-        heads, kv_heads = self._query.shape[1], self._kv_heads
-        if not biased:
-            heads, kv_heads = heads // kv_heads, 1
-        bias = bias.repeat(1, 1, heads, 1)
+        if not biased and self._count == 1 and all(map(_is_everything, columns, self._lengths)):
+            return ends(tuple(length - own for own in self._lengths), length, dtype)
+        kv_heads = self._kv_heads if biased else 1  # without biases, one row of heads serves all
+        heads = self._query.shape[1] * kv_heads // self._kv_heads
+        # By numpy: so small operations take torch five times as long.
+        numbers = np.float64 if dtype == torch.float64 else np.float32
+        bias = np.full((len(columns), self._count, heads, length), torch.finfo(dtype).min, numbers)
+        for number, parts in enumerate(columns):
+            for index, (first, end) in zip(turns, parts, strict=True):
+                bias[number, index, :, first:end] = 0.0
         for number, index, own in biased:
-            start, stop = columns[number][index]
-            bias[number, self._turns[index], :, start:stop] += own[0, :, 0]
-        return bias.view(len(columns), self._count, kv_heads, -1, length).transpose(1, 2).flatten(2, 3)
+            first, end = columns[number][index]
+            bias[number, turns[index], :, first:end] = upcast(own[0, :, 0]).numpy()
+        grouped = bias.reshape(len(columns), self._count, kv_heads, -1, length).swapaxes(1, 2)
+        return torch.from_numpy(grouped.reshape(len(columns), kv_heads, -1, length)).to(dtype)
 
     def _queries(self) -> Table | None:
         firsts = [self._turns.index(turn) for turn in range(self._count)]
@@ -195,7 +208,7 @@ class _Stacked:
         size = len(self._readings), self._count, 1, -1
         return cos.view(size), sin.view(size)
 
-    def _keys(self) -> tuple[slice, Table] | None:
+    def _keys(self, length: int) -> tuple[slice, Table] | None:
         pieces = [
             [
                 (first + piece.start, table)
@@ -207,6 +220,12 @@ class _Stacked:
         spans = [(start, start + len(table[0])) for own in pieces for start, table in own]
         if not spans:
             return None
+        if self._count == 1 and any(reading.parts[0].query for reading in self._readings):
+            queries = range(length, length + self._query.shape[1] // self._kv_heads)
+            for own, reading in zip(pieces, self._readings, strict=True):
+                table = reading.parts[0].query
+                own += [(row, table) for row in queries if table is not None]
+            spans.append((queries.start, queries.stop))
         low, high = min(start for start, _ in spans), max(stop for _, stop in spans)
         cos, sin = _tables([[(start - low, table) for start, table in own] for own in pieces], high - low)
         return slice(low, high), (cos[:, None], sin[:, None])
@@ -224,12 +243,22 @@ class _Stacked:
 def _tables(pieces: list[list[tuple[int, Table]]], rows: int) -> Table:
     """Rotations [sequences, rows, rotary_dim]: ``pieces`` from their first rows on, by nothing elsewhere."""
     width = next(table[0].shape[-1] for own in pieces for _, table in own)
-    cos, sin = torch.ones(len(pieces), rows, width), torch.zeros(len(pieces), rows, width)
+    cos, sin = np.ones((len(pieces), rows, width), np.float32), np.zeros((len(pieces), rows, width), np.float32)
     for number, own in enumerate(pieces):
         for start, table in own:
             for whole, piece in zip((cos, sin), table, strict=True):
-                whole[number, start : start + len(piece)] = piece
-    return cos, sin
+                whole[number, start : start + len(piece)] = piece.numpy()
+    return torch.from_numpy(cos), torch.from_numpy(sin)
+
+
+def _is_everything(parts: Sequence[tuple[int, int]], length: int) -> bool:
+    """True if ``parts``, by their columns, have each of ``length`` keys."""
+    stop = 0
+    for first, end in parts:
+        if first > stop:
+            return False
+        stop = end
+    return stop == length
 
 
 def _equally_spaced(candidates: list[Candidate]) -> list[list[Candidate]]:

@@ -22,6 +22,7 @@ from patches.attention.single_query import ORDINARY, Reading, read, reading_of
 from patches.attention.states import SegmentStates
 from patches.attention.strided import StridedBatch, strided_attention, strided_batches
 from patches.batch.segments import Batch, packed_lengths
+from patches.encoding.recipe import ResolvedRecipe
 from patches.model.forward import Forwards
 from patches.model.measurement import Measurement
 from patches.model.segment_attention import SegmentAttention, num_sinks_of
@@ -161,18 +162,22 @@ class PackedAttention:
 
     def _readings(self, row: Row, batch: Batch, layer: Layer, role: Role) -> list[Reading | None]:
         """The reading of each segment with a single query, None for others."""
-        readings: list[Reading | None] = []
-        states: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        readings: list[Reading | None] = [None] * len(row.new)
+        others: list[tuple[int, ResolvedRecipe]] = []
         for number, (segment, new) in enumerate(zip(batch.segments, row.new, strict=True)):
-            recipe, start = self._segments.recipe(role, segment.slot), segment.q_start
+            recipe = self._segments.recipe(role, segment.slot)
             if new > 1 or recipe.recipe.relative is not None:
-                readings.append(None)
-            elif recipe.is_plain and not recipe.recipe.attention_temperature and layer.mask.is_causal_below(start + 1):
-                readings.append(ORDINARY)
+                continue
+            sees_all = layer.mask.is_causal_below(segment.q_start + 1)
+            if recipe.is_plain and not recipe.recipe.attention_temperature and sees_all:
+                readings[number] = ORDINARY
             else:
-                states = states or row.sequences(range(len(row.new)))
-                num_sinks = num_sinks_of(recipe, layer, row.num_kv[number], segment.q_stop) or 0
-                readings.append(reading_of(SegmentStates(*states[number], recipe, batch, layer, start, num_sinks)))
+                others.append((number, recipe))
+        for (number, recipe), states in zip(others, row.sequences([number for number, _ in others]), strict=True):
+            segment = batch.segments[number]
+            num_sinks = num_sinks_of(recipe, layer, row.num_kv[number], segment.q_stop) or 0
+            own = SegmentStates(*states, recipe, batch, layer, segment.q_start, num_sinks)
+            readings[number] = reading_of(own)
         return readings
 
     def _attend_pages(

@@ -181,6 +181,35 @@ def test_layers_share_tables_without_mixing_them_up() -> None:
             assert relative(result, expected) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize(("new", "past", "calls"), [(12, 0, 1), (5, 7, 1), (13, 0, 0), (5, 8, 0)])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": "self_extend", "group_size": 4, "neighbor_window": 12},
+        {"method": "rerope", "window": 12},
+        {"method": "dual_chunk", "chunk_size": 16, "local_window": 4},
+        {"method": "lm_infinite", "n_global": 2, "n_local": 12},
+    ],
+    ids=str,
+)
+def test_a_text_within_the_first_band_is_one_call(
+    fields: Fields, dtype: torch.dtype, new: int, past: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[torch.Size] = []
+    ordinary = fused.ordinary
+    monkeypatch.setattr(fused, "ordinary", lambda *given: taken.append(given[1].shape) or ordinary(*given))
+    resolved = resolve(parse(fields), GEOMETRY, past + new)
+    query, key, value = Case(new, past, 0, 4, 2, None, None, 0, False, 0).tensors(dtype, "cpu")
+    layer = Layer(SCALING)
+    expected = reference.attend(query, key, value, resolved, layer, q_start=past)
+    result = fused.attend(query, key, value, resolved, Batch([]), layer, q_start=past)
+    assert relative(result.to(expected.dtype), expected) < TOLERANCE[dtype]
+    assert len(taken) == (0 if dtype == torch.float64 else calls)
+    fused.attend(query, key, value, resolved, Batch([]), Layer(SCALING, DistanceRange(0, 6)), q_start=past)
+    assert len(taken) == (0 if dtype == torch.float64 else calls), "the layer's window decides too"
+
+
 @pytest.mark.parametrize("value_width", [HEAD_DIM, 24])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(("new", "past"), [(15, 25), (2, 1), (8, 40)])

@@ -126,6 +126,8 @@ def test_queries_and_keys_turn_as_the_model_turns_them(
     query = torch.randn(1, 4, 2, 16, generator=generator).to(dtype)
     keys, values = torch.randn(2, 200, 2, 16, generator=generator).to(dtype)
     (batch,) = strided_batches([reading(resolved, 80, 4, 2)] * 2, places, [80, 80], query, 2)
+    if batch.keys is not None and batch.turns == 1:
+        assert batch.query is None, "it turns by the operations that turn the keys"
     out = strided_attention(query, keys, values, 0.3, batch)
     for member, place in enumerate(places):
         key, value = (states[place.start : place.start + 80].transpose(0, 1)[None] for states in (keys, values))

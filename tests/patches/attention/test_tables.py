@@ -68,7 +68,7 @@ def test_a_shared_bias_is_that_of_the_states(name: str, dtype: torch.dtype, mask
     for past in (0, 12, 13, 120):
         query, key = torch.zeros(1, 4, 1, 16, dtype=dtype), torch.zeros(1, 4, past + 1, 16, dtype=dtype)
         states = SegmentStates(query, key, key, resolved, Batch([]), Layer(0.3, mask), past, 0)
-        columns = states.reached(band)
+        columns = states.reached()[band]
         expected = states.bias([band], *states.indices(past, 1, columns))
         with torch.inference_mode():
             (part,) = reading_of(states).parts
