@@ -10,10 +10,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from patches import KnownFields, ResolvedRecipe, examples, label_of, parse, to_shorthand
+from patches import KnownFields, Recipe, ResolvedRecipe, examples, label_of, parse, to_shorthand
 from service.api.auto import with_ranges
 from service.api.files import RenderedFiles, file_response
 from service.api.http.routing import Route
+from service.engine.openmp import end_openmp_threads
 from service.errors import bad_request
 from service.evaluation.results import Partial
 from service.figures.encodings.vectors import vector_norms
@@ -118,7 +119,7 @@ async def figures(body: FiguresRequest, request: Request) -> Response:
 
     async def make() -> Rendered:
         norms = {
-            label: await asyncio.to_thread(vector_norms, models_of[label].patch.model, one.recipe, length)
+            label: await asyncio.to_thread(_norms, models_of[label], one.recipe, length)
             for label, one in drawn.items()
             if one.recipe.relative is not None
         }
@@ -126,3 +127,11 @@ async def figures(body: FiguresRequest, request: Request) -> Response:
 
     key = "encodings", json.dumps(texts, sort_keys=True)
     return file_response(await files.get(key, make), request)
+
+
+def _norms(served: ServedModel, recipe: Recipe, length: int) -> list[list[float]]:
+    """The thread is one of many, and stays: it keeps no OpenMP threads."""
+    try:
+        return vector_norms(served.patch.model, recipe, length)
+    finally:
+        end_openmp_threads()

@@ -34,6 +34,7 @@ from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.fairness import PREFILL_BESIDE_OTHERS, interleave
 from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
+from service.engine.openmp import Wake
 from service.engine.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.request import EngineRequest
 from service.engine.window import max_cached_len
@@ -110,6 +111,7 @@ class EncodingManager(ContinuousBatchingManager):
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
         with self._configured(), _alone(patch.model):
             super().__init__(patch.model, generation_config, config)
+        self._wake_up_loop = self._wake = Wake()
         if backend is not None:
             # transformers forbids block tables to an attention whose name has no "flash". Our tables are elsewhere.
             self.continuous_batching_config.max_blocks_per_request = 1
@@ -185,6 +187,7 @@ class EncodingManager(ContinuousBatchingManager):
             self.interleaved, self.turns, lambda: {scheduler.tenant_of(state) for state in self._states(scheduler)}
         )
         if tenants:
+            self._wake.works()
             self.heartbeat = time.monotonic()
             self._wake_up_loop.set()  # with work left, an idle manager must not sleep
         return tenants
@@ -201,6 +204,7 @@ class EncodingManager(ContinuousBatchingManager):
         assert processor is not None
         scheduler: FairScheduler = processor.scheduler  # type: ignore[assignment]
         inputs: SlottedInputs = processor.inputs_and_outputs  # type: ignore[assignment]
+        self._wake.works()
         began = time.perf_counter()
         while inputs.requests_in_batch and self._runs_out_of_memory():
             give_back()

@@ -19,6 +19,7 @@ from service.engine.failures import EngineFailed
 from service.engine.fairness import interleave
 from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
+from service.engine.openmp import Wake
 from service.engine.padded.sequence import Output, Sequence
 from service.engine.padded.steps import Steps
 from service.engine.request import EngineRequest
@@ -43,7 +44,7 @@ class PaddedLoop:
         self._patch, self._limits, self._turns = patch, limits, Turns()
         self._steps = Steps(patch, limits, self._turns, self._deliver, together=together)
         self._handlers: dict[str, tuple[Callable[[Output], object], asyncio.AbstractEventLoop]] = {}
-        self._wake = threading.Event()
+        self._wake = Wake()
         self._draining = self._stopped = False
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -174,6 +175,7 @@ class PaddedLoop:
             return False
         self._steps.heartbeat = time.monotonic()
         if self._steps.run(others) or others:
+            self._wake.works()
             return True
         if self._draining and not sequences:
             return False

@@ -1,0 +1,62 @@
+"""OpenMP threads of generation threads: each keeps some from its first large operation on.
+
+Once all of them are more than the cores, libgomp makes every one sleep between two operations. Waking them takes longer
+than small operations do, on several threads. So with several models, a generation thread without work ends its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from typing_extensions import override
+
+SOFT = 1
+"""omp_pause_soft, OpenMP 5.0, section 3.2.43: threads end, and settings stay."""
+
+_every: WeakSet[Wake] = WeakSet()
+_lock = threading.Lock()
+
+
+class Wake(threading.Event):
+    """Wakes a generation thread. Waiting in vain ends the thread's OpenMP threads, if other generation threads have
+    some. ``keeps`` is true while it may have some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeps = True
+        _every.add(self)
+
+    def works(self) -> None:
+        """Before the thread computes."""
+        self.keeps = True
+
+    @override
+    def wait(self, timeout: float | None = None) -> bool:
+        woken = super().wait(timeout)
+        with _lock:
+            ends = not woken and self.keeps and any(other.keeps for other in _every if other is not self)
+            self.keeps = self.keeps and not ends
+        if ends:
+            end_openmp_threads()
+        return woken
+
+
+def end_openmp_threads() -> None:
+    """End those of the calling thread. The next large operation starts them again, in 0.1 ms to some milliseconds."""
+    if (library := _libgomp()) is not None:
+        library.omp_pause_resource_all(SOFT)
+
+
+@cache
+def _libgomp() -> Any:
+    """The libgomp that torch brings. Other OpenMP libraries do not count threads."""
+    package = Path(torch.__file__).parent
+    found = [*package.glob("lib/libgomp*.so*"), *package.parent.glob("torch.libs/libgomp*.so*")]
+    library = ctypes.CDLL(str(found[0])) if found else None
+    return library if hasattr(library, "omp_pause_resource_all") else None

@@ -1,0 +1,98 @@
+"""OpenMP threads of generation threads: those without work end theirs, if others have some."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from weakref import WeakSet
+
+import pytest
+import torch
+
+from service.engine import openmp
+from service.engine.choice import PAGED, EngineChoice
+from service.engine.openmp import Wake
+from tests.service.engine.test_padded import TOGETHER, finished, prompt, running
+from tests.service.serving import wait_for
+
+TASKS = Path("/proc/self/task")
+
+
+@pytest.fixture(autouse=True)
+def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmp, "_every", WeakSet())
+
+
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.parametrize("others", [0, 1])
+def test_waiting_in_vain_ends_the_threads_of_a_thread(others: int) -> None:
+    if not TASKS.is_dir() or openmp._libgomp() is None:
+        pytest.skip("needs Linux, and torch's libgomp")
+    wake, *_kept = [Wake() for _ in range(1 + others)]
+    found: list[tuple[set[str], bool]] = []
+    ended = threading.Event()
+
+    def compute() -> None:
+        before = set(os.listdir(TASKS))
+        torch.ones(1 << 18).add(1)
+        own = set(os.listdir(TASKS)) - before
+        wake.set()
+        assert wake.wait(0.01)
+        is_kept_while_woken = own <= set(os.listdir(TASKS))
+        wake.clear()
+        wake.works()
+        assert not wake.wait(0.01)
+        found.append((own, is_kept_while_woken))
+        ended.wait(30)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        wait_for(lambda: bool(found) or not thread.is_alive())
+        ((own, is_kept_while_woken),) = found
+        assert len(own) == 1
+        assert is_kept_while_woken
+        if others:
+            wait_for(lambda: not own & set(os.listdir(TASKS)))
+        else:
+            assert own <= set(os.listdir(TASKS))
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("choice", [PAGED, TOGETHER], ids=str)
+async def test_of_several_models_one_without_work_keeps_its_threads(
+    choice: EngineChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(openmp, "end_openmp_threads", lambda: ended.append(threading.get_ident()))
+
+    async def one_has_ended(times: int) -> None:
+        """So often at least, and one thread keeps its own."""
+        async with asyncio.timeout(30):
+            while len(ended) < times or sum(wake.keeps for wake in openmp._every) != 1:
+                await asyncio.sleep(0.02)
+        count = len(ended)
+        await asyncio.sleep(0.3)
+        assert len(ended) == count
+
+    async with running(choice) as first:
+        await finished(first, prompt(9), 2)
+        await one_has_ended(0)
+        assert ended == []
+        async with running(choice) as other:
+            await one_has_ended(1)
+            await asyncio.gather(*(finished(engine, prompt(9), 2) for engine in (first, other)))
+            await one_has_ended(2)
