@@ -31,10 +31,10 @@ from service.engine.adapter.runs import give_out_runs
 from service.engine.adapter.scheduler import FairScheduler
 from service.engine.adapter.streams import own_stream
 from service.engine.adapter.windowed import WindowedAllocator
+from service.engine.cpu import Wake, flush_denormals
 from service.engine.fairness import PREFILL_BESIDE_OTHERS, interleave
 from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
-from service.engine.openmp import Wake
 from service.engine.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.request import EngineRequest
 from service.engine.window import max_cached_len
@@ -154,6 +154,11 @@ class EncodingManager(ContinuousBatchingManager):
             if self._reads_in_place and len(cache.cache_allocators) == 1:
                 give_out_runs(whole)  # type: ignore[arg-type]
         return processor
+
+    @override
+    def _run_generation_loop(self) -> None:
+        flush_denormals()
+        super()._run_generation_loop()
 
     @override
     def start(self) -> None:

@@ -15,11 +15,11 @@ import torch
 
 from patches import Patched
 from service.engine import THREAD_NAME
+from service.engine.cpu import Wake, flush_denormals
 from service.engine.failures import EngineFailed
 from service.engine.fairness import interleave
 from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
-from service.engine.openmp import Wake
 from service.engine.padded.sequence import Output, Sequence
 from service.engine.padded.steps import Steps
 from service.engine.request import EngineRequest
@@ -147,6 +147,7 @@ class PaddedLoop:
 
     def _run(self) -> None:
         error: Exception = EngineFailed("the generation thread ended before this request")
+        flush_denormals()
         try:
             with self._on_device():
                 while self._advance():

@@ -1,20 +1,20 @@
-"""OpenMP threads of generation threads: those without work end theirs, if others have some."""
+"""Generation threads on a CPU: OpenMP threads end without work, if others have some. Denormal numbers are zero."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from weakref import WeakSet
 
 import pytest
 import torch
 
-from service.engine import openmp
+from service.engine import cpu
 from service.engine.choice import PAGED, EngineChoice
-from service.engine.openmp import Wake
+from service.engine.cpu import Wake
 from tests.service.engine.test_padded import TOGETHER, finished, prompt, running
 from tests.service.serving import wait_for
 
@@ -23,7 +23,7 @@ TASKS = Path("/proc/self/task")
 
 @pytest.fixture(autouse=True)
 def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openmp, "_every", WeakSet())
+    monkeypatch.setattr(cpu, "_every", WeakSet())
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def _two_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("_two_threads")
 @pytest.mark.parametrize("others", [0, 1])
 def test_waiting_in_vain_ends_the_threads_of_a_thread(others: int) -> None:
-    if not TASKS.is_dir() or openmp._libgomp() is None:
+    if not TASKS.is_dir() or cpu._libgomp() is None:
         pytest.skip("needs Linux, and torch's libgomp")
     wake, *_kept = [Wake() for _ in range(1 + others)]
     found: list[tuple[set[str], bool]] = []
@@ -77,12 +77,12 @@ async def test_of_several_models_one_without_work_keeps_its_threads(
     choice: EngineChoice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
-    monkeypatch.setattr(openmp, "end_openmp_threads", lambda: ended.append(threading.get_ident()))
+    monkeypatch.setattr(cpu, "end_openmp_threads", lambda: ended.append(threading.get_ident()))
 
     async def one_has_ended(times: int) -> None:
         """So often at least, and one thread keeps its own."""
         async with asyncio.timeout(30):
-            while len(ended) < times or sum(wake.keeps for wake in openmp._every) != 1:
+            while len(ended) < times or sum(wake.keeps for wake in cpu._every) != 1:
                 await asyncio.sleep(0.02)
         count = len(ended)
         await asyncio.sleep(0.3)
@@ -96,3 +96,19 @@ async def test_of_several_models_one_without_work_keeps_its_threads(
             await one_has_ended(1)
             await asyncio.gather(*(finished(engine, prompt(9), 2) for engine in (first, other)))
             await one_has_ended(2)
+
+
+@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.parametrize("choice", [PAGED, TOGETHER], ids=str)
+async def test_generation_threads_compute_without_denormal_numbers(choice: EngineChoice) -> None:
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor computes with denormal numbers always")
+    smallest = torch.full((1 << 17,), 1e-38)
+
+    def work() -> Generator[None, None, int]:
+        yield
+        return int((smallest * 0.1).count_nonzero())  # a product of two threads
+
+    async with running(choice) as engine:
+        assert await engine.thread.interleave(work(), lambda _: None) == 0
+    assert int((smallest * 0.1).count_nonzero()) == len(smallest), "other threads compute with them"
