@@ -63,6 +63,7 @@ PAGED_ATTENTION = "tests/service/engine/test_paged_attention.py"
 FUSED = "tests/patches/attention/test_fused.py"
 IN_PLACE = "tests/service/engine/test_in_place.py"
 STRIDED = "tests/patches/attention/test_strided.py"
+CPU = "tests/service/engine/test_cpu.py"
 SINGLE = "tests/patches/attention/test_single_query.py"
 LAYERS = "test_layers_share_tables_without_mixing_them_up"
 OVERFLOW = "test_the_merge_survives_scores_that_overflow_an_exponential"
@@ -142,6 +143,10 @@ ATTENTION = [
              "if turns_query else key", (STRIDED, IN_PLACE)),
     Mutation("a layer's window is left out of short texts", "patches", "states.is_bare\n        and isinstance(",
              "states.num_sinks == 0\n        and isinstance(", (FUSED,)),
+    Mutation("idle threads keep their OpenMP threads", "service", "if ends:\n            end_openmp_threads()",
+             "if ends:\n            pass", (CPU,)),
+    Mutation("denormal numbers in generation threads", "service", "torch.set_flush_denormal(True)",
+             "torch.set_flush_denormal(False)", (CPU,)),
     Mutation("triangle one column off", "patches", "part(keys, slice(first - low))",
              "part(keys, slice(first - low + 1))", (FUSED,)),
     Mutation("band of a long segment one key short", "patches", "slice(first - low, states.q_stop - low)",

@@ -31,7 +31,8 @@ class Wake(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         self.keeps = True
-        _every.add(self)
+        with _lock:
+            _every.add(self)
 
     def works(self) -> None:
         """Before the thread computes."""
