@@ -25,6 +25,7 @@ from benchmarks.models import BANDED, ENCODINGS, Subject, llama, native, random_
 from benchmarks.peer_servers import SHAPE
 from benchmarks.timing import Report, interleaved
 from patches import Method, parse, patched
+from service.engine.cpu import end_openmp_threads
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
@@ -156,6 +157,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 
 def run(quick: bool = False) -> Report:
     """Two random models and a trained one. Calls are a smaller part of a larger model's step."""
+    end_openmp_threads()  # another benchmark may have left some on this thread
     torch.set_num_threads(THREADS)
     report = Report(
         "generate_speed",

@@ -12,7 +12,7 @@ from benchmarks.models import llama, random_model
 from benchmarks.timing import Report, interleaved
 from benchmarks.typical import Fields, typical
 from patches import METHODS, Patched, encode, parse, patched
-from service.engine.cpu import flush_denormals
+from service.engine.cpu import Wake, generation_thread
 from service.models import architecture
 
 TOKENS = 4096
@@ -30,7 +30,6 @@ ONE_MODEL = {"bias": "rotary", "none": "rotary"}
 def run(quick: bool = False) -> Report:
     """One row per method, each timed in turns with plain attention on the same model."""
     torch.set_num_threads(2)
-    flush_denormals()  # before any thread computes, as in the server
     tokens, rounds = (64, 1) if quick else (TOKENS, 3)
     report = Report(
         "method_cost",
@@ -40,7 +39,7 @@ def run(quick: bool = False) -> Report:
     )
     ratios = {}
     for family, model in models():
-        with patched(model) as patch:
+        with patched(model) as patch, generation_thread(Wake()):
             for fields in requests(patch, family):
                 bands, ratio = measure(patch, PLAIN.get(patch.geometry.family), fields, (tokens, rounds), report)
                 ratios[str(fields["method"])] = (bands, ratio)

@@ -101,10 +101,15 @@ def by_bands(states: SegmentStates) -> torch.Tensor:
 
 
 def _has_all_pairs(states: SegmentStates, band: Band) -> bool:
-    """True if nothing but ``band`` decides over pairs, and it has every causal one."""
-    predicate = band.predicate
+    """True if nothing but ``band`` decides over pairs, and it has every causal one.
+
+    The ordinary call must have a kernel too: on a CPU, it has none for values of another width.
+    """
+    predicate, key, value = band.predicate, states.key, states.value
     return (
-        states.is_bare
+        key.device.type == "cpu"
+        and key.shape[-1] == value.shape[-1]
+        and states.is_bare
         and isinstance(predicate, DistanceRange | ChunkRange)
         and predicate.is_causal_below(states.q_stop)
     )

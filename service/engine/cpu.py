@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from typing_extensions import override
@@ -20,7 +21,8 @@ from typing_extensions import override
 SOFT = 1
 """omp_pause_soft, OpenMP 5.0, section 3.2.43: threads end, and settings stay."""
 
-_every: WeakSet[Wake] = WeakSet()
+_every: set[Wake] = set()
+"""Those of the generation threads that run."""
 _lock = threading.Lock()
 
 
@@ -31,8 +33,6 @@ class Wake(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         self.keeps = True
-        with _lock:
-            _every.add(self)
 
     def works(self) -> None:
         """Before the thread computes."""
@@ -49,13 +49,23 @@ class Wake(threading.Event):
         return woken
 
 
-def flush_denormals() -> None:
-    """Let this thread compute with zero for float32 numbers under 1.2e-38, and the OpenMP threads that it starts later.
+@contextmanager
+def generation_thread(wake: Wake) -> Iterator[None]:
+    """All that the thread of ``wake`` does. It computes with zero for float32 numbers under 1.2e-38, and so do the
+    OpenMP threads that it starts.
 
     Under a bias such as ALiBi's, weights of far keys are so small. They add nothing to a sum, and Intel's processors
     take some hundred cycles for each.
     """
     torch.set_flush_denormal(True)
+    with _lock:
+        _every.add(wake)
+    try:
+        yield
+    finally:
+        with _lock:
+            _every.discard(wake)
+        torch.set_flush_denormal(False)
 
 
 def end_openmp_threads() -> None:

@@ -31,7 +31,7 @@ from service.engine.adapter.runs import give_out_runs
 from service.engine.adapter.scheduler import FairScheduler
 from service.engine.adapter.streams import own_stream
 from service.engine.adapter.windowed import WindowedAllocator
-from service.engine.cpu import Wake, flush_denormals
+from service.engine.cpu import Wake, generation_thread
 from service.engine.fairness import PREFILL_BESIDE_OTHERS, interleave
 from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
@@ -157,8 +157,8 @@ class EncodingManager(ContinuousBatchingManager):
 
     @override
     def _run_generation_loop(self) -> None:
-        flush_denormals()
-        super()._run_generation_loop()
+        with generation_thread(self._wake):
+            super()._run_generation_loop()
 
     @override
     def start(self) -> None:
@@ -188,11 +188,12 @@ class EncodingManager(ContinuousBatchingManager):
 
     def _advance_interleaved(self, scheduler: FairScheduler) -> set[str]:
         """One step of long work, if the tenant whose turn it is has some; returns the tenants with such work."""
+        if len(self.interleaved):
+            self._wake.works()
         tenants = interleave(
             self.interleaved, self.turns, lambda: {scheduler.tenant_of(state) for state in self._states(scheduler)}
         )
         if tenants:
-            self._wake.works()
             self.heartbeat = time.monotonic()
             self._wake_up_loop.set()  # with work left, an idle manager must not sleep
         return tenants

@@ -15,7 +15,7 @@ import torch
 
 from patches import Patched
 from service.engine import THREAD_NAME
-from service.engine.cpu import Wake, flush_denormals
+from service.engine.cpu import Wake, generation_thread
 from service.engine.failures import EngineFailed
 from service.engine.fairness import interleave
 from service.engine.interleave import Interleaved
@@ -147,9 +147,8 @@ class PaddedLoop:
 
     def _run(self) -> None:
         error: Exception = EngineFailed("the generation thread ended before this request")
-        flush_denormals()
         try:
-            with self._on_device():
+            with generation_thread(self._wake), self._on_device():
                 while self._advance():
                     pass
         except Exception as raised:
@@ -169,6 +168,8 @@ class PaddedLoop:
         self._steps.heartbeat = time.monotonic()
         self._steps.take()
         sequences = self._steps.sequences
+        if sequences or len(self.interleaved):
+            self._wake.works()
         others = interleave(
             self.interleaved, self._turns, lambda: {sequence.request.tenant for sequence in sequences.values()}
         )
@@ -176,7 +177,6 @@ class PaddedLoop:
             return False
         self._steps.heartbeat = time.monotonic()
         if self._steps.run(others) or others:
-            self._wake.works()
             return True
         if self._draining and not sequences:
             return False

@@ -199,15 +199,15 @@ def test_a_text_within_the_first_band_is_one_call(
     taken: list[torch.Size] = []
     ordinary = fused.ordinary
     monkeypatch.setattr(fused, "ordinary", lambda *given: taken.append(given[1].shape) or ordinary(*given))
-    resolved = resolve(parse(fields), GEOMETRY, past + new)
-    query, key, value = Case(new, past, 0, 4, 2, None, None, 0, False, 0).tensors(dtype, "cpu")
-    layer = Layer(SCALING)
-    expected = reference.attend(query, key, value, resolved, layer, q_start=past)
-    result = fused.attend(query, key, value, resolved, Batch([]), layer, q_start=past)
-    assert relative(result.to(expected.dtype), expected) < TOLERANCE[dtype]
-    assert len(taken) == (0 if dtype == torch.float64 else calls)
-    fused.attend(query, key, value, resolved, Batch([]), Layer(SCALING, DistanceRange(0, 6)), q_start=past)
-    assert len(taken) == (0 if dtype == torch.float64 else calls), "the layer's window decides too"
+    resolved, window = resolve(parse(fields), GEOMETRY, past + new), DistanceRange(0, 6)
+    for layer, value_width in (Layer(SCALING), HEAD_DIM), (Layer(SCALING), 12), (Layer(SCALING, window), HEAD_DIM):
+        tensors = Case(new, past, 0, 4, 2, None, None, 0, False, 0, value_width=value_width).tensors(dtype, "cpu")
+        taken.clear()
+        expected = reference.attend(*tensors, resolved, layer, q_start=past)
+        result = fused.attend(*tensors, resolved, Batch([]), layer, q_start=past)
+        assert relative(result.to(expected.dtype), expected) < TOLERANCE[dtype]
+        has_kernel = dtype != torch.float64 and value_width == HEAD_DIM
+        assert len(taken) == (calls if has_kernel and layer.mask == CAUSAL else 0)
 
 
 @pytest.mark.parametrize("value_width", [HEAD_DIM, 24])

@@ -7,15 +7,16 @@ import os
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from weakref import WeakSet
 
 import pytest
 import torch
 
+from patches import patched
 from service.engine import cpu
 from service.engine.choice import PAGED, EngineChoice
 from service.engine.cpu import Wake
-from tests.service.engine.test_padded import TOGETHER, finished, prompt, running
+from tests.models import tiny_model
+from tests.service.engine.test_padded import LIMITS, TOGETHER, finished, prompt, running
 from tests.service.serving import wait_for
 
 TASKS = Path("/proc/self/task")
@@ -23,7 +24,8 @@ TASKS = Path("/proc/self/task")
 
 @pytest.fixture(autouse=True)
 def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_every", WeakSet())
+    """No generation thread of another test counts."""
+    monkeypatch.setattr(cpu, "_every", set())
 
 
 @pytest.fixture
@@ -39,7 +41,8 @@ def _two_threads() -> Iterator[None]:
 def test_waiting_in_vain_ends_the_threads_of_a_thread(others: int) -> None:
     if not TASKS.is_dir() or cpu._libgomp() is None:
         pytest.skip("needs Linux, and torch's libgomp")
-    wake, *_kept = [Wake() for _ in range(1 + others)]
+    wake = Wake()
+    cpu._every.update(Wake() for _ in range(others))
     found: list[tuple[set[str], bool]] = []
     ended = threading.Event()
 
@@ -76,8 +79,13 @@ def test_waiting_in_vain_ends_the_threads_of_a_thread(others: int) -> None:
 async def test_of_several_models_one_without_work_keeps_its_threads(
     choice: EngineChoice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(cpu, "end_openmp_threads", lambda: ended.append(threading.get_ident()))
+    earlier, ended = threading.enumerate(), list[threading.Thread]()
+
+    def end() -> None:
+        if (thread := threading.current_thread()) not in earlier:  # a server of other tests has some
+            ended.append(thread)
+
+    monkeypatch.setattr(cpu, "end_openmp_threads", end)
 
     async def one_has_ended(times: int) -> None:
         """So often at least, and one thread keeps its own."""
@@ -88,6 +96,8 @@ async def test_of_several_models_one_without_work_keeps_its_threads(
         await asyncio.sleep(0.3)
         assert len(ended) == count
 
+    with patched(tiny_model("llama")[1]) as patch:
+        never_started = choice.built(patch, LIMITS)
     async with running(choice) as first:
         await finished(first, prompt(9), 2)
         await one_has_ended(0)
@@ -96,6 +106,9 @@ async def test_of_several_models_one_without_work_keeps_its_threads(
             await one_has_ended(1)
             await asyncio.gather(*(finished(engine, prompt(9), 2) for engine in (first, other)))
             await one_has_ended(2)
+        assert len(cpu._every) == 1
+    assert len(cpu._every) == 0
+    assert not never_started.is_running()
 
 
 @pytest.mark.usefixtures("_two_threads")
