@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -66,15 +66,6 @@ async def concurrent(
     return await asyncio.gather(*(one(*pair) for pair in zip(prompts, methods, strict=True)))
 
 
-T = TypeVar("T")
-
-
-def apart(call: Callable[[], T]) -> T:
-    """``call()`` on a thread that ends, and its OpenMP threads with it."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).result()
-
-
 def one_by_one(name: str, prompts: Sequence[list[int]]) -> list[list[int]]:
     """New tokens of every request through ``generate``, greedily, by the subject ``name``."""
     torch.set_num_threads(THREADS)
@@ -100,13 +91,14 @@ def methods_of(encodings: Sequence[dict[str, Any]], requests: int = REQUESTS) ->
 
 def measure(name: str, rounds: int, report: Report) -> None:
     """Add the rows of the subject ``name`` to the report."""
-    subject = apart(SUBJECTS[name])
+    subject = SUBJECTS[name]()
     prompts = Prompts(subject.model.config.vocab_size)
     uniform, mixed, banded = methods_of(ENCODINGS[:1]), methods_of(ENCODINGS), methods_of(BANDED)
     with ExitStack() as stack:
-        patch = apart(lambda: stack.enter_context(patched(subject.model)))
+        patch = stack.enter_context(patched(subject.model))
         loop = stack.enter_context(asyncio.Runner())
         alone = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+        end_openmp_threads()  # those of this thread, which computes no more
 
         async def start() -> Engine:
             return Engine(patch, EngineLimits(cache_tokens=32768, score_tokens=4096), ())
@@ -157,7 +149,6 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 
 def run(quick: bool = False) -> Report:
     """Two random models and a trained one. Calls are a smaller part of a larger model's step."""
-    end_openmp_threads()  # another benchmark may have left some on this thread
     torch.set_num_threads(THREADS)
     report = Report(
         "generate_speed",

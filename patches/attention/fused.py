@@ -64,7 +64,10 @@ def _goes_without_mask(states: SegmentStates) -> bool:
 
 
 def ordinary(states: SegmentStates, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Plain causal attention: transformers' own SDPA call, so the result is the same to the bit."""
+    """Plain causal attention of ``query`` to ``key``, those of ``states`` or as a band sees them.
+
+    It is transformers' own SDPA call, so the result is the same to the bit.
+    """
     new = states.query.shape[2]
     past = states.k_start < states.q_start and new > 1
     mask = states.shared("mask", lambda: _causal_mask(states)) if past else None
