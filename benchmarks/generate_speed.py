@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.models import BANDED, ENCODINGS, Subject, llama, native, random_model, trained
-from benchmarks.peer_servers import SHAPE
+from benchmarks.models import BANDED, ENCODINGS, SHAPE_28M, Subject, llama, native, random_model, trained
 from benchmarks.timing import Report, interleaved
 from patches import Method, parse, patched
 from service.engine.cpu import end_openmp_threads
@@ -142,7 +141,7 @@ def measure(name: str, rounds: int, report: Report) -> None:
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "random llama 5M": lambda: Subject("random llama 5M", random_model(llama())),
-    "random llama 28M": lambda: Subject("random llama 28M", random_model(llama(**SHAPE))),
+    "random llama 28M": lambda: Subject("random llama 28M", random_model(llama(**SHAPE_28M))),
     "llama3-1m-atto": lambda: trained("llama3-1m-atto"),
 }
 

@@ -1,7 +1,7 @@
 """Everything worth knowing from a GPU at hand, in one command under nine minutes: ``python -m benchmarks.gpu_suite``.
 
-Needs no network and no data. A part that fails or no longer fits the budget loses only its own rows. The JSON
-file is written after every part. ``--smoke`` runs every part on the CPU with tiny shapes.
+Needs no network and no data. A part that fails or no longer fits the budget loses only its own rows. Each row is
+printed and written to the JSON file as soon as it is known. ``--smoke`` runs every part on the CPU with tiny shapes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from service.sharing.heap import frozen
 PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
     (checks.tests, 120),
     (forwards.roofline, 10),
-    (decoding.decode_8b, 150),
+    (decoding.decode_8b, 190),
+    (decoding.long_context, 60),
     (forwards.scoring_rate, 40),
     (decoding.graphs, 60),
     (decoding.attentions, 60),
     (decoding.decode_1b, 100),
     (forwards.patched_forward, 40),
+    (decoding.outside_model, 20),
 )
 """Each part, and the seconds it may need: what no longer fits is skipped. The goals come first."""
 
@@ -40,8 +42,12 @@ def main(
     smoke: Annotated[bool, typer.Option(help="Tiny shapes on the CPU: tests the code, measures nothing.")] = False,
     out: Annotated[Path, typer.Option(help="Path of the JSON.")] = Path("gpu_suite.json"),
     budget: Annotated[float, typer.Option(help="Seconds for everything.")] = 510.0,
+    only: Annotated[list[str] | None, typer.Option(help="Parts to run, beside the rates of the device.")] = None,
 ) -> None:
     """Run the tests that need a CUDA device, measure on it, print one table."""
+    names = [part.__name__ for part, _ in PARTS]
+    if unknown := set(only or ()) - set(names):
+        raise typer.BadParameter(f"--only: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     if not smoke and not torch.cuda.is_available():
         raise typer.BadParameter("no CUDA device: use --smoke to try the code on the CPU")
     torch.backends.cuda.enable_cudnn_sdp(False)  # as served: it would plan for seconds, for us and for transformers
@@ -53,10 +59,11 @@ def main(
     results: list[dict[str, Any]] = []
     with frozen():  # transformers collects garbage twice whenever an engine stops
         for part, seconds in PARTS:
+            if only and part.__name__ not in (*only, forwards.roofline.__name__):
+                continue
             left = budget - (time.monotonic() - began)
             skipped = f"skipped: needs up to {seconds:.0f} s and {left:.0f} s are left" if left < seconds else None
-            run_part(part.__name__, lambda part=part: part(scale), scale, results, skipped)
-            write_json(out, results)
+            run_part(part.__name__, lambda part=part: part(scale), scale, results, out, skipped)
     for result in results:
         value = "" if result["value"] is None else f"{result['value']:.4g} {result['unit']}"
         report.add(result["part"], result["what"], value, result["remark"])
@@ -71,6 +78,7 @@ def run_part(
     part: Callable[[], Iterator[Row]],
     scale: Scale,
     results: list[dict[str, Any]],
+    out: Path,
     skipped: str | None = None,
 ) -> None:
     """Append the part's rows, its error or why it was skipped, and its time and peak memory."""
@@ -78,6 +86,8 @@ def run_part(
     def add(what: str, value: float | None, unit: str, remark: str, failed: bool = False) -> None:
         value = None if value is None or math.isnan(value) else value
         results.append({"part": name, "what": what, "value": value, "unit": unit, "remark": remark, "failed": failed})
+        print(name, what, value, unit, remark, sep=" | ", flush=True)
+        write_json(out, results)
 
     if skipped:
         add("not run", None, "", skipped)

@@ -39,6 +39,17 @@ BANDED: tuple[dict[str, Any], ...] = (
 )
 """Eight encodings, one of which has two bands and one a bias."""
 
+SHAPE_28M = {
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 1408,
+    "max_position_embeddings": 1024,
+}
+"""A Llama of 28M parameters."""
+
 
 def llama(**changes: Any) -> LlamaConfig:
     """Configuration of a Llama; by default about 5M parameters with heads of 64 dimensions, and no end token."""

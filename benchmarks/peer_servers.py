@@ -23,18 +23,7 @@ from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks import load
-from benchmarks.models import llama, random_model
-
-SHAPE = {
-    "vocab_size": 4096,
-    "hidden_size": 512,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "intermediate_size": 1408,
-    "max_position_embeddings": 1024,
-}
-"""A Llama of 28M parameters."""
+from benchmarks.models import SHAPE_28M, llama, random_model
 
 START_S = 120.0
 
@@ -60,13 +49,13 @@ def write_model(folder: Path) -> None:
     """The checkpoint, its tokenizer and ``model.gguf``, all float32. Token 17 has the text ``<17>``."""
     from tests.service.export.gguf_files import write_gguf
 
-    model = random_model(llama(**SHAPE))
+    model = random_model(llama(**SHAPE_28M))
     model.save_pretrained(folder)
-    vocab = {f"<{token}>": token for token in range(SHAPE["vocab_size"])}
+    vocab = {f"<{token}>": token for token in range(SHAPE_28M["vocab_size"])}
     tokenizer = Tokenizer(token_models.WordLevel(vocab, "<0>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    write_gguf(folder / "model.gguf", model, context_length=SHAPE["max_position_embeddings"])
+    write_gguf(folder / "model.gguf", model, context_length=SHAPE_28M["max_position_embeddings"])
 
 
 def missing() -> dict[str, str]:

@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 
 import torch
 
-from benchmarks.peer_servers import SHAPE, STARTS, Peer, missing, write_model
+from benchmarks.models import SHAPE_28M
+from benchmarks.peer_servers import STARTS, Peer, missing, write_model
 from benchmarks.timing import Report, Timings, interleaved
 
 STREAMS = 16
@@ -39,7 +40,7 @@ class Prompts:
         self.seed += 1
         generator = torch.Generator().manual_seed(self.seed)
         prompts: list[list[int]] = torch.randint(
-            3, SHAPE["vocab_size"], (count, PROMPT_TOKENS), generator=generator
+            3, SHAPE_28M["vocab_size"], (count, PROMPT_TOKENS), generator=generator
         ).tolist()
         return prompts
 

@@ -9,11 +9,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.gpu.scale import Row, Scale
 
 ROOT = Path(__file__).resolve().parents[2]
+
+WORKERS = ("-n", "4") if find_spec("xdist") else ()
+"""Kernels are compiled for seconds each, so every file has several processes."""
 
 OPTIONS = ("-c", os.devnull, "--rootdir", str(ROOT), "-m", "gpu", "-q", "-p", "no:cacheprovider")
 """Neither the project's settings nor its plugins of pytest: a machine with a card may have none of them."""
@@ -25,7 +29,7 @@ NONE_RAN = 5
 
 
 def tests(scale: Scale) -> Iterator[Row]:
-    """Each file in a process on a card, because kernels are compiled for seconds each. Elsewhere all are skipped."""
+    """Each file has its own processes on a card. Elsewhere all are skipped."""
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     groups = [[path] for path in files] if scale.device == "cuda" else [files]
     end = time.monotonic() + LIMIT_S
@@ -33,7 +37,10 @@ def tests(scale: Scale) -> Iterator[Row]:
         logs = [closed.enter_context(tempfile.TemporaryFile("w+")) for _ in groups]
         running = [
             subprocess.Popen(
-                [sys.executable, "-m", "pytest", *OPTIONS, *map(str, group)], cwd=ROOT, stdout=log, stderr=log
+                [sys.executable, "-m", "pytest", *OPTIONS, *(WORKERS if len(groups) > 1 else ()), *map(str, group)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
             )
             for group, log in zip(groups, logs, strict=True)
         ]

@@ -17,6 +17,9 @@ from service.engine.choice import EngineChoice, choices
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 
+BATCH_TOKENS = 4096
+"""Most tokens of one forward, for every engine."""
+
 
 @contextmanager
 def engine_of(
@@ -27,7 +30,7 @@ def engine_of(
     It has room for ``batch`` requests, and shares no prefixes.
     """
     limits = EngineLimits(
-        cache_tokens=cache_room(scale, batch), score_tokens=1024, max_batch_tokens=4096, prefix_sharing=False
+        cache_tokens=cache_room(scale, batch), score_tokens=1024, max_batch_tokens=BATCH_TOKENS, prefix_sharing=False
     )
 
     chosen = choice or choices("triton" if scale.device == "cuda" else "segments", torch.device(scale.device))[0]
@@ -54,7 +57,7 @@ def batching(model: PreTrainedModel, scale: Scale, batch: int) -> Iterator[Calla
     config = ContinuousBatchingConfig(
         page_size=32,
         num_blocks=cache_room(scale, batch) // 32,
-        max_batch_tokens=4096,
+        max_batch_tokens=BATCH_TOKENS,
         max_requests_per_batch=128,
         allow_block_sharing=False,
         auto_switch_to_flash=False,

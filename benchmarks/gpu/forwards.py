@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from unittest import mock
 
 import torch
 
+from benchmarks.gpu.decoding import LONG
 from benchmarks.gpu.scale import Row, Scale, decoded_weights, peak, random_ids, reset_peak, twin_of
 from benchmarks.models import cached_bytes_per_token
 from benchmarks.patched_overhead import DECODED, decoder, prefill
 from benchmarks.scoring_equality import finish
 from benchmarks.timing import interleaved
-from patches import patched
-from service.evaluation import chunks, scoring
+from patches import parse, patched
+from service.evaluation import scoring
 
 
 def roofline(scale: Scale) -> Iterator[Row]:
@@ -48,20 +48,30 @@ def patched_forward(scale: Scale) -> Iterator[Row]:
 
 
 def scoring_rate(scale: Scale) -> Iterator[Row]:
-    """Scoring one long text, as a share of the matrix rate: chunks as served, and longer ones."""
-    model = scale.model("1B")
+    """Scoring one long text as served, as a share of the matrix rate, and under bands against plain."""
+    for name in ("8B", "1B"):
+        yield from scored(scale, name)
+
+
+def scored(scale: Scale, name: str) -> Iterator[Row]:
+    model = scale.model(name)
     config, tokens = model.config, scale.score_tokens
     token_ids = random_ids(scale, tokens).tolist()
     attention = 2 * tokens**2 * config.num_attention_heads * config.head_dim * config.num_hidden_layers  # causal half
     operations = 2 * tokens * decoded_weights(model) / model.dtype.itemsize + attention
     held = sum(weight.nbytes for weight in model.parameters()) + tokens * cached_bytes_per_token(model)
     with patched(model) as patch:
-        for wanted, logits_bytes in ((512, chunks.LOGITS_BYTES), (2048, 4 * 2048 * config.vocab_size)):
-            with mock.patch.object(chunks, "LOGITS_BYTES", logits_bytes):
-                chunk = chunks.chunk_length(wanted, config.vocab_size)
-                reset_peak(scale)
-                run = lambda chunk=chunk: finish(scoring.token_nll(patch, token_ids, 0, chunk))  # noqa: E731
-                seconds = interleaved({"run": run}, 1, warmup=0).median("run")
-            reached = f"{operations / seconds / scale.matrix_rate:.1%} of the matrix rate"
+        plain = float("nan")
+        for what, fields in LONG.items():
+            slot = patch.slots.acquire(patch.resolve(parse(fields), tokens))
+            run = lambda slot=slot: finish(scoring.token_nll(patch, token_ids, slot, None))  # noqa: E731
+            run()
+            reset_peak(scale)
+            seconds = interleaved({"run": run}, 2, warmup=0).median("run")
+            plain = seconds if what == "default" else plain
+            remark = (
+                f"{operations / seconds / scale.matrix_rate:.1%} of the matrix rate, {seconds / plain:.2f} x default"
+            )
             beyond = f", peak {(peak(scale) - held) / 1e6:.0f} MB beyond weights and cache" if peak(scale) else ""
-            yield f"1B scoring {tokens} tokens, chunks of {chunk}", seconds, "s", reached + beyond
+            yield f"{name} scoring {tokens} tokens, {what}", seconds, "s", remark + beyond
+            patch.slots.release(slot)

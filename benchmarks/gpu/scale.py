@@ -41,6 +41,8 @@ class Scale:
     prompt: int = 512
     steps: int = 64
     batches: tuple[int, ...] = (1, 64)
+    crowded_prompt: int = 2048
+    long_prompt: int = 32768
     rounds: int = 3
     prefill: int = 2048
     score_tokens: int = 32768
@@ -67,6 +69,8 @@ SMOKE = Scale(
     torch.float32,
     {"1B": _TINY | {"tie_word_embeddings": True}, "8B": _TINY | {"num_hidden_layers": 3}},
     prompt=16,
+    crowded_prompt=20,
+    long_prompt=48,
     steps=4,
     batches=(1, 3),
     rounds=1,
