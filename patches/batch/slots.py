@@ -96,7 +96,7 @@ class SlotTable:
         self._users = [0] * MAX_SLOTS
         self.recipes: list[ResolvedRecipe | None] = [None] * MAX_SLOTS
         self._new: set[int] = set()
-        self._moves = False
+        self._moves, self._adds = False, set[int]()
         self._write(0, self._native)
 
     def acquire(self, resolved: ResolvedRecipe) -> int:
@@ -158,8 +158,7 @@ class SlotTable:
     @property
     def branches(self) -> tuple[bool, bool]:
         """(True if some encoding moves rotated positions, True for added ones): they decide a forward's operations."""
-        adds = any(resolved is not None and resolved.recipe.absolute is not None for resolved in self.recipes)
-        return self._moves, adds
+        return self._moves, bool(self._adds)
 
     def in_use(self) -> int:
         """Number of slots whose encodings live requests use."""
@@ -178,6 +177,7 @@ class SlotTable:
     def _write(self, slot: int, resolved: ResolvedRecipe) -> None:
         self.recipes[slot] = resolved
         self._new.add(slot)
+        (self._adds.discard if resolved.recipe.absolute is None else self._adds.add)(slot)
         self._moves |= resolved.rotates and resolved.recipe.base != IDENTITY
 
     def _upload(self, slot: int, resolved: ResolvedRecipe) -> None:

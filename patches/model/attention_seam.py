@@ -45,7 +45,7 @@ class AttentionSeam:
         self._roles, self._latent = measurement.roles, measurement.geometry.latent
         self._chooses_keys, self._compressed = measurement.chooses_keys, measurement.compressed
         self._forwards = forwards
-        self._segments = SegmentAttention(measurement.roles, measurement.compressed, heads, slots)
+        self._segments = SegmentAttention(measurement, heads, slots)
         self.packed = PackedAttention(int(config.num_hidden_layers), measurement, self._segments, forwards)
 
     def attention(

@@ -16,8 +16,7 @@ import torch
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observer
-from patches.attention.paged.batch import ModelRows, PagedBatch, Role
-from patches.attention.paged.tables import Pairs
+from patches.attention.paged.batch import PagedBatch, Role
 from patches.attention.single_query import ORDINARY, Reading, read, reading_of
 from patches.attention.states import SegmentStates
 from patches.attention.strided import StridedBatch, strided_attention, strided_batches
@@ -90,9 +89,7 @@ class PackedAttention:
     def __init__(self, layers: int, measurement: Measurement, segments: SegmentAttention, forwards: Forwards) -> None:
         self._layers, self._segments, self._forwards = layers, segments, forwards
         self._width, self._calls = measurement.cached.width, measurement.cached.calls
-        geometry = measurement.geometry
-        pairs = Pairs(geometry.rotary_dim // 2, geometry.interleaved, geometry.rotary_offset)
-        self.rows = ModelRows(segments.recipe, pairs)
+        self.rows = segments.rows
 
     def attend(
         self,
@@ -191,10 +188,9 @@ class PackedAttention:
         index: int,
     ) -> torch.Tensor:
         """As ``attend``, from the pages themselves once they have the new keys and values."""
-        new = self._through_cache(key, value, batch, paged, index)
+        new_key, new_value = self._through_cache(key, value, batch, paged, index)
         pages = _narrowed(paged["k_cache"], key.shape[-1]), _narrowed(paged["v_cache"], value.shape[-1])
-        for states, target in zip(new, pages, strict=True):
-            batch.step.write(states[0].transpose(0, 1), target)
+        batch.write(new_key[0].transpose(0, 1), new_value[0].transpose(0, 1), *pages)
         return batch.attend(query[0].transpose(0, 1), *pages, layer, self._segments.role(index), self.rows)[None]
 
     def _row(

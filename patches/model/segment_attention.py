@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 import torch
@@ -10,11 +9,14 @@ import torch
 from patches.attention import fused
 from patches.attention.layer import Layer
 from patches.attention.observation import Observed, Observer
-from patches.attention.paged.batch import Role
+from patches.attention.paged import in_place
+from patches.attention.paged.batch import ModelRows, Role
+from patches.attention.paged.tables import Pairs
 from patches.batch.segments import Batch, Segment
 from patches.batch.slots import MAX_SLOTS, SlotTable
 from patches.encoding.masks import CAUSAL
 from patches.encoding.recipe import Recipe, ResolvedRecipe
+from patches.model.measurement import Measurement
 
 PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
 """The recipe of layers with another rotary type: their keys are rotated, the rest is ordinary attention."""
@@ -23,13 +25,14 @@ PLAIN = ResolvedRecipe(Recipe(None), (), 1.0, 0.0, None)
 class SegmentAttention:
     """The encodings of one model's layers. A layer's role and a slot decide."""
 
-    def __init__(
-        self, roles: Mapping[int, str], compressed: Collection[int], heads: slice | None, slots: SlotTable
-    ) -> None:
-        """``roles`` are by layer, "slots" without an entry. The model gives ``compressed`` layers their whole mask.
-        ``heads`` are those of this rank, None for all."""
-        self._roles, self._compressed, self._slots = roles, compressed, slots
+    def __init__(self, measurement: Measurement, heads: slice | None, slots: SlotTable) -> None:
+        """``heads`` are those of this rank, None for all."""
+        self._roles, self._compressed, self._slots = measurement.roles, measurement.compressed, slots
         self._of_rank = None if heads is None else lru_cache(2 * MAX_SLOTS)(lambda resolved: resolved.of_heads(heads))
+        geometry = measurement.geometry
+        self.rows = ModelRows(
+            self.recipe, Pairs(geometry.rotary_dim // 2, geometry.interleaved, geometry.rotary_offset)
+        )
 
     def role(self, index: int) -> Role:
         return self._roles.get(index, "slots"), index in self._compressed
@@ -58,6 +61,10 @@ class SegmentAttention:
         recipe, (query, key, value) = self.recipe(self.role(index), segment.slot), states
         if observer is not None:
             observer(Observed(query, key, recipe, layer, segment.q_start, num_sinks))
+        is_whole = key.shape[2] == segment.q_stop  # nothing was evicted, and the layer caches more than a window
+        if is_whole and in_place.is_faster(query, key, value, recipe, layer):
+            role = self.role(index)
+            return in_place.attend(query, key, value, segment.slot, segment.q_start, batch, layer, role, self.rows)
         start = segment.q_start
         return fused.attend(query, key, value, recipe, batch, layer, q_start=start, num_sinks=num_sinks)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from importlib.util import find_spec
+from operator import or_
 from typing import Literal
 
 import torch
@@ -71,12 +73,13 @@ class ModelRows:
             self.tables(role, heads, longest, tables.slots.device)
 
     def variant(self, slots: Iterable[int]) -> Variant:
-        """The kernel's variant for ``slots``, in the layers that have attended so far."""
-        return max((tables.variant(slots) for tables in self._tables.values()), default=Variant.PLAIN)
+        """Parts of the kernel that ``slots`` need, in the layers that have attended so far."""
+        own = (variant for tables in self._tables.values() for variant in tables.variants(slots))
+        return reduce(or_, own, Variant.PLAIN)
 
     def key(self, slots: Iterable[int]) -> Hashable:
         """The part of a captured graph that tables decide: addresses, and the variants of the kernel."""
-        return tuple((key, tables.version, tables.variant(slots)) for key, tables in self._tables.items())
+        return tuple((key, tables.version, tables.variants(slots)) for key, tables in self._tables.items())
 
     def _row(self, role: Role, slot: int, tokens: int) -> Row:
         resolved, known = self._recipe(role, slot), self._compiled.get((role, slot))
@@ -96,6 +99,14 @@ class PagedBatch(Batch):
     @property
     def is_static(self) -> bool:
         return isinstance(self.step, DecodeStep)
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor) -> None:
+        """Put the new states [tokens, kv_heads, dim] into pages [pages, size, kv_heads, dim]."""
+        if self.backend == "triton" and key.dtype == key_pages.dtype and key.stride(2) == value.stride(2) == 1:
+            launch.write(key, value, key_pages, value_pages, self.step.new_places)
+            return
+        self.step.write(key, key_pages)
+        self.step.write(value, value_pages)
 
     def attend(
         self,
@@ -120,7 +131,7 @@ class PagedBatch(Batch):
             return eager.attend(query, key_pages, value_pages, self.step, tables.rows, layer)
 
         def make() -> launch.Plan:
-            return launch.planned(self.step, tables, heads, kv_heads, launch.blocks_for(query.dtype, dim))
+            return launch.planned(self.step, tables, heads, kv_heads, launch.blocks_for(query.dtype, dim, query.device))
 
         plan = self.shared(("plan", role, heads, kv_heads, dim), make)
         return launch.attend(query, key_pages, value_pages, plan, layer)

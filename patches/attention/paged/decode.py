@@ -11,29 +11,82 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from patches.attention.paged.step import SPLIT, Item, PagedSequence, Work, about, longest, singles_of
+from patches.attention.paged.step import SPLIT, Item, PagedSequence, Work, parts_of, sizes_of_parts
 from patches.attention.paged.tables import power_of_two
 from patches.batch.slots import POSITION_BITS
+from patches.batch.upload import uploaded
 
 NO_ITEM: Item = (-1, 0, 0, 0)
 
+NEXT = np.array((0, 1, 0, 0))
+"""From the row of a sequence to that of its next token."""
+
 
 class BlockTable:
-    """The block tables of all rows, int32 [rows, pages] in ``pages``. Only rows that changed are written."""
+    """The block tables of all rows, int32 [rows, pages] in ``pages``. Only pages that changed are written."""
 
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
         self.pages = torch.full((rows, width), -1, dtype=torch.int32, device=device)
-        self._host = _on_host(rows * width, torch.int32, device).view(rows, width)
+        self.host = np.full((rows, width), -1, np.int32)
         self._rows: list[tuple[int, ...]] = [()] * rows
+        self._changes: list[tuple[int, np.ndarray]] = []
 
-    def fill(self, sequences: Sequence[PagedSequence]) -> None:
-        """Have the pages of ``sequences``, one per row."""
-        for row, sequence in enumerate(sequences):
-            pages, known = sequence.pages, self._rows[row]
-            self._rows[row] = pages
-            if pages is not known and pages != known:
-                self._host[row, : len(pages)] = torch.from_numpy(np.array(pages, np.int32))
-                self.pages[row, : len(pages)].copy_(self._host[row, : len(pages)], non_blocking=True)
+    def put(self, row: int, pages: tuple[int, ...]) -> None:
+        """Have ``pages`` in a row from the next ``upload`` on."""
+        known = self._rows[row]
+        if pages is not known and pages != known:
+            same = len(known) if pages[: len(known)] == known else 0  # most tables grow by a page
+            new = np.array(pages[same:], np.int32)
+            self.host[row, same : len(pages)] = new
+            self._changes.append((row * self.host.shape[1] + same, new))
+        self._rows[row] = pages
+
+    def upload(self) -> None:
+        """Write the changes of all rows at once: equally long requests all get a page in one step."""
+        if not self._changes:
+            return
+        changes, self._changes = self._changes, []
+        places = np.concatenate([np.arange(start, start + len(new)) for start, new in changes])
+        count = len(places)
+        memory = np.zeros(count + (count + 1) // 2, np.int64)
+        memory[:count], memory[count:].view(np.int32)[:count] = places, np.concatenate([new for _, new in changes])
+        there = uploaded(torch.from_numpy(memory), self.pages.device)
+        self.pages.view(-1).index_copy_(0, there[:count], there[count:].view(torch.int32)[:count])
+
+
+class _Numbers:
+    """All numbers of one step, in memory of the host that a card copies from by itself."""
+
+    def __init__(self, count: int, longs: Mapping[str, int], integers: Mapping[str, int], device: torch.device) -> None:
+        self.memory = _on_host(count, torch.int64, device)
+        self.parts = {name: part.numpy() for name, part in _parts(self.memory, longs, integers).items()}
+        self.rows = np.zeros((0, 4), np.int64)
+        self.longest: Mapping[int, int] = {}
+        self._ends = np.zeros(longs["page"], np.int64)
+
+    def write(self, rows: np.ndarray, page_size: int, split: int) -> None:
+        """Have ``rows`` of ``DecodeSteps.of``, without their tokens and pages."""
+        parts, count = self.parts, len(rows)
+        every = np.zeros((len(self._ends), 4), np.int64)
+        every[:count], every[count:, 0] = rows, rows[0, 0]
+        slots, positions, numbers = every[:, 0], every[:, 1], np.arange(len(every))
+        parts["place"][:], parts["positions"][:], parts["slots"][:] = positions % page_size, positions, slots
+        parts["encoded"][:] = slots << POSITION_BITS | positions
+        about = parts["sequences"].reshape(-1, 6)
+        about[:, 0], about[:, 1], about[:, 2], about[:, 3] = slots, positions, numbers, 1
+        about[:, 4:] = every[:, 2:]
+        self._divide(positions + 1, numbers, split)
+        self.rows, self.longest = rows.copy(), _longest(slots.tolist(), (positions + 1).tolist())
+
+    def _divide(self, keys: np.ndarray, numbers: np.ndarray, split: int) -> None:
+        """Have the items of rows with ``keys`` each. They change once in ``split`` tokens of a row."""
+        ends = _ends(keys, split)
+        if np.array_equal(ends, self._ends):
+            return
+        items, self.parts["edges"][:] = parts_of(numbers, keys, split)
+        self.parts["singles"].reshape(-1, 4)[: len(items)] = items
+        self.parts["singles"].reshape(-1, 4)[len(items) :] = NO_ITEM
+        self._ends = ends
 
 
 class DecodeStep:
@@ -51,38 +104,43 @@ class DecodeStep:
         integers = {"ids": rows, "encoded": rows, "sequences": 6 * rows, "edges": rows + 1, "singles": 4 * items}
         count = sum(map(_aligned, longs.values())) + sum(map(_aligned, integers.values())) // 2
         self._on_device = torch.zeros(count, dtype=torch.int64, device=self.device)
-        self._on_host = _on_host(count, torch.int64, self.device)
-        self._host = _parts(self._on_host, longs, integers)
+        self._now, self._next = (_Numbers(count, longs, integers, self.device) for _ in range(2))
         parts = _parts(self._on_device, longs, integers)
-        self.positions, self.slots, self._places = parts["positions"], parts["slots"], (parts["page"], parts["place"])
+        self.positions, self.slots, self.new_places = (
+            parts["positions"],
+            parts["slots"],
+            (parts["page"], parts["place"]),
+        )
         self.input_ids, self.position_ids = parts["ids"][None], parts["encoded"][None]
         self._work = Work(
             parts["sequences"].view(rows, 6), parts["sequences"][:0], parts["singles"].view(items, 4), parts["edges"]
         )
-        self.sequences: tuple[PagedSequence, ...] = ()
         self.longest: Mapping[int, int] = {}
 
-    def fill(self, sequences: Sequence[PagedSequence], tokens: Sequence[int], spare: int) -> None:
-        """Have ``sequences`` and their new ``tokens``; rows of padding write into the page ``spare``."""
-        missing = self.size[0] - len(sequences)
-        every = [*sequences, *[PagedSequence(sequences[0].slot, 0, 1, (spare,))] * missing]
-        self.sequences, self.longest = tuple(every), longest(every)
-        items, edges = singles_of(every, self._split)
-        padding = np.tile(np.array(NO_ITEM, np.int32), (self.size[1] - len(items), 1))
-        for name, numbers in {
-            "page": [s.page_of(s.q_start, self.page_size) for s in every],
-            "place": [s.q_start % self.page_size for s in every],
-            "positions": [s.q_start for s in every],
-            "slots": [s.slot for s in every],
-            "ids": [*tokens, *[0] * missing],
-            "encoded": [s.slot << POSITION_BITS | s.q_start for s in every],
-            "sequences": about(every),
-            "edges": edges,
-            "singles": np.concatenate((items, padding)),
-        }.items():
-            self._host[name].numpy()[:] = np.asarray(numbers).reshape(-1)
-        self._on_device.copy_(self._on_host, non_blocking=True)  # the step before has ended: its tokens were read
-        self._table.fill(every)
+    def fill(self, rows: np.ndarray, tokens: Sequence[int], spare: int) -> None:
+        """Have ``rows`` int64 [n, 4] as in ``DecodeSteps.of`` and their new ``tokens``; the table has the pages.
+
+        Rows of padding write into the page ``spare``.
+        """
+        self._now, self._next = self._next, self._now  # the step before has ended, but not when it was expected from
+        now, count = self._now, len(rows)
+        if not np.array_equal(now.rows, rows):
+            now.write(rows, self.page_size, self._split)
+        columns = rows[:, 1] // self.page_size
+        columns -= rows[:, 3] * (columns >= rows[:, 2])
+        page, ids = now.parts["page"], now.parts["ids"]
+        page[:count], page[count:] = self._table.host[np.arange(count), columns], spare
+        ids[:count], ids[count:] = tokens, 0
+        self.longest = now.longest
+        self._on_device.copy_(now.memory, non_blocking=True)
+        self._table.upload()
+
+    def expect(self) -> None:
+        """Write what the next step has if all sequences go on. A card still reads the numbers of this one."""
+        rows = self._now.rows + NEXT
+        before, after = (_ends(each[:, 1] + 1, self._split) for each in (self._now.rows, rows))
+        if np.array_equal(before, after):  # it has as many items
+            self._next.write(rows, self.page_size, self._split)
 
     def work(self, queries: int, split: int) -> Work:
         """The items, of a step without sequences of several queries.
@@ -96,7 +154,7 @@ class DecodeStep:
 
     def write(self, states: torch.Tensor, pages: torch.Tensor) -> None:
         """As in ``Step``."""
-        pages.index_put_(self._places, states)
+        pages.index_put_(self.new_places, states)
 
 
 class DecodeSteps:
@@ -104,18 +162,47 @@ class DecodeSteps:
 
     def __init__(self, rows: int, width: int, page_size: int, spare: int, device: torch.device) -> None:
         """Rows of padding write into the page ``spare``."""
-        self._rows, self._page_size, self._spare = rows, page_size, spare
+        self._rows, self._page_size, self._spare, self._spare_pages = rows, page_size, spare, (spare,)
         self._table, self._steps = BlockTable(rows, width, device), dict[tuple[int, int], DecodeStep]()
 
     def filled(self, sequences: Sequence[PagedSequence], tokens: Sequence[int]) -> DecodeStep:
         """The step of ``sequences`` with their new ``tokens``. The one before must have ended."""
-        rows = min(power_of_two(len(sequences), 1), self._rows)
-        items = sum(-(-sequence.q_stop // SPLIT) for sequence in sequences) + rows - len(sequences)
-        size = rows, power_of_two(items, rows)
+        rows = [(s.slot, s.q_start, s.first_pages, s.evicted_pages) for s in sequences]
+        return self.of(np.array(rows, np.int64), dict(enumerate(s.pages for s in sequences)), tokens)
+
+    def of(self, rows: np.ndarray, pages: Mapping[int, tuple[int, ...]], tokens: Sequence[int]) -> DecodeStep:
+        """As ``filled``, of ``rows`` int64 [n, 4]: slot, position, pages before the gap, evicted pages.
+
+        ``pages`` has the block tables by row, without those that are the same as in the step before.
+        """
+        count = min(power_of_two(len(rows), 1), self._rows)
+        keys = rows[:, 1] + 1
+        items = int((-(-keys // sizes_of_parts(keys, SPLIT))).sum()) + count - len(rows)
+        size = count, power_of_two(items, count)
         if size not in self._steps:
             self._steps[size] = DecodeStep(size, self._table, self._page_size, SPLIT)
-        self._steps[size].fill(sequences, tokens, self._spare)
+        for row, own in pages.items():
+            self._table.put(row, own)
+        for row in range(len(rows), count):
+            self._table.put(row, self._spare_pages)
+        self._steps[size].fill(rows, tokens, self._spare)
         return self._steps[size]
+
+
+def _ends(keys: np.ndarray, split: int) -> np.ndarray:
+    """The last key of the last part of each row."""
+    sizes = sizes_of_parts(keys, split)
+    ends: np.ndarray = -(-keys // sizes) * sizes
+    return ends
+
+
+def _longest(slots: Sequence[int], tokens: Sequence[int]) -> dict[int, int]:
+    """The most tokens of every slot."""
+    most: dict[int, int] = {}
+    for slot, count in zip(slots, tokens, strict=True):
+        if count > most.get(slot, 0):
+            most[slot] = count
+    return most
 
 
 def _on_host(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

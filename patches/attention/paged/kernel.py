@@ -73,9 +73,78 @@ def _bias(kind, a, b, table, length, q_idx, kv_idx):
 @triton.jit
 def _with_sink(acc, top, total, sink):
     """An online softmax that also attends to nothing, with the logit ``sink``."""
+    sink *= 1.4426950408889634
     new = tl.maximum(top, sink)
-    shrink = tl.exp(top - new)
-    return acc * shrink[:, None], new, total * shrink + tl.exp(sink - new)
+    shrink = tl.exp2(top - new)
+    return acc * shrink[:, None], new, total * shrink + tl.exp2(sink - new)
+
+
+@triton.jit
+def _block(
+    acc, top, total, query, start, k_high, mask, cache, columns, turn, bias, softcap,
+    NUM_PAIRS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, TURNS_KEYS: tl.constexpr, FAST: tl.constexpr, UPCAST: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The online softmax (``acc``, ``top``, ``total``) behind the keys from ``start`` on, of one band.
+
+    Scores are in units of ln 2, because the card has an exponential of base 2.
+    """
+    q_first, q_second, q_plain, factor, q_idx, q_low, q_high = query
+    chunk, low, high, own_chunk, own_high = mask
+    keys, k_page, k_token, values, v_page, v_token, pages, first_pages, evicted = cache
+    one, two, plain, wide, in_pair, in_plain, in_value = columns
+    kv_idx = start + tl.arange(0, BLOCK_N)
+    inside = kv_idx < k_high
+    page = kv_idx // PAGE
+    entry = tl.maximum(page - tl.where(page >= first_pages, evicted, 0), 0)
+    physical = tl.load(pages + entry, mask=inside, other=0).to(tl.int64)
+    at_key = keys + (physical * k_page + (kv_idx % PAGE) * k_token)[:, None]
+    scores = tl.zeros([q_plain.shape[0], BLOCK_N], dtype=tl.float32)
+    if NUM_PAIRS > 0:
+        k_one = tl.load(at_key + one[None, :], mask=inside[:, None] & in_pair[None, :], other=0.0)
+        k_two = tl.load(at_key + two[None, :], mask=inside[:, None] & in_pair[None, :], other=0.0)
+        if UPCAST:
+            k_one, k_two = k_one.to(tl.float32), k_two.to(tl.float32)
+        if TURNS_KEYS:
+            key_map, key_pairs, base_map, base_pairs, place, turn_high, turn_low = turn
+            by = _placed(kv_idx, key_map, key_pairs, place, WIDTH)
+            by -= _placed(kv_idx, base_map, base_pairs, place, WIDTH)
+            k_one, k_two = _turned(k_one, k_two, by, turn_high, turn_low, FAST)
+        scores = tl.dot(q_first, tl.trans(k_one), scores, input_precision="ieee")
+        scores = tl.dot(q_second, tl.trans(k_two), scores, input_precision="ieee")
+    if HEAD_DIM > 2 * NUM_PAIRS:
+        k_plain = tl.load(at_key + plain[None, :], mask=inside[:, None] & in_plain[None, :], other=0.0)
+        if UPCAST:
+            k_plain = k_plain.to(tl.float32)
+        scores = tl.dot(q_plain, tl.trans(k_plain), scores, input_precision="ieee")
+    scores = scores * factor[:, None]
+    if SOFTCAP:
+        small = tl.exp(-2.0 * tl.abs(scores) / softcap)  # tanh without overflow
+        limited = softcap * (1.0 - small) / (1.0 + small)
+        scores = 1.4426950408889634 * tl.where(scores < 0, -limited, limited)
+    if BIAS:
+        kind, a, b, table, distances = bias
+        if kind > 0:
+            scores += 1.4426950408889634 * _bias(kind, a, b, table, distances, q_idx, kv_idx)
+    last = start + BLOCK_N - 1
+    some = (last >= k_high) | (last > q_low) | (q_low // chunk - last // chunk < low)
+    some = some | (q_high // chunk - start // chunk >= high) | (q_high // own_chunk - start // own_chunk >= own_high)
+    if some:
+        apart = q_idx[:, None] // chunk - (kv_idx // chunk)[None, :]
+        own = q_idx[:, None] // own_chunk - (kv_idx // own_chunk)[None, :]
+        covered = (apart >= low) & (apart < high) & (own < own_high)
+        covered = covered & (kv_idx[None, :] <= q_idx[:, None]) & inside[None, :]
+        scores = tl.where(covered, scores, float("-inf"))
+    new = tl.maximum(top, tl.max(scores, 1))
+    finite = tl.where(new == float("-inf"), 0.0, new)
+    weights, shrink = tl.exp2(scores - finite[:, None]), tl.exp2(top - finite)
+    at_value = values + (physical * v_page + (kv_idx % PAGE) * v_token)[:, None]
+    value = tl.load(at_value + wide[None, :], mask=inside[:, None] & in_value[None, :], other=0.0)
+    if UPCAST:
+        value = value.to(tl.float32)
+    acc = tl.dot(weights.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
+    return acc, new, total * shrink + tl.sum(weights, 1)
 
 
 @triton.jit(do_not_specialize=["table_width"])  # a width of another kind would compile it anew in a served step
@@ -100,6 +169,8 @@ def attention(
     split_low, split_high = tl.load(ITEMS + item * 4 + 2), tl.load(ITEMS + item * 4 + 3)
     about = SEQUENCES + sequence * 6
     slot, q_start, edge = tl.load(about), tl.load(about + 1), tl.load(about + 2)
+    if tl.load(SLOTS + slot * 5 + 4) != TURNS + 2 * BIAS + 4 * BY_PAIR:
+        return  # another launch computes this row
     queries, first_pages, evicted = tl.load(about + 3), tl.load(about + 4), tl.load(about + 5)
 
     # A row of the block is one query under one of the heads that share the key head.
@@ -129,22 +200,32 @@ def attention(
     if UPCAST:
         q_one, q_two, q_plain = q_one.to(tl.float32), q_two.to(tl.float32), q_plain.to(tl.float32)
     factor = tl.load(FACTOR + token, mask=live, other=0.0)
+    if not SOFTCAP:
+        factor *= 1.4426950408889634
     turn_high = tl.load(FREQUENCIES + slot * 2 * WIDTH + pair)
     turn_low = tl.load(FREQUENCIES + (slot * 2 + 1) * WIDTH + pair)
     if BIAS:
-        kind, distances = tl.load(SLOTS + slot * 4 + 1), tl.load(SLOTS + slot * 4 + 3)
-        table = DISTANCES + tl.load(SLOTS + slot * 4 + 2) + tl.where(live, head, 0) * distances
+        kind, distances = tl.load(SLOTS + slot * 5 + 1), tl.load(SLOTS + slot * 5 + 3)
+        table = DISTANCES + tl.load(SLOTS + slot * 5 + 2) + tl.where(live, head, 0) * distances
         a = tl.load(BIASES + slot * 2 * KV_HEADS * GROUP + head, mask=live, other=0.0)
         b = tl.load(BIASES + (slot * 2 + 1) * KV_HEADS * GROUP + head, mask=live, other=0.0)
+        bias = kind, a, b, table, distances
+    else:
+        bias = (0,)
 
     acc = tl.zeros([BLOCK_M, VALUE_WIDTH], dtype=tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     base_map = MAPS + slot * (1 + 2 * MOST_BANDS) * 3
     base_pairs = PAIRS + slot * (1 + 2 * MOST_BANDS) * 2 * WIDTH
+    cache = (
+        K + kv_head * k_head, k_page, k_token, V + kv_head * v_head, v_page, v_token,
+        BLOCK_TABLE + sequence * table_width, first_pages, evicted,
+    )  # fmt: skip
+    columns = one, two, plain, wide, in_pair, in_plain, in_value
     own_first = tl.maximum(q_low // own_chunk - own_high + 1, 0) * own_chunk
 
-    for band in range(tl.load(SLOTS + slot * 4)):
+    for band in range(tl.load(SLOTS + slot * 5)):
         numbers = BANDS + (slot * MOST_BANDS + band) * 6
         chunk, low, high, first = (
             tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2), tl.load(numbers + 3)
@@ -154,6 +235,7 @@ def attention(
         k_low = tl.maximum(tl.maximum(q_low // chunk - high + 1, 0) * chunk, own_first)
         k_high = tl.minimum(tl.minimum(q_high + 1, tl.maximum(q_high // chunk - low + 1, 0) * chunk), first)
         k_low, k_high = tl.maximum(k_low, split_low), tl.minimum(k_high, split_high)
+        mask = chunk, low, high, own_chunk, own_high
         query_map, query_pairs = base_map + (1 + 2 * band) * 3, base_pairs + (1 + 2 * band) * 2 * WIDTH
         key_map, key_pairs = query_map + 3, query_pairs + 2 * WIDTH
         q_first, q_second = q_one, q_two
@@ -162,57 +244,28 @@ def attention(
                 by = _placed(q_idx, query_map, query_pairs, place, WIDTH)
                 by -= _placed(q_idx, base_map, base_pairs, place, WIDTH)
                 q_first, q_second = _turned(q_one, q_two, by, turn_high, turn_low, FAST)
+        query = q_first, q_second, q_plain, factor, q_idx, q_low, q_high
+        turn = key_map, key_pairs, base_map, base_pairs, place, turn_high, turn_low
+        # Keys that turn go through registers. The other loop feeds the matrix unit from shared memory.
+        if TURNS:
+            if turns_keys > 0:
+                for start in range(k_low, k_high, BLOCK_N):
+                    acc, top, total = _block(
+                        acc, top, total, query, start, k_high, mask, cache, columns, turn, bias, softcap,
+                        NUM_PAIRS, WIDTH, HEAD_DIM, SOFTCAP, BIAS, True, FAST, UPCAST, PAGE, BLOCK_N,
+                    )  # fmt: skip
+                k_high = k_low
         for start in range(k_low, k_high, BLOCK_N):
-            kv_idx = start + tl.arange(0, BLOCK_N)
-            inside = kv_idx < k_high
-            page = kv_idx // PAGE
-            entry = tl.maximum(page - tl.where(page >= first_pages, evicted, 0), 0)
-            physical = tl.load(BLOCK_TABLE + sequence * table_width + entry, mask=inside, other=0).to(tl.int64)
-            at_key = K + kv_head * k_head + (physical * k_page + (kv_idx % PAGE) * k_token)[:, None]
-            k_one = tl.load(at_key + one[None, :], mask=inside[:, None] & in_pair[None, :], other=0.0)
-            k_two = tl.load(at_key + two[None, :], mask=inside[:, None] & in_pair[None, :], other=0.0)
-            if UPCAST:
-                k_one, k_two = k_one.to(tl.float32), k_two.to(tl.float32)
-            if TURNS:
-                if turns_keys > 0:
-                    by = _placed(kv_idx, key_map, key_pairs, place, WIDTH)
-                    by -= _placed(kv_idx, base_map, base_pairs, place, WIDTH)
-                    k_one, k_two = _turned(k_one, k_two, by, turn_high, turn_low, FAST)
-            scores = tl.dot(q_first, tl.trans(k_one), input_precision="ieee")
-            scores = tl.dot(q_second, tl.trans(k_two), scores, input_precision="ieee")
-            if HEAD_DIM > 2 * NUM_PAIRS:
-                k_plain = tl.load(at_key + plain[None, :], mask=inside[:, None] & in_plain[None, :], other=0.0)
-                if UPCAST:
-                    k_plain = k_plain.to(tl.float32)
-                scores = tl.dot(q_plain, tl.trans(k_plain), scores, input_precision="ieee")
-            scores = scores * factor[:, None]
-            if SOFTCAP:
-                small = tl.exp(-2.0 * tl.abs(scores) / softcap)  # tanh without overflow
-                limited = softcap * (1.0 - small) / (1.0 + small)
-                scores = tl.where(scores < 0, -limited, limited)
-            if BIAS:
-                if kind > 0:
-                    scores += _bias(kind, a, b, table, distances, q_idx, kv_idx)
-            apart = q_idx[:, None] // chunk - (kv_idx // chunk)[None, :]
-            own = q_idx[:, None] // own_chunk - (kv_idx // own_chunk)[None, :]
-            covered = (apart >= low) & (apart < high) & (own < own_high)
-            covered = covered & (kv_idx[None, :] <= q_idx[:, None]) & inside[None, :]
-            scores = tl.where(covered, scores, float("-inf"))
-            new = tl.maximum(top, tl.max(scores, 1))
-            finite = tl.where(new == float("-inf"), 0.0, new)
-            weights, shrink = tl.exp(scores - finite[:, None]), tl.exp(top - finite)
-            at_value = V + kv_head * v_head + (physical * v_page + (kv_idx % PAGE) * v_token)[:, None]
-            value = tl.load(at_value + wide[None, :], mask=inside[:, None] & in_value[None, :], other=0.0)
-            if UPCAST:
-                value = value.to(tl.float32)
-            acc = tl.dot(weights.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
-            top, total = new, total * shrink + tl.sum(weights, 1)
+            acc, top, total = _block(
+                acc, top, total, query, start, k_high, mask, cache, columns, turn, bias, softcap,
+                NUM_PAIRS, WIDTH, HEAD_DIM, SOFTCAP, BIAS, False, FAST, UPCAST, PAGE, BLOCK_N,
+            )  # fmt: skip
 
     if SPLIT:
         at_row = (item * KV_HEADS + kv_head) * BLOCK_M + rows
-        tl.store(PART_TOP + at_row, top)
-        tl.store(PART_TOTAL + at_row, total)
-        tl.store(PART + at_row[:, None] * VALUE_DIM + wide[None, :], acc, mask=in_value[None, :])
+        tl.store(PART_TOP + at_row, top, mask=live)
+        tl.store(PART_TOTAL + at_row, total, mask=live)
+        tl.store(PART + at_row[:, None] * VALUE_DIM + wide[None, :], acc, mask=live[:, None] & in_value[None, :])
     else:
         if HAS_SINKS:
             sink = tl.load(SINKS + head, mask=live, other=0.0)
@@ -226,32 +279,53 @@ def attention(
 def merge(
     OUT, PART, PART_TOP, PART_TOTAL, SINKS, ITEMS, EDGES, SEQUENCES, out_token, out_head,
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    GROUP_WIDTH: tl.constexpr, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr,
+    HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequence of one query, key head): joins the parts of its items, in the order of their keys."""
-    index, kv_head = tl.program_id(0), tl.program_id(1)
+    """Program (sequence of one query, query head): joins the parts of its items, ``PARTS`` of them at once."""
+    index, head = tl.program_id(0), tl.program_id(1)
     item, stop = tl.load(EDGES + index), tl.load(EDGES + index + 1)
-    member, wide = tl.arange(0, GROUP_WIDTH), tl.arange(0, VALUE_WIDTH)
-    live, in_value = member < GROUP, wide < VALUE_DIM
+    wide = tl.arange(0, VALUE_WIDTH)
+    in_value = wide < VALUE_DIM
     if item == stop:
         return  # padding of a captured graph
     token = tl.load(SEQUENCES + tl.load(ITEMS + item * 4) * 6 + 2)
-    acc = tl.zeros([GROUP_WIDTH, VALUE_WIDTH], dtype=tl.float32)
-    top = tl.full([GROUP_WIDTH], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([GROUP_WIDTH], dtype=tl.float32)
-    for part in range(item, stop):
-        at_row = (part * KV_HEADS + kv_head) * BLOCK_M + member
-        part_top = tl.load(PART_TOP + at_row)
-        new = tl.maximum(top, part_top)
+    acc = tl.zeros([1, VALUE_WIDTH], dtype=tl.float32)
+    top = tl.full([1], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([1], dtype=tl.float32)
+    for first in range(item, stop, PARTS):
+        part = first + tl.arange(0, PARTS)
+        inside = part < stop
+        at_row = (part * KV_HEADS + head // GROUP) * BLOCK_M + head % GROUP
+        part_top = tl.load(PART_TOP + at_row, mask=inside, other=float("-inf"))
+        new = tl.maximum(top, tl.max(part_top, 0))
         finite = tl.where(new == float("-inf"), 0.0, new)
-        shrink, weight = tl.exp(top - finite), tl.exp(part_top - finite)
-        added = tl.load(PART + at_row[:, None] * VALUE_DIM + wide[None, :], mask=in_value[None, :], other=0.0)
-        acc = acc * shrink[:, None] + added * weight[:, None]
-        total = total * shrink + tl.load(PART_TOTAL + at_row) * weight
+        shrink, weight = tl.exp2(top - finite), tl.exp2(part_top - finite)
+        at = PART + at_row[:, None] * VALUE_DIM + wide[None, :]
+        added = tl.load(at, mask=inside[:, None] & in_value[None, :], other=0.0)
+        acc = acc * shrink[:, None] + tl.sum(added * weight[:, None], 0)[None, :]
+        total = total * shrink + tl.sum(tl.load(PART_TOTAL + at_row, mask=inside, other=0.0) * weight, 0)
         top = new
     if HAS_SINKS:
-        sink = tl.load(SINKS + kv_head * GROUP + member, mask=live, other=0.0)
+        sink = tl.load(SINKS + head + tl.zeros([1], dtype=tl.int32))
         acc, top, total = _with_sink(acc, top, total, sink.to(tl.float32))
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    at = OUT + token * out_token + (kv_head * GROUP + member)[:, None] * out_head + wide[None, :]
-    tl.store(at, out.to(OUT.dtype.element_ty), mask=live[:, None] & in_value[None, :])
+    at = OUT + token * out_token + head * out_head + wide[None, :]
+    tl.store(at, out.to(OUT.dtype.element_ty), mask=in_value[None, :])
+
+
+@triton.jit
+def write(
+    KEY, VALUE, KEY_PAGES, VALUE_PAGES, PAGE, PLACE,
+    key_token, key_head, value_token, value_head,
+    k_page, k_token, k_head, v_page, v_token, v_head,
+    HEAD_DIM: tl.constexpr, HEAD_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Program (token, key head): puts a new key and its value into the pages."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    page, place = tl.load(PAGE + token), tl.load(PLACE + token)
+    column = tl.arange(0, HEAD_WIDTH)
+    key = tl.load(KEY + token * key_token + head * key_head + column, mask=column < HEAD_DIM)
+    tl.store(KEY_PAGES + page * k_page + place * k_token + head * k_head + column, key, mask=column < HEAD_DIM)
+    column = tl.arange(0, VALUE_WIDTH)
+    value = tl.load(VALUE + token * value_token + head * value_head + column, mask=column < VALUE_DIM)
+    tl.store(VALUE_PAGES + page * v_page + place * v_token + head * v_head + column, value, mask=column < VALUE_DIM)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -24,12 +25,40 @@ class Blocks:
     keys: int
     split: int = SPLIT
 
+    @property
+    def single_keys(self) -> int:
+        """Keys of a block for a single new token: more would leave too few of its loads in flight."""
+        return min(self.keys, 64)
 
-def blocks_for(dtype: torch.dtype, head_dim: int) -> Blocks:
-    """Sizes that spill little, by compilation for sm_80 and sm_90; no GPU has measured their speed."""
+    @property
+    def warps(self) -> int:
+        """One group of four warps multiplies 64 rows."""
+        return max(4, self.rows // 16)
+
+    def keys_of(self, variant: Variant) -> int:
+        """A bias needs registers."""
+        return min(self.keys, 64) if Variant.BIASED in variant else self.keys
+
+
+SHARED_BYTES = 200 << 10
+"""Shared memory of a block from which on the largest sizes fit: that of an H100."""
+
+
+def blocks_for(dtype: torch.dtype, head_dim: int, device: torch.device) -> Blocks:
+    """Sizes that were fastest on an H200 for heads of 128. Others spill little, by compilation for sm_80 and sm_90."""
     if dtype == torch.float32:
         return Blocks(rows=32, keys=32)
-    return Blocks(rows=64, keys=64 if head_dim <= 128 else 32)
+    if head_dim > 128:
+        return Blocks(rows=64, keys=32)
+    return Blocks(rows=128, keys=128) if _shared_bytes(device) >= SHARED_BYTES else Blocks(rows=64, keys=64)
+
+
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory that one block may have; on a CPU, any."""
+    if device.type != "cuda":
+        return SHARED_BYTES
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -49,9 +78,16 @@ class Plan:
     page_size: int
     blocks: Blocks
     tables: RowTables
-    variant: Variant
+    variants: tuple[Variant, ...]
     heads: int
     kv_heads: int
+    _scaled: dict[float, torch.Tensor] = field(default_factory=dict)
+
+    def scaled(self, scaling: float) -> torch.Tensor:
+        """``factor`` times the scaling of a layer, computed once for all layers that have it."""
+        if scaling not in self._scaled:
+            self._scaled[scaling] = self.factor * scaling
+        return self._scaled[scaling]
 
     @property
     def group_width(self) -> int:
@@ -73,7 +109,7 @@ def planned(step: Step | DecodeStep, tables: RowTables, heads: int, kv_heads: in
         step.page_size,
         blocks,
         tables,
-        tables.variant(step.longest),
+        tables.variants(step.longest),
         heads,
         kv_heads,
     )
@@ -95,35 +131,63 @@ def attend(
     from patches.attention.paged import kernel
 
     out = query.new_empty(*query.shape[:2], value_pages.shape[-1])
-    factor = plan.factor * layer.scaling
+    factor = plan.scaled(layer.scaling)
     if layer.temperature is not None:
         factor = factor * layer.temperature(plan.positions)
     own = mask_row(layer.mask)
     sinks = factor if layer.sinks is None else layer.sinks.contiguous()
     for items, rows, parts, split in _launches(plan, value_pages.shape[-1]):
-        kernel.attention[(len(items), plan.kv_heads)](
-            *(query, key_pages, value_pages, out, *parts, factor, sinks, items, plan.sequences, plan.block_table),
-            *_tensors(plan.tables),
-            *(own.chunk, own.high, layer.softcap or 1.0, plan.block_table.shape[1]),
-            *(*query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], *out.stride()[:2]),
-            **_constants(plan, layer, query, value_pages),
-            SPLIT=split,
-            BLOCK_M=rows,
-            FAST=not kernel.INTERPRETED,
-            UPCAST=kernel.INTERPRETED,
-        )
+        for variant in plan.variants:
+            kernel.attention[(len(items), plan.kv_heads)](
+                *(query, key_pages, value_pages, out, *parts, factor, sinks, items, plan.sequences, plan.block_table),
+                *_tensors(plan.tables),
+                *(own.chunk, own.high, layer.softcap or 1.0, plan.block_table.shape[1]),
+                *(*query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], *out.stride()[:2]),
+                **_constants(plan, layer, query, value_pages, variant),
+                SPLIT=split,
+                BLOCK_M=rows,
+                BLOCK_N=plan.blocks.single_keys if split else plan.blocks.keys_of(variant),
+                FAST=not kernel.INTERPRETED,
+                UPCAST=kernel.INTERPRETED,
+                num_warps=4 if split else plan.blocks.warps,
+                num_stages=2,
+            )
         if split:
-            kernel.merge[(len(plan.edges) - 1, plan.kv_heads)](
+            kernel.merge[(len(plan.edges) - 1, plan.heads)](
                 *(out, *parts, sinks, items, plan.edges, plan.sequences, *out.stride()[:2]),
                 VALUE_DIM=value_pages.shape[-1],
                 VALUE_WIDTH=power_of_two(value_pages.shape[-1]),
                 KV_HEADS=plan.kv_heads,
                 GROUP=plan.heads // plan.kv_heads,
-                GROUP_WIDTH=plan.group_width,
                 HAS_SINKS=layer.sinks is not None,
                 BLOCK_M=rows,
+                PARTS=16,
             )
     return out
+
+
+def write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    places: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """Put new states [tokens, kv_heads, dim] into pages [pages, size, kv_heads, dim], in one launch.
+
+    ``places`` are the page and the place in it of each token, int64 [tokens].
+    """
+    from patches.attention.paged import kernel
+
+    kernel.write[(key.shape[0], key.shape[1])](
+        *(key, value, key_pages, value_pages, *places),
+        *(*key.stride()[:2], *value.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3]),
+        HEAD_DIM=key.shape[-1],
+        HEAD_WIDTH=power_of_two(key.shape[-1]),
+        VALUE_DIM=value.shape[-1],
+        VALUE_WIDTH=power_of_two(value.shape[-1]),
+        num_warps=1,
+    )
 
 
 def _launches(plan: Plan, value_dim: int) -> Iterator[tuple[torch.Tensor, int, tuple[torch.Tensor, ...], bool]]:
@@ -150,10 +214,12 @@ def _tensors(tables: RowTables) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch.Tensor) -> dict[str, object]:
+def _constants(
+    plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch.Tensor, variant: Variant
+) -> dict[str, object]:
     """Numbers that the kernel is compiled for."""
     tables, head_dim, value_dim = plan.tables, query.shape[-1], value_pages.shape[-1]
-    layout, everything = tables.layout, plan.variant == Variant.EVERYTHING
+    layout = tables.layout
     return {
         "NUM_PAIRS": layout.count,
         "WIDTH": tables.frequencies.shape[-1],
@@ -169,9 +235,8 @@ def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch
         "MOST_BANDS": tables.bands.shape[1],
         "SOFTCAP": layer.softcap is not None,
         "HAS_SINKS": layer.sinks is not None,
-        "BIAS": everything,
-        "TURNS": plan.variant >= Variant.TURNED,
-        "BY_PAIR": everything,
+        "BIAS": Variant.BIASED in variant,
+        "TURNS": Variant.TURNED in variant,
+        "BY_PAIR": Variant.BY_PAIR in variant,
         "PAGE": plan.page_size,
-        "BLOCK_N": plan.blocks.keys,
     }

@@ -7,7 +7,7 @@ reads them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from functools import cached_property
 
 import torch
@@ -111,14 +111,20 @@ class TemperatureRow:
         return (self.constant + self.weight * grouped.double().log1p()).clamp_min(self.least)
 
 
-class Variant(IntEnum):
-    """Variants of the kernel, by the rows that they can compute. Each computes those of the ones before it."""
+class Variant(IntFlag):
+    """Parts of the kernel. A row has the variant that it needs itself, so others in a step change none of its bits."""
 
     PLAIN = 0
     TURNED = 1
     """Bands turn queries or keys."""
-    EVERYTHING = 2
-    """Also biases, and maps that differ by pair: one variant for both, since each takes seconds to compile."""
+    BIASED = 2
+    BY_PAIR = 4
+    """Maps differ by rotary pair; such rows turn."""
+
+    @property
+    def label(self) -> str:
+        """The names of its parts, such as "turned biased"."""
+        return " ".join(str(part.name).lower() for part in self) or "plain"
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,9 +160,12 @@ class Row:
 
     @cached_property
     def variant(self) -> Variant:
-        if self.bias is not None or any(each.is_by_pair for each in self.maps):
-            return Variant.EVERYTHING
-        return Variant.TURNED if any(any(self.turned(band)) for band in self.bands) else Variant.PLAIN
+        variant = Variant.PLAIN if self.bias is None else Variant.BIASED
+        if any(any(self.turned(band)) for band in self.bands):
+            variant |= Variant.TURNED
+            if any(each.is_by_pair for each in self.maps):
+                variant |= Variant.BY_PAIR
+        return variant
 
     def turn(self, to: MapRow, position: torch.Tensor) -> torch.Tensor | None:
         """Positions float64 [n, 1 or pairs] by which states written at ``position`` int64 [n] turn; None for none."""

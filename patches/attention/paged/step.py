@@ -12,8 +12,8 @@ import torch
 from patches.attention.paged.rows import UNBOUNDED
 from patches.batch.upload import uploaded
 
-SPLIT = 512
-"""Keys of one part of a single new token."""
+SPLIT = 128
+"""Keys of one part of a single new token, in a short sequence."""
 
 Item = tuple[int, int, int, int]
 """Sequence, its first query, and the range of keys [low, high) of one program."""
@@ -73,19 +73,35 @@ def about(sequences: Sequence[PagedSequence]) -> np.ndarray:
     return np.array(rows, np.int32)
 
 
-def singles_of(sequences: Sequence[PagedSequence], split: int) -> tuple[np.ndarray, np.ndarray]:
-    """``Work.singles`` and ``Work.edges``, each item for ``split`` keys.
+def sizes_of_parts(keys: np.ndarray, split: int) -> np.ndarray:
+    """Keys of a part in sequences with ``keys`` int [n]: a long one fills a card with larger ones.
 
-    An item ends at a multiple of its size. The parts of a sequence therefore depend on its own length only.
+    They depend on the sequence's own length only, and so does the rounding of its numbers.
     """
+    sizes: np.ndarray = split * (1 + (keys > 8 * split) + 2 * (keys > 64 * split))
+    return sizes
+
+
+def parts_of(owner: np.ndarray, keys: np.ndarray, split: int) -> tuple[np.ndarray, np.ndarray]:
+    """(items int32 [n, 4], edges int32 [rows + 1]) of single tokens: rows ``owner``, each with a number of ``keys``.
+
+    An item ends at a multiple of its size.
+    """
+    sizes = sizes_of_parts(keys, split)
+    counts = -(-keys // sizes)
+    edges = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    items = np.zeros((edges[-1], 4), np.int32)
+    items[:, 0] = np.repeat(owner, counts)
+    items[:, 2] = (np.arange(edges[-1]) - np.repeat(edges[:-1], counts)) * np.repeat(sizes, counts)
+    items[:, 3] = items[:, 2] + np.repeat(sizes, counts)
+    return items, edges
+
+
+def singles_of(sequences: Sequence[PagedSequence], split: int) -> tuple[np.ndarray, np.ndarray]:
+    """``Work.singles`` and ``Work.edges``."""
     single = [(index, sequence.q_stop) for index, sequence in enumerate(sequences) if sequence.queries == 1]
     owner, keys = np.array(single, np.int32).reshape(-1, 2).T
-    edges = np.concatenate(([0], np.cumsum(-(-keys // split)))).astype(np.int32)
-    items = np.zeros((edges[-1], 4), np.int32)
-    items[:, 0] = np.repeat(owner, np.diff(edges))
-    items[:, 2] = (np.arange(edges[-1]) - np.repeat(edges[:-1], np.diff(edges))) * split
-    items[:, 3] = items[:, 2] + split
-    return items, edges
+    return parts_of(owner, keys, split)
 
 
 def longest(sequences: Sequence[PagedSequence]) -> dict[int, int]:

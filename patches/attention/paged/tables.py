@@ -32,7 +32,7 @@ class Pairs:
 class RowTables:
     """Tensors by slot. P is the number of rotary pairs up to a power of two, M = 1 + 2 bands the number of maps.
 
-    ``slots`` int32 [slots, 4]: number of bands, kind of bias (0: none), start of its table, a head's length there.
+    ``slots`` int32 [slots, 5]: number of bands, kind of bias (0: none), start and length of a head's table, variant.
     ``bands`` int32 [slots, bands, 6]: chunk, low, high, first, and whether queries and keys turn. ``maps`` float32
     [slots, M, 3]: period, cap, divisor. ``pairs`` float32 [slots, M, 2, P]: groups and shifts. Map 0 is the base, and
     those of queries and keys alternate behind it. ``frequencies`` float32 [slots, 2, P]: turns per position as the sum
@@ -46,7 +46,7 @@ class RowTables:
         width, maps = power_of_two(layout.count), 1 + 2 * MOST_BANDS
         zeros = partial(torch.zeros, device=device)
         self.layout, self.rows, self.version, self._stop = layout, dict[int, Row](), 0, 0
-        self.slots = zeros(MAX_SLOTS, 4, dtype=torch.int32)
+        self.slots = zeros(MAX_SLOTS, 5, dtype=torch.int32)
         self.bands = zeros(MAX_SLOTS, MOST_BANDS, 6, dtype=torch.int32)
         self.maps = zeros(MAX_SLOTS, maps, 3)
         self.pairs = zeros(MAX_SLOTS, maps, 2, width)
@@ -61,9 +61,9 @@ class RowTables:
         grouped = ((position + shift) / group).floor()
         return torch.maximum(constant + weight * grouped.log1p(), least)
 
-    def variant(self, slots: Iterable[int]) -> Variant:
-        """The variant of the kernel that computes the rows of ``slots``."""
-        return max(self.rows[slot].variant for slot in slots)
+    def variants(self, slots: Iterable[int]) -> tuple[Variant, ...]:
+        """The variants of the kernel that compute the rows of ``slots``, in order."""
+        return tuple(sorted({self.rows[slot].variant for slot in slots}))
 
     def write(self, rows: Mapping[int, Row]) -> None:
         """Have ``rows`` by slot: those that are not there yet are written in place.
@@ -110,7 +110,7 @@ class RowTables:
         if bias is not None:
             kind, length = int(bias.kind), 0 if bias.table is None else bias.table.shape[1]
             yield self.biases, torch.stack((bias.a, bias.b))
-        yield self.slots, torch.tensor((len(row.bands), kind, start, length))
+        yield self.slots, torch.tensor((len(row.bands), kind, start, length, int(row.variant)))
         bands = torch.zeros(self.bands.shape[1:], dtype=torch.int32)
         bands[: len(row.bands)] = torch.tensor([_band(row, band) for band in row.bands])
         yield self.bands, bands

@@ -10,7 +10,7 @@ import torch
 from patches.attention.layer import Layer
 from patches.attention.paged.compilation import mask_row
 from patches.attention.paged.launch import Plan
-from patches.attention.paged.rows import BiasKind
+from patches.attention.paged.rows import UNBOUNDED, BiasKind
 from patches.attention.paged.tables import MOST_BANDS, RowTables
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -30,13 +30,13 @@ def attend(
             for column in range(queries)
             if queries > 1
         ]
-        items = torch.tensor([(index, column, 0, 0) for index, column in tokens], dtype=torch.int32)
+        items = torch.tensor([(index, column, 0, UNBOUNDED) for index, column in tokens], dtype=torch.int32)
         longest = int((plan.sequences[:, 1] + plan.sequences[:, 3]).max())
         top, total, values = _parts(query.float(), pages, plan, layer, items, longest)
         token = plan.sequences[items[:, 0].long(), 2] + items[:, 1]
         out[token.long()] = _finished(top, total, values, layer)
     if len(plan.singles):
-        parts = _parts(query.float(), pages, plan, layer, plan.singles, plan.blocks.split)
+        parts = _parts(query.float(), pages, plan, layer, plan.singles, 4 * plan.blocks.split)
         first = plan.edges[:-1].long()
         items = torch.arange(len(plan.singles))
         owner = torch.searchsorted(plan.edges[1:].contiguous(), items, right=True)  # padding: behind the last
@@ -74,7 +74,7 @@ def _parts(
     items: torch.Tensor,
     span: int,
 ) -> Parts:
-    """Each item is one query, and keys from its first one on, ``span`` of them."""
+    """Each item is one query, and at most ``span`` keys from its first one on."""
     tables, page_size = plan.tables, plan.page_size
     valid, sequence = items[:, 0] >= 0, items[:, 0].clamp_min(0).long()
     slot, q_start, edge, _, first_pages, evicted = plan.sequences[sequence].long().unbind(1)
@@ -82,7 +82,7 @@ def _parts(
     kv_idx = items[:, 2, None] + torch.arange(span)
     page = kv_idx // page_size
     entry = page - torch.where(page >= first_pages[:, None], evicted[:, None], 0)
-    inside = valid[:, None] & (kv_idx <= q_idx[:, None])
+    inside = valid[:, None] & (kv_idx <= q_idx[:, None]) & (kv_idx < items[:, 3, None])
     table = plan.block_table[sequence[:, None], entry.clamp(0, plan.block_table.shape[1] - 1)]
     places = torch.where(inside, table, 0).long(), kv_idx % page_size
     group = plan.heads // plan.kv_heads
@@ -157,7 +157,7 @@ def _bias(tables: RowTables, slot: torch.Tensor, q_idx: torch.Tensor, kv_idx: to
     """float32 [n, keys, heads]."""
     distance = (q_idx - kv_idx).clamp_min(0)[..., None]
     d, (a, b) = distance.float(), (each[:, None] for each in tables.biases[slot].unbind(1))
-    kind, start, length = (each[:, None, None] for each in tables.slots[slot, 1:].long().unbind(1))
+    kind, start, length = (each[:, None, None] for each in tables.slots[slot, 1:4].long().unbind(1))
     at = start + torch.arange(a.shape[-1]) * length + torch.minimum(distance, (length - 1).clamp_min(0))
     bias = torch.zeros(*kv_idx.shape, a.shape[-1])
     for each, numbers in {
@@ -169,3 +169,15 @@ def _bias(tables: RowTables, slot: torch.Tensor, q_idx: torch.Tensor, kv_idx: to
     }.items():
         bias = torch.where(kind == int(each), numbers, bias)
     return bias
+
+
+def write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    places: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """``launch.write``."""
+    key_pages.index_put_(places, key)
+    value_pages.index_put_(places, value)

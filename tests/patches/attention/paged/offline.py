@@ -26,12 +26,13 @@ STATES, FLOATS = ("Q", "K", "V", "OUT"), ("PART", "FACTOR", "SINKS", "MAPS", "PA
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
+CPU = torch.device("cpu")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def constants(*, split: bool, everything: bool, head_dim: int, pairs: int, dtype: str) -> dict[str, Any]:
     """Those of a model with 32 heads over 8 key heads, plain or with everything that a row can hold."""
-    blocks = blocks_for(DTYPES[dtype], head_dim)
+    blocks = blocks_for(DTYPES[dtype], head_dim, CPU)
     return {
         "NUM_PAIRS": pairs,
         "WIDTH": power_of_two(pairs),
@@ -51,7 +52,8 @@ def constants(*, split: bool, everything: bool, head_dim: int, pairs: int, dtype
         "UPCAST": False,
         "PAGE": 32,
         "BLOCK_M": 16 if split else blocks.rows,
-        "BLOCK_N": blocks.keys,
+        "BLOCK_N": blocks.single_keys if split else blocks.keys,
+        "PARTS": 16,
     }
 
 
@@ -74,7 +76,9 @@ def local_bytes(function: Any, given: dict[str, Any], dtype: str, capability: in
             attributes[(index,)] = [["tt.divisibility", 16]]
     constexprs = {(function.arg_names.index(name),): value for name, value in chosen.items()}
     source = ASTSource(fn=function, signature=kinds, constexprs=constexprs, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    blocks = blocks_for(DTYPES[dtype], given["HEAD_DIM"], CPU)
+    options = {"num_warps": 4 if given["SPLIT"] else blocks.warps, "num_stages": 2}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(compiled.asm["cubin"])
         usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout

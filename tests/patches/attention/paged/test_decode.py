@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from patches.attention.paged import launch
 from patches.attention.paged.compilation import compiled
 from patches.attention.paged.decode import DecodeSteps
 from patches.attention.paged.rows import BandRow, Row, Variant
-from patches.attention.paged.step import PagedSequence
+from patches.attention.paged.step import PagedSequence, parts_of, sizes_of_parts
 from patches.attention.paged.tables import MOST_BANDS, Pairs, RowTables
 from tests.methods import Fields
 from tests.patches.attention.paged import by_tables
@@ -109,7 +111,7 @@ def test_a_step_has_the_inputs_of_the_model() -> None:
         steps.filled(sequences, [1, 2, 3])  # more pages than the tables have
     three = steps.filled([PagedSequence(2, 3, 1, (1,))] * 3, [1, 2, 3])
     assert three.size == (3, 4), "as many rows as there may be, and items of padding"
-    with pytest.raises(ValueError, match="512 keys, and not 32"):
+    with pytest.raises(ValueError, match="128 keys, and not 32"):
         three.work(1, 32)
 
 
@@ -133,9 +135,9 @@ def test_only_new_rows_are_written_in_place() -> None:
     tables.slots[0, 0] = 77
     tables.write({0: default, 5: alibi})
     assert tables.slots[0, 0] == 77, "it is not new"
-    assert tables.slots[5].tolist() == [1, 1, 0, 0]
+    assert tables.slots[5].tolist() == [1, 1, 0, 0, Variant.BIASED]
     assert addresses == [each.data_ptr() for each in (tables.slots, tables.bands, tables.maps, tables.biases)]
-    assert (tables.variant([0]), tables.variant([0, 5])) == (Variant.PLAIN, Variant.EVERYTHING)
+    assert (tables.variants([0]), tables.variants([5, 0])) == ((Variant.PLAIN,), (Variant.PLAIN, Variant.BIASED))
 
 
 def test_tables_of_biases_share_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +145,7 @@ def test_tables_of_biases_share_room(monkeypatch: pytest.MonkeyPatch) -> None:
     tables, (resolved, other) = RowTables(4, Pairs(4), CPU), recipes(SANDWICH, SANDWICH | {"dim": 64})
 
     def held(slot: int) -> torch.Tensor:
-        _, _, start, length = tables.slots[slot].tolist()
+        _, _, start, length, _ = tables.slots[slot].tolist()
         return tables.distances[start : start + 4 * length]
 
     short, long = compiled(resolved, 512), compiled(resolved, 1024)
@@ -173,3 +175,15 @@ def test_rows_of_another_model_are_refused() -> None:
     assert isinstance(row, Row)
     with pytest.raises(ValueError, match="5 bands, and the tables take 4"):
         RowTables(4, Pairs(4), CPU).write({0: row})
+
+
+def test_parts_grow_with_the_length_and_cover_all_keys() -> None:
+    keys = np.array([1, 128, 1024, 1025, 8192, 8193, 20_000])
+    assert sizes_of_parts(keys, 128).tolist() == [128, 128, 128, 256, 256, 512, 512]
+    items, edges = parts_of(np.arange(len(keys)), keys, 128)
+    for row, (first, stop) in enumerate(itertools.pairwise(edges)):
+        own = items[first:stop]
+        assert (own[:, 0] == row).all()
+        assert own[0, 2] == 0
+        assert (own[1:, 2] == own[:-1, 3]).all()
+        assert own[-1, 2] < keys[row] <= own[-1, 3]

@@ -72,10 +72,13 @@ def test_rows_that_turn_nothing_need_no_pairs() -> None:
     check(batch)
 
 
-def test_a_sequence_does_not_depend_on_its_company() -> None:
-    crowd = ragged(Shape(), Layer(0.3), decode=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decode", [True, False])
+def test_a_sequence_does_not_depend_on_its_company(dtype: torch.dtype, decode: bool) -> None:
+    shape = Shape(dtype=dtype)
+    crowd = ragged(shape, Layer(0.3), decode=decode)
     together = outputs(crowd)
-    alone = PagedBatch(Shape(), Layer(0.3), 8, torch.Generator())
+    alone = PagedBatch(shape, Layer(0.3), 8, torch.Generator())
     index = max(range(len(crowd.sequences)), key=lambda i: crowd.sequences[i].q_stop)
     for name in ("recipes", "queries", "expected", "cached"):
         getattr(alone, name).append(getattr(crowd, name)[index])

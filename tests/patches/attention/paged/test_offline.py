@@ -15,8 +15,8 @@ pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
 ROOT = Path(__file__).resolve().parents[4]
 
 
-MOST_LOCAL_BYTES = {64: 512, 128: 768, 256: 1536}
-"""Per thread and head size, measured with Triton 3.7.1; decoding is allowed 32 and plain half precision 128."""
+PLAIN, DECODING, EVERYTHING = 128, 512, 4096
+"""Most bytes per thread, measured with Triton 3.6 and 3.9. Few steps need every part of the kernel at once."""
 
 
 @pytest.mark.slow
@@ -35,9 +35,7 @@ def test_every_variant_compiles_without_many_spills(capability: int, dtype: str,
     variants = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(variants) == 12
     for variant in variants:
-        most = MOST_LOCAL_BYTES[variant["head_dim"]]
+        most = EVERYTHING if variant["everything"] else PLAIN
         if variant["split"]:
-            most = 32
-        elif dtype == "bf16" and not variant["everything"]:
-            most = 128
+            most = min(most, DECODING)
         assert variant["local_bytes"] <= most, variant

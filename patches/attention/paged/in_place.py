@@ -1,0 +1,106 @@
+"""The Triton kernel over one sequence in an ordinary cache: its keys are one page after another already."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from patches.attention.layer import Layer
+from patches.attention.paged import launch
+from patches.attention.paged.batch import ModelRows, Role, runs_triton
+from patches.attention.paged.compilation import DoesNotFit, compiled, mask_row
+from patches.attention.paged.step import PagedSequence, Step, step_of
+from patches.batch.segments import Batch
+from patches.encoding.masks import LayerMask
+from patches.encoding.recipe import ResolvedRecipe
+
+PAGE = 32
+"""Keys of a page. There are no real pages, and the kernel is compiled for this size anyway."""
+
+LEAST_KEYS = 512
+"""With fewer keys, other calls take as long. The check before serving has fewer, and stays another witness."""
+
+
+def is_faster(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, resolved: ResolvedRecipe, layer: Layer
+) -> bool:
+    """True if the kernel computes this attention, and torch has no single kernel that does.
+
+    Tensors are as in ``attend``.
+    """
+    if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[0] > 1 or key.shape[2] < LEAST_KEYS:
+        return False
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return False
+    if not runs_triton(query.device) or not (key.stride(3) == value.stride(3) == query.stride(3) == 1):
+        return False
+    is_torchs = resolved.is_plain and layer.is_ordinary and layer.mask.is_causal_below(key.shape[2])
+    return not is_torchs and _is_by_pairs(layer) and _has_row(resolved) and _has_mask(layer.mask)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slot: int,
+    q_start: int,
+    batch: Batch,
+    layer: Layer,
+    role: Role,
+    rows: ModelRows,
+) -> torch.Tensor:
+    """Output [1, heads, q, value dim] of ``query`` [1, heads, q, head_dim] at q_start, q_start + 1, ...
+
+    ``key`` [1, kv_heads, k, head_dim] and ``value`` have the positions 0 .. k - 1, of which the last is that of the
+    last query.
+    """
+    heads, kv_heads, dim, device = query.shape[1], key.shape[1], query.shape[3], query.device
+    new, last = query.shape[2], q_start + query.shape[2]
+
+    def make() -> launch.Plan:
+        tables = rows.tables(role, heads, {slot: last}, device)
+        blocks = launch.blocks_for(query.dtype, dim, device)
+        return launch.planned(_step(slot, q_start, new, batch, device), tables, heads, kv_heads, blocks)
+
+    plan = batch.shared(("in place", role, heads, kv_heads, dim, slot, q_start, new), make)
+    attended = launch.attend(query[0].transpose(0, 1), _pages(key), _pages(value), plan, layer)
+    return attended.transpose(0, 1)[None]
+
+
+def _step(slot: int, q_start: int, new: int, batch: Batch, device: torch.device) -> Step:
+    """One sequence, whose pages are numbered in order."""
+    pages = tuple(range(-(-(q_start + new) // PAGE)))
+    return batch.shared(
+        ("step", slot, q_start, new), lambda: step_of([PagedSequence(slot, q_start, new, pages)], PAGE, device)
+    )
+
+
+def _pages(states: torch.Tensor) -> torch.Tensor:
+    """[1, page size, kv_heads, dim] of [1, kv_heads, k, dim]: the first page, from whose strides others follow."""
+    _, kv_heads, keys, dim = states.shape
+    _, of_head, of_token, _ = states.stride()
+    return states.as_strided((1, min(keys, PAGE), kv_heads, dim), (PAGE * of_token, of_token, of_head, 1))
+
+
+def _is_by_pairs(layer: Layer) -> bool:
+    """True if the layer adds nothing to the scores of single pairs, and sinks are those of heads."""
+    own = layer.bias is None and layer.relative_logits is None
+    return own and (layer.sinks is None or layer.sinks.ndim == 1)
+
+
+@lru_cache(256)
+def _has_row(resolved: ResolvedRecipe) -> bool:
+    try:
+        compiled(resolved, 1)
+    except DoesNotFit:
+        return False
+    return True
+
+
+def _has_mask(mask: LayerMask) -> bool:
+    try:
+        mask_row(mask)
+    except DoesNotFit:
+        return False
+    return True
