@@ -130,10 +130,12 @@ def _kernels_recorded(calls: list[Call]) -> Iterator[None]:
     with ExitStack() as undo:
         if find_spec("triton") is not None:
             from patches.attention.paged import kernel
+            from patches.model.fusion import kernels
 
-            for name in ("attention", "merge"):
-                launches = _Launches(getattr(kernel, name), calls)
-                undo.enter_context(mock.patch.object(kernel, name, launches))
+            attention, fused = ("attention", "merge", "write"), ("rms_norm", "rotate", "gated")
+            for module, name in [*((kernel, each) for each in attention), *((kernels, each) for each in fused)]:
+                launches = _Launches(getattr(module, name), calls)
+                undo.enter_context(mock.patch.object(module, name, launches))
         yield
 
 

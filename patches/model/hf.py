@@ -21,9 +21,12 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
+from patches.attention.paged.batch import runs_triton
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import MaskKind, Seams, architecture_of
 from patches.model.encodings import with_keyword
+from patches.model.fusion.projections import joined_forwards
+from patches.model.fusion.replacement import fused_forwards, rotating, rotation_fused
 from patches.model.geometry import (
     UnsupportedModel,
     dispatches,
@@ -197,6 +200,8 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         _put(model, name, patch.rotary_tables, patch, undo)
         if patch.embedding is not None:
             _replace_forward(patch.embedding.module, patch.embed, undo)
+        if runs_triton(model.device):
+            _fuse(model, undo)
         forward = wraps(model.forward)(partial(patch.run, model.forward))
         forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
         _replace_forward(model, forward, undo)
@@ -296,6 +301,18 @@ def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seam
     for module in model.modules():
         if type(module).__name__ in architecture.attention:
             _replace_forward(module, partial(architecture.forward, seams, module), undo)
+
+
+def _fuse(model: PreTrainedModel, undo: ExitStack) -> None:
+    """Fuse operations in steps on the Triton kernel, until ``undo`` closes. Other forwards compute the same bits."""
+    for module, fused in list(fused_forwards(model)):
+        _replace_forward(module, fused, undo)
+    for joined, forwards in list(joined_forwards(model)):
+        undo.callback(joined.separate)
+        for module, fused in forwards:
+            _replace_forward(module, fused, undo)
+    for namespace in rotating(model):
+        undo.enter_context(rotation_fused(namespace))
 
 
 def _parts_that_attend(model: PreTrainedModel) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from patches.attention.observation import Observer
+from patches.attention.paged.batch import PagedBatch
 from patches.attention.paged.rows import Variant
 from patches.batch.segments import Batch
 from patches.batch.slots import decode, positions_of
@@ -30,6 +31,7 @@ from patches.model.continuation import continues, returns_cache
 from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
 from patches.model.forward import Forwards
+from patches.model.fusion.active import fusing
 from patches.model.geometry import text_config
 from patches.model.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
@@ -107,7 +109,8 @@ class Patched(Encodings):
             if packed is not None:  # the rest is for the attention, which has it from the forward
                 kwargs = {name: value for name, value in kwargs.items() if name in self._parameters}
             recordings = self.carried.get("recordings")
-            with self._forwards.opened(encoded, padding_mask):
+            on_triton = isinstance(packed, PagedBatch) and packed.backend == "triton" and not self.model.training
+            with self._forwards.opened(encoded, padding_mask), fusing(on_triton and recordings is None):
                 return forward(*args, **kwargs) if recordings is None else recordings.run(forward, kwargs)
 
     @cached_property

@@ -1,0 +1,126 @@
+"""Fused operations in the place of a model's own, which they call outside of steps on the Triton kernel."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from patches.model.fusion import launch
+from patches.model.fusion.active import is_fusing
+from patches.model.fusion.detection import activation_of, norm_of, rotations_of
+from patches.model.fusion.forms import Activation, Layout, Norm, Rotation
+
+ROTATION = "apply_rotary_pos_emb"
+"""Name of the function that turns queries and keys, beside the classes of attention that call it."""
+
+
+def fused_forwards(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+    """(module, its fused forward) of each norm and each gated product of ``model`` that a kernel computes.
+
+    Modules of one class and with the same settings are measured once. A forward that a library put there stays.
+    """
+    known: dict[Hashable, Any] = {}
+
+    def measured(measure: Callable[[nn.Module], Any], module: nn.Module) -> Any:
+        key = measure, _settings(module), _settings(module._modules.get("act_fn"))
+        if key not in known:
+            known[key] = measure(module)
+        return known[key]
+
+    for module in model.modules():
+        if "forward" in vars(module):
+            continue
+        if found := measured(norm_of, module):
+            yield module, partial(_normed, module, module.forward, *found)
+        elif activation := measured(activation_of, module):
+            yield module, partial(_gated, module, module.forward, activation)
+
+
+def _settings(module: nn.Module | None) -> Hashable:
+    """The class of a module and its public attributes: plain values, and the identities of all others."""
+    if module is None:
+        return None
+    public = sorted((name, value) for name, value in vars(module).items() if not name.startswith("_"))
+    plain = (bool, int, float, str, type(None))
+    values = tuple((name, value if isinstance(value, plain) else id(value)) for name, value in public)
+    return type(module), values, tuple(module._modules), tuple(module._parameters), tuple(module._buffers)
+
+
+def _normed(module: nn.Module, original: Callable[..., Any], form: Norm, eps: float, *args: Any, **kwargs: Any) -> Any:
+    if is_fusing() and not module.training and len(args) == 1 and not kwargs:
+        normed = launch.rms_norm(args[0], module.weight, eps, form)  # type: ignore[arg-type]
+        if normed is not None:
+            return normed
+    return original(*args, **kwargs)
+
+
+def _gated(module: Any, original: Callable[..., Any], activation: Activation, *args: Any, **kwargs: Any) -> Any:
+    if not is_fusing() or module.training or len(args) != 1 or kwargs:
+        return original(*args, **kwargs)
+    gate, up = module.gate_proj(args[0]), module.up_proj(args[0])
+    product = launch.gated(gate, up, activation)
+    return module.down_proj(module.act_fn(gate) * up if product is None else product)
+
+
+def rotating(model: nn.Module) -> list[ModuleType]:
+    """The Python modules of the classes in ``model`` that contain a function of rotation."""
+    names = dict.fromkeys(type(module).__module__ for module in model.modules())
+    found = [sys.modules[name] for name in names if name in sys.modules]
+    return [module for module in found if callable(getattr(module, ROTATION, None))]
+
+
+@dataclass
+class _Shared:
+    """The replaced function of one Python module. ``users`` counts the models that are patched."""
+
+    original: Callable[..., Any]
+    fused: Callable[..., Any]
+    users: int = 0
+
+
+_shared: dict[str, _Shared] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def rotation_fused(module: ModuleType) -> Iterator[None]:
+    """Within it, the function of rotation in ``module`` is fused; models of one family share the replacement."""
+    with _lock:
+        shared = _shared.get(module.__name__)
+        if shared is None:
+            original = getattr(module, ROTATION)
+            forms = rotations_of(original)
+            fused = wraps(original)(partial(_rotated, original, forms)) if forms else original
+            shared = _shared[module.__name__] = _Shared(original, fused)
+            setattr(module, ROTATION, fused)
+        shared.users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            shared.users -= 1
+            if not shared.users:
+                del _shared[module.__name__]
+                if getattr(module, ROTATION) is shared.fused:  # else another library has replaced it since
+                    setattr(module, ROTATION, shared.original)
+
+
+def _rotated(original: Callable[..., Any], forms: dict[Layout, Rotation], *args: Any, **kwargs: Any) -> Any:
+    """``original(q, k, cos, sin)``; other arguments are for ``original`` only."""
+    plain = len(args) == 4 and kwargs in ({}, {"unsqueeze_dim": 1})
+    if is_fusing() and plain and all(isinstance(each, torch.Tensor) for each in args):
+        q, k, cos, sin = args
+        layout = launch.layout_of(q, k, cos, sin)
+        form = None if layout is None else forms.get(layout)
+        if form is not None:
+            return launch.rotate(q, k, cos, sin, form)
+    return original(*args, **kwargs)

@@ -1,0 +1,87 @@
+"""The engine with fused operations, on a GPU or under Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from patches import parse, patched
+from patches.model import hf
+from patches.model.fusion import launch
+from service.engine.choice import EngineChoice
+from tests.models import tiny_model
+from tests.service.engine.test_paged_attention import SEGMENTS, generated
+
+pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernel on the CPU", allow_module_level=True)
+
+pytestmark = [pytest.mark.slow, pytest.mark.gpu]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TRITON = EngineChoice(attention="triton")
+
+METHODS = [parse({"method": "default"}), parse({"method": "yarn", "factor": 4.0})]
+PROMPTS = [[5, 9, 7, 30, 8], [8, 3, 11]]
+
+OPERATIONS = ("rms_norm", "rotate", "gated")
+FUSED: dict[str, set[str]] = {
+    "llama": set(OPERATIONS),
+    "gemma3": set(OPERATIONS),
+    "gpt_oss": {"rms_norm", "rotate"},
+    "deepseek_v3": {"rms_norm", "gated"},  # its rotation interleaves
+    "bloom": set(),
+}
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Launches of each operation that a kernel has taken."""
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Any:
+        function = getattr(launch, name)
+
+        def count(*args: Any) -> Any:
+            result = function(*args)
+            calls[name] += result is not None
+            return result
+
+        return count
+
+    for name in OPERATIONS:
+        monkeypatch.setattr(launch, name, counted(name))
+    return calls
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_a_step_has_the_same_tokens(family: str, computed: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(family)[1].to(DEVICE)
+    methods = METHODS if family != "bloom" else METHODS[:1] * 2
+    with patched(model) as patch:
+        expected, expected_values, _ = generated(patch, SEGMENTS, methods, PROMPTS)
+        assert computed == {}, "only on the Triton kernel"
+        tokens, values, _ = generated(patch, TRITON, methods, PROMPTS)
+    assert tokens == expected
+    assert torch.allclose(values, expected_values, atol=1e-3)
+    assert {name for name, count in computed.items() if count} == FUSED[family]
+    monkeypatch.setattr(hf, "runs_triton", lambda device: False)
+    fused = computed.copy()
+    with patched(model) as patch:
+        assert generated(patch, TRITON, methods, PROMPTS)[0] == tokens
+    assert computed == fused
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rounds_alike(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")[1].to(DEVICE, dtype)
+    with patched(model) as patch:
+        tokens, values, _ = generated(patch, TRITON, METHODS, PROMPTS)
+    monkeypatch.setattr(hf, "runs_triton", lambda device: False)
+    with patched(model) as patch:
+        expected, expected_values, _ = generated(patch, TRITON, METHODS, PROMPTS)
+    assert tokens == expected
+    assert torch.allclose(values, expected_values, atol=0.02 if dtype == torch.float16 else 0.1)
