@@ -20,11 +20,13 @@ ROOT = Path(__file__).resolve().parent.parent
 TRANSFORMERS_IN_PATCHES = {"patches/model/hf.py"}
 TRANSFORMERS_IN_SERVICE = {
     "service/models/tokenizing.py",
-    "service/engine/adapter/cache.py",  # these nine: the one adapter around continuous batching
+    "service/engine/adapter/cache.py",  # these eleven: the one adapter around continuous batching
     "service/engine/adapter/compatibility.py",
     "service/engine/adapter/decode_inputs.py",
+    "service/engine/adapter/decode_rows.py",
     "service/engine/adapter/inputs.py",
     "service/engine/adapter/manager.py",
+    "service/engine/adapter/processor.py",
     "service/engine/adapter/runner.py",
     "service/engine/adapter/runs.py",
     "service/engine/adapter/scheduler.py",

@@ -33,17 +33,20 @@ def candidates(  # noqa: PLR0913 - two queues, and four things that order them
     ``prefill_beside_others`` is for a CPU, where rows cost time. It limits the prompt tokens of a step of several
     tenants. With it, only tenants with equal use decode in such a step.
     """
-    tenants = {tenant_of(request) for request in (*decoding, *reading)}
+    decode = {tenant_of(request) for request in decoding}
+    tenants = decode | {tenant_of(request) for request in reading}
     turns.enter(tenants | others)
     turn = turns.least(tenants)
     mine = [request for request in reading if tenant_of(request) == turn]
-    if not mine and not any(tenant_of(request) == turn for request in decoding):
+    if not mine and turn not in decode:
         mine = list(reading)
     if prefill_beside_others is not None and len(tenants | others) > 1:
         level = turns.level(tenants)
         decoding = [request for request in decoding if tenant_of(request) in level]
         token_budget = min(token_budget, len(decoding) + prefill_beside_others)
-    return sorted(decoding, key=lambda request: tenant_of(request) != turn), mine, token_budget
+    if len(decode) > 1:
+        decoding = sorted(decoding, key=lambda request: tenant_of(request) != turn)
+    return list(decoding), mine, token_budget
 
 
 def interleave(work: Interleaved, turns: Turns, generating: Callable[[], set[str]]) -> set[str]:

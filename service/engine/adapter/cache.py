@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers.generation.continuous_batching.cache import PagedAttentionCache, PagedAttentionMemoryHandler
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from typing_extensions import override
 
@@ -61,6 +62,27 @@ class EncodingCache(PagedAttentionCache):
             if len(self.cache_allocators) == 1 and windowed.has_room(state.request_id, length + request_len):
                 return True
         return super().can_store_request_tokens(state, request_len, dry_run)
+
+    def is_inside_page(self, state: RequestState) -> bool:
+        """True if the next token of a decoding request needs no new page, fills none, and makes none unreachable."""
+        windowed = self.cache_allocators.get(FULL_ATTENTION)
+        return (
+            windowed is not None
+            and len(self.cache_allocators) == 1
+            and (state.position_offset + 1) % windowed.tokens_per_page > 1
+            and state.request_id not in windowed.windows  # type: ignore[attr-defined]
+        )
+
+    def read_by_next(self, state: RequestState) -> int | None:
+        """Tokens that the next step of a decoding request reads per layer; None without room for its new key."""
+        windowed, past = allocator_of(self), state.position_offset
+        is_plain = len(self.cache_allocators) == 1 and windowed is not None
+        if is_plain and windowed.window_of(state.request_id) is None and windowed.has_room(state.request_id, past + 1):  # type: ignore[union-attr]
+            return past
+        if not self.can_store_request_tokens(state, 1):
+            return None
+        most = self.most_read(state)
+        return past if most is None else min(past, most)
 
     def most_read(self, state: RequestState) -> int | None:
         """Most tokens that the next step of one request reads, per layer; None for all of them."""
@@ -117,8 +139,8 @@ class EncodingCache(PagedAttentionCache):
 
     @override
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        salted = self._salted(request_id, prompt_ids)
-        found = 0 if salted is None else super().search_prefix_match(request_id, salted)
+        salt = self._salt(request_id)
+        found = 0 if salt is None else super().search_prefix_match(request_id, _Salted(prompt_ids, salt)[:])
         request = self.requests.get(request_id)
         if request is not None:
             request.cached_tokens = found
@@ -129,9 +151,10 @@ class EncodingCache(PagedAttentionCache):
         windowed = allocator_of(self)
         if not complete_blocks or (windowed is not None and windowed.evicted_pages.get(state.request_id)):
             return  # a hash covers every token before it: after a gap there is none
-        salted = self._salted(state.request_id, state.initial_tokens + state.generated_tokens)
-        if salted is not None:
-            super().mark_complete_blocks(_TokensOf(state, salted), complete_blocks)  # type: ignore[arg-type]
+        salt = self._salt(state.request_id)
+        if salt is not None:
+            tokens = _Salted(state.initial_tokens + state.generated_tokens, salt)
+            super().mark_complete_blocks(_TokensOf(state, tokens), complete_blocks)  # type: ignore[arg-type]
 
     @override
     def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: torch.Tensor) -> None:
@@ -158,10 +181,11 @@ class EncodingCache(PagedAttentionCache):
         self.live_keys.pop(request_id, None)
         self.tables.pop(request_id, None)
 
-    def _salted(self, request_id: str, tokens: list[int]) -> list[int] | None:
+    def _salt(self, request_id: str) -> int | None:
+        """The bits above the tokens of a request, or None: it shares nothing."""
         request = self.requests.get(request_id)
         number = None if request is None else self._number(request)
-        return None if number is None else [token | (number << self.token_bits) for token in tokens]
+        return None if number is None else number << self.token_bits
 
     def _number(self, request: EngineRequest) -> int | None:
         """The number of the request's cache key, or None while live requests use them all."""
@@ -181,10 +205,23 @@ class EncodingCache(PagedAttentionCache):
         return number
 
 
+class _Salted:
+    """``tokens`` with bits above them, made for the part that is read: the cache reads the last page of a text."""
+
+    def __init__(self, tokens: list[int], salt: int) -> None:
+        self._tokens, self._salt = tokens, salt
+
+    def __getitem__(self, part: slice) -> list[int]:
+        return [token | self._salt for token in self._tokens[part]]
+
+    def __add__(self, none: list[int]) -> _Salted:
+        return self
+
+
 class _TokensOf:
     """A request state with salted tokens, as far as the cache reads it."""
 
-    def __init__(self, state: RequestState, tokens: list[int]) -> None:
+    def __init__(self, state: RequestState, tokens: _Salted) -> None:
         self.request_id = state.request_id
         # The cache skips finished requests, whose blocks are gone in asynchronous batching. Ours still have theirs,
         # and a request for a single token would leave nothing to share.

@@ -13,6 +13,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import RegularTrees
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
@@ -26,6 +27,7 @@ ATTRIBUTES: dict[type, str] = {
     "compute_stream attention_mask logits_indices max_length_q max_length_k total_seqlen_k cumulative_seqlens_k "
     + "config model_dtype req_id_to_new_token_position _transfer_inputs input_ids cumulative_seqlens_q num_q_tokens "
     "use_block_table max_kv_read true_read_sizes true_write_sizes read_index_storage write_index_storage",
+    ContinuousBatchProcessor: "inputs_and_outputs model_runner scheduler cache output_router",
     ModelRunner: "inputs_and_outputs",
     PagedAttentionCache: "cache_allocators layer_to_allocator pool num_blocks read_cache_limit "
     "_infer_read_cache_limit evict_cached_blocks compute_free_capacity",

@@ -8,7 +8,7 @@ counted.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ import torch
 
 from patches import DecodeStep, DecodeSteps, PagedSequence, Patched, decode_batch
 from service.engine.adapter.cache import EncodingCache
+from service.engine.adapter.decode_rows import DecodeRows
 from service.engine.out_of_memory import give_back, is_out_of_memory, whole_card
 
 log = structlog.get_logger()
@@ -83,6 +84,7 @@ class DecodeGraphs:
         self._graphs: dict[Hashable, Graph] = {}
         self._failed: set[Hashable] = set()
         self._logits: torch.Tensor | None = None
+        self._running: DecodeStep | None = None
 
     def logits(
         self, arguments: dict[str, Any], sequences: Sequence[PagedSequence], tokens: Sequence[int]
@@ -93,15 +95,37 @@ class DecodeGraphs:
         logits hold until the next step.
         """
         step = self._steps.filled(sequences, tokens)
-        key = step.size, self._patch.prepare(step.longest)
+        key = self._key(step)
         if key in self._failed:
             return "failed", None
+        if self._replayed(key):
+            return "replayed", self._logits
+        return self._captured(key, lambda: self._forward(arguments, step))
+
+    def replayed(self, rows: DecodeRows) -> tuple[Mapping[int, int], torch.Tensor] | None:
+        """(the most tokens of each slot, logits) of a step whose graph there is, or None. It needs no more inputs."""
+        step = self._steps.of(rows.numbers, rows.pages, rows.tokens)
+        if not self._replayed(self._key(step)):
+            return None
+        self._running = step
+        assert self._logits is not None, "the capture has left some"
+        return step.longest, self._logits
+
+    def expect(self) -> None:
+        """While a replay runs: prepare for the same sequences with one token more."""
+        if self._running is not None:
+            self._running.expect()
+
+    def _key(self, step: DecodeStep) -> Hashable:
+        return step.size, self._patch.prepare(step.longest)
+
+    def _replayed(self, key: Hashable) -> bool:
         graph = self._graphs.pop(key, None)
         if graph is None:
-            return self._captured(key, lambda: self._forward(arguments, step))
+            return False
         self._graphs[key] = graph
         graph.replay()
-        return "replayed", self._logits
+        return True
 
     def _forward(self, arguments: dict[str, Any], step: DecodeStep) -> None:
         """One forward of ``step``, up to logits at their address."""

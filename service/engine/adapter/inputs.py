@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
-from transformers.generation.continuous_batching.requests import FutureRequestState
+from transformers.generation.continuous_batching.requests import TMP_TOKEN_ID, FutureRequestState
 from typing_extensions import override
 
 from patches import Batch, PagedBackend, PagedSequence, encode, packed_batch, paged_batch
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.decode_inputs import prepare_decode
+from service.engine.adapter.decode_rows import DecodeRows
 from service.engine.adapter.windowed import Turn, allocator_of
 from service.engine.request import EngineRequest
 
@@ -29,19 +30,45 @@ class SlottedInputs(ContinuousBatchingIOs):
     backend: PagedBackend | None
     staged: ContinuousBatchingIOs | None
     requests: dict[str, EngineRequest]
+    rows: DecodeRows | None
+    """Rows for graphs, where there are any."""
+    is_brief: bool
+    """True for a step that a graph may replay: of its inputs, there are ``rows`` only."""
     batch: Batch
     arguments: dict[str, Any]
     tokens_in_batch: list[list[int]]
 
     @override
     def prepare_batch_tensors(self, requests_in_batch: list[Any], **arguments: Any) -> None:  # type: ignore[override]
-        sequences = []
+        self.arguments = arguments
+        self.tokens_in_batch = [future.state.tokens_to_process for future in requests_in_batch]
+        self.is_brief = self.rows is not None and _decode(requests_in_batch)
+        if self.is_brief:
+            self._prepare_rows(requests_in_batch)
+        else:
+            self._prepare_whole(requests_in_batch)
+
+    def _prepare_rows(self, requests: list[FutureRequestState]) -> None:
+        assert self.rows is not None
+        states = [future.state for future in requests]
+        self.rows.take(states)
+        self.requests_in_batch, self.num_request_in_batch = requests, len(requests)
+        for state in states:
+            state.position_offset += 1
+            state.tokens_to_process = [TMP_TOKEN_ID]
+
+    def write_whole(self) -> None:
+        """Write the inputs of a step that has no graph after all."""
+        self._rewind()
+        self.is_brief = False
+        self._prepare_whole(self.requests_in_batch)
+
+    def _prepare_whole(self, requests_in_batch: list[FutureRequestState]) -> None:
+        sequences, arguments = [], self.arguments
         for future in requests_in_batch:
             request = self.requests.get(future.state.request_id)
             slot = 0 if request is None else request.slot  # cancelled meanwhile: its result is dropped
             sequences.append((slot, future.state.position_offset, future.query_length))
-        self.arguments = arguments
-        self.tokens_in_batch = [future.state.tokens_to_process for future in requests_in_batch]
         windowed = allocator_of(self.cache)
         ids = [future.state.request_id for future in requests_in_batch]
         decodes = windowed is not None and all(length == 1 for *_, length in sequences)
@@ -117,10 +144,16 @@ class SlottedInputs(ContinuousBatchingIOs):
 
         Returns the one to blame: that with the most new tokens, then the longest.
         """
+        self._rewind()
+        return max(self.requests_in_batch, key=lambda future: (future.query_length, future.state.position_offset))
+
+    def _rewind(self) -> None:
+        """Have the requests of the batch as they were before it was prepared."""
         for future, tokens in zip(self.requests_in_batch, self.tokens_in_batch, strict=True):
             future.state.position_offset -= future.query_length
             future.state.tokens_to_process = tokens
-        return max(self.requests_in_batch, key=lambda future: (future.query_length, future.state.position_offset))
+        if self.rows is not None:
+            self.rows.forget()
 
     def prepare_again(self, without: FutureRequestState) -> None:
         """The same batch without one request; an empty batch if none is left."""

@@ -24,8 +24,10 @@ from service.engine import THREAD_NAME
 from service.engine.adapter.cache import EncodingCache, sized_by_us
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
 from service.engine.adapter.configuration import configured_as_cached, is_divided
+from service.engine.adapter.decode_rows import DecodeRows
 from service.engine.adapter.graphs import DecodeGraphs
 from service.engine.adapter.inputs import SlottedInputs, on_host
+from service.engine.adapter.processor import StepProcessor
 from service.engine.adapter.runner import OnStep, RequestRunner, recordings
 from service.engine.adapter.runs import give_out_runs
 from service.engine.adapter.scheduler import FairScheduler
@@ -129,7 +131,9 @@ class EncodingManager(ContinuousBatchingManager):
             processor = super()._create_batch_processor()
         on_card = self.model.device.type == "cuda"
         staged = on_host(processor) if on_card and self.backend is not None else None
-        adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests, backend=self.backend, staged=staged)
+        kept = DecodeRows(processor.cache, self.requests) if self._captures else None  # type: ignore[arg-type]
+        written = {"backend": self.backend, "staged": staged, "rows": kept, "is_brief": False}
+        adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests, **written)
         if on_card:
             processor.inputs_and_outputs.compute_stream = own_stream(processor, self.model.device)
         token_bits = (int(self.model.config.get_text_config().vocab_size) - 1).bit_length()
@@ -153,6 +157,7 @@ class EncodingManager(ContinuousBatchingManager):
             adopt(whole, WindowedAllocator, requests=self.requests, windows={}, evicted_pages={}, turns=iter(()))
             if self._reads_in_place and len(cache.cache_allocators) == 1:
                 give_out_runs(whole)  # type: ignore[arg-type]
+        adopt(processor, StepProcessor, requests=self.requests, held=[])
         return processor
 
     @override
@@ -183,6 +188,8 @@ class EncodingManager(ContinuousBatchingManager):
     def _generation_loop_body(self, batch_processor: ContinuousBatchProcessor, bootstrapping: bool) -> bool:
         self.heartbeat = time.monotonic()
         scheduler: FairScheduler = batch_processor.scheduler  # type: ignore[assignment]
+        if len(self.interleaved):  # whose step may be long
+            batch_processor.hand_out()  # type: ignore[attr-defined]
         scheduler.others = self._advance_interleaved(scheduler)
         return not self._abandoned and super()._generation_loop_body(batch_processor, bootstrapping)
 
@@ -208,7 +215,6 @@ class EncodingManager(ContinuousBatchingManager):
         """One step. Running out of memory in it fails the largest request of the batch; the others repeat it."""
         processor = self.batch_processor
         assert processor is not None
-        scheduler: FairScheduler = processor.scheduler  # type: ignore[assignment]
         inputs: SlottedInputs = processor.inputs_and_outputs  # type: ignore[assignment]
         self._wake.works()
         began = time.perf_counter()
@@ -224,12 +230,14 @@ class EncodingManager(ContinuousBatchingManager):
             processor.scheduler.finish_request(blamed.state.request_id)
             inputs.prepare_again(without=blamed)
             self.heartbeat = time.monotonic()
-        read = [(scheduler.tenant_of(future.state), future.query_length) for future in inputs.requests_in_batch]
-        self.turns.charge(time.perf_counter() - began, read)
+        read = dict[str, int]()
         for future in inputs.requests_in_batch:
             request = self.requests.get(future.state.request_id)
+            tenant = "" if request is None else request.tenant
+            read[tenant] = read.get(tenant, 0) + future.query_length
             if request is not None and request.on_prefill is not None and not future.has_new_token:
                 request.on_prefill(future.state.position_offset)
+        self.turns.charge(time.perf_counter() - began, read.items())
 
     def _runs_out_of_memory(self) -> bool:
         try:
@@ -267,6 +275,7 @@ class EncodingManager(ContinuousBatchingManager):
                 if not self.batch_processor.has_pending_requests() and self.input_queue.empty():
                     break
                 self._generation_loop_body(self.batch_processor, bootstrapping=False)
+            self.batch_processor.hand_out()  # type: ignore[attr-defined]
             self.batch_processor = None
         outputs = {}
         while not self.output_router.output_queue.empty():

@@ -8,9 +8,10 @@ from typing import Any
 import structlog
 import torch
 from transformers.generation.continuous_batching.model_runner import ModelRunner
+from transformers.generation.continuous_batching.utils import stream_context
 from typing_extensions import override
 
-from patches import PagedBatch, Patched, Recordings
+from patches import DecodeStep, PagedBatch, Patched, Recordings
 from service.engine.adapter.graphs import DecodeGraphs, GraphUse
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.request import EngineRequest
@@ -44,10 +45,35 @@ class RequestRunner(ModelRunner):
 
     @override
     def compute_batch(self, model: Any, batch_data: dict[str, Any]) -> None:
-        stream = self.inputs_and_outputs.compute_stream
-        if stream is not None:  # the inputs were written on the current one
-            stream.wait_stream(torch.cuda.current_stream(stream.device))
+        self._wait_for_current_stream()
         super().compute_batch(model, batch_data)
+
+    def _wait_for_current_stream(self) -> None:
+        """Inputs and tables of encodings were written on it."""
+        stream = self.inputs_and_outputs.compute_stream
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+
+    @torch.inference_mode()
+    def replay(self) -> bool:
+        """Launch the step that ``rows`` of the inputs describe, and its sampling; False without a graph of it."""
+        inputs = self.inputs_and_outputs
+        assert self.graphs is not None
+        assert inputs.rows is not None
+        self._wait_for_current_stream()
+        with stream_context(inputs.compute_stream):
+            found = self.graphs.replayed(inputs.rows)
+            if found is None:
+                return False
+            longest, scores = found
+            self._sample(scores[None], inputs.output_ids)
+        self.on_step("replayed", self.patch.variant(longest).label)
+        return True
+
+    def expect(self) -> None:
+        """While the card computes: prepare for the next step."""
+        assert self.graphs is not None
+        self.graphs.expect()
 
     @override
     @torch.inference_mode()  # without version counters, a step of many small operations takes 5 to 10 % less time
@@ -63,7 +89,7 @@ class RequestRunner(ModelRunner):
             self._sample(scores[None], output_ids)
         variant = "none"
         if isinstance(batch, PagedBatch) and batch.backend == "triton":
-            variant = self.patch.variant(batch.step.longest).name.lower()
+            variant = self.patch.variant(batch.step.longest).label
         self.on_step(use, variant)
 
     def _by_graph(self, batch_data: dict[str, Any]) -> tuple[GraphUse, torch.Tensor | None]:
@@ -72,8 +98,10 @@ class RequestRunner(ModelRunner):
         if self.graphs is None or not inputs.decodes:
             return "none", None
         assert isinstance(inputs.batch, PagedBatch), "graphs are for block tables only"
+        step = inputs.batch.step
+        assert not isinstance(step, DecodeStep), "it comes from the inputs"
         tokens = [token for tokens in inputs.tokens_in_batch for token in tokens]
-        return self.graphs.logits(batch_data, inputs.batch.step.sequences, tokens)
+        return self.graphs.logits(batch_data, step.sequences, tokens)
 
     @override
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:

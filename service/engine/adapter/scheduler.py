@@ -37,6 +37,9 @@ class FairScheduler(FIFOScheduler):
             *self._by_work(), self.tenant_of, self.turns, self.others, token_budget, self.prefill_beside_others
         )
         rows = self.max_requests_per_batch - (1 if mine else 0)  # a full batch must not keep a prompt out for ever
+        step = None if mine else self._of_single_tokens(decoding[:rows], token_budget, cache_budget)
+        if step is not None:
+            return step
         taken: set[str] = set()
         scheduled, failed, fast, tokens, read = self._process_candidates(
             [*decoding[:rows], *mine], token_budget, cache_budget, taken
@@ -45,6 +48,29 @@ class FairScheduler(FIFOScheduler):
         if not scheduled and failed:
             return None, fast, 0, 0
         return scheduled, fast, tokens, read
+
+    def _of_single_tokens(
+        self, states: list[RequestState], token_budget: int, cache_budget: int
+    ) -> tuple[list[FutureRequestState], bool, int, int] | None:
+        """The step of ``_process_candidates`` for requests that decode; None if it has to choose among them."""
+        cache, read, longest = self.cache, 0, 0
+        if not 0 < len(states) <= min(token_budget, self.max_requests_per_batch):
+            return None
+        scheduled = []
+        for state in states:
+            needed: int | None = state.position_offset
+            complete: dict[str, int] = {}
+            if not cache.is_inside_page(state):
+                complete, needed = cache.count_new_complete_blocks(state, 1), cache.read_by_next(state)
+            if needed is None or len(state.tokens_to_process) != 1:
+                return None
+            read, longest = read + needed, max(longest, state.position_offset)
+            scheduled.append(FutureRequestState(state, True, complete, 1))
+        if read >= cache_budget:
+            return None
+        self.starved_requests = []
+        fast = cache.max_blocks_per_request > 0 and longest < cache.max_decode_fast_path_length
+        return scheduled, fast, len(states), read
 
     def _by_work(self) -> tuple[list[RequestState], list[RequestState]]:
         """(requests that decode, requests with prompt left to read), oldest first."""

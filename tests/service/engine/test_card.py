@@ -81,6 +81,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
     monkeypatch.setattr(graphs, "CudaCapture", lambda: recorder)
     monkeypatch.setattr("patches.attention.paged.launch.attend", attended)
+    monkeypatch.setattr("patches.attention.paged.launch.write", by_tables.write)
     monkeypatch.setattr("patches.attention.paged.launch.blocks_for", lambda *_: Blocks(32, 16, SPLIT))
     monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SPLIT)
     return recorder

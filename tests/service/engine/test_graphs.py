@@ -38,6 +38,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(graphs, "CudaCapture", lambda: recorder)
     monkeypatch.setattr("patches.attention.paged.launch.attend", by_tables.attend)
+    monkeypatch.setattr("patches.attention.paged.launch.write", by_tables.write)
     monkeypatch.setattr("patches.attention.paged.launch.blocks_for", lambda *_: Blocks(32, 16, SPLIT))
     monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SPLIT)
     return recorder
@@ -88,7 +89,7 @@ def test_requests_join_a_batch_and_leave_it(family: str, recorder: Recorder) -> 
     [
         ({"method": "string", "shifted_offset": 12, "small_local_value": 4}, "turned"),
         ({"method": "self_extend", "group_size": 4, "neighbor_window": 8}, "turned"),
-        ({"method": "sandwich"}, "everything"),
+        ({"method": "sandwich"}, "biased"),
         ({"method": "default", "attention_temperature": "log_n"}, "plain"),
     ],
 )
@@ -157,7 +158,7 @@ async def test_metrics_show_what_each_step_had() -> None:
     steps = {line for line in lines if line.startswith("ropeway_engine_steps_total")}
     assert steps == {
         f'ropeway_engine_steps_total{{graph="{graph}",model_name="m",variant="{variant}"}} {count}.0'
-        for variant in ("plain", "everything")
+        for variant in ("plain", "biased")
         for graph, count in (("none", 1), ("captured", 2), ("replayed", 5))
     }
     (info,) = (line for line in lines if line.startswith("ropeway_engine_info"))
@@ -255,17 +256,18 @@ def test_the_check_at_start_refuses_graphs_that_fail(monkeypatch: pytest.MonkeyP
 # Numbers that Python would bake in
 
 
-def places_of_the_first_step(step: DecodeStep, states: torch.Tensor, pages: torch.Tensor) -> None:
-    baked = vars(step).setdefault("baked", tuple(each.clone() for each in step._places))
-    pages.index_put_(baked, states)
-
-
 def test_baked_places_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder finds a number that stays from the step of the capture: tokens differ."""
     methods, prompts = [parse({"method": "default"})], [[5, 9, 7]]
+    first: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def written(*arguments: Any) -> None:
+        *states, places = arguments
+        by_tables.write(*states, first.setdefault(id(places), tuple(each.clone() for each in places)))
+
     with patched(tiny_model("llama")[1]) as patch:
         ordinary = run(patch, TRITON, methods, prompts, [8])
-        monkeypatch.setattr(DecodeStep, "write", places_of_the_first_step)
+        monkeypatch.setattr("patches.attention.paged.launch.write", written)
         assert not run(patch, CAPTURED, methods, prompts, [8]).equals(ordinary)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -54,7 +53,7 @@ def test_replayed_steps_have_the_tokens_of_ordinary_ones(family: str) -> None:
         assert captured.count("failed") > 1
         return
     assert captured.failures == []
-    assert captured.count("replayed") > 1
+    assert captured.count("replayed") > 0
 
 
 def test_slots_lengths_and_rows_change_between_replays() -> None:
@@ -130,18 +129,18 @@ def test_a_capture_that_fails_costs_its_graph_only(fault: str, monkeypatch: pyte
 def test_the_host_waits_for_nothing_in_a_replayed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the inputs to the drawn tokens; their transfer comes after."""
     steps = 0
-    ordinary = RequestRunner._forward_process_and_sample
+    ordinary = RequestRunner.replay
 
-    def watched(self: RequestRunner, *args: Any) -> None:
+    def watched(self: RequestRunner) -> bool:
         nonlocal steps
         steps += 1
         torch.cuda.set_sync_debug_mode("error" if steps > 4 else "default")
         try:
-            ordinary(self, *args)
+            return ordinary(self)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(RequestRunner, "_forward_process_and_sample", watched)
+    monkeypatch.setattr(RequestRunner, "replay", watched)
     drawn = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=1)
     with patched(tiny_model("llama")[1].to(DEVICE)) as patch:
         requests = [EngineRequest([5, 9, 7], 0, (None, None, None), 12, each) for each in (drawn, SamplingParams())]
