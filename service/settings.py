@@ -162,12 +162,17 @@ class Settings(BaseSettings):
     page_size: int = Field(32, ge=4, description="Tokens per page of the cache.")
     max_batch_tokens: Count = Field(1024, description="Most tokens in one forward; longer prompts prefill in chunks.")
     max_requests_per_batch: Count = Field(128, description="Most requests that decode together.")
-    score_chunk: Count = Field(512, description="Most tokens per chunk of scoring, between two generation steps.")
+    score_chunk: Count | None = Field(
+        None,
+        description="Most tokens per chunk of scoring, between two generation steps. When unset: 512 on a CPU, 2048 on "
+        "an accelerator.",
+    )
     prefix_sharing: bool = Field(True, description="Reuse cached prefixes of requests with the same encoding.")
-    attention: Literal["segments", "triton", "eager"] = Field(
-        "segments",
+    attention: Literal["segments", "triton", "eager"] | None = Field(
+        None,
         description="Attention of the paged engine: `segments`, one sequence after another; or all at once over "
-        "block tables, by one Triton kernel (CUDA) or in plain torch (`eager`).",
+        "block tables, by one Triton kernel (CUDA) or in plain torch (`eager`). When unset: `triton` on CUDA, else "
+        "`segments`.",
     )
     cuda_graphs: bool | None = Field(
         None,

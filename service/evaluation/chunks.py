@@ -6,12 +6,21 @@ rounding of its numbers, depends on the model and the context alone. The load ne
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 from patches import Patched
 
+CHUNK, CHUNK_OF_ACCELERATORS = 512, 2048
+"""Most tokens of a chunk where no setting says otherwise. Shorter ones leave a card waiting for Python."""
+
 LOGITS_BYTES = 64 << 20
-"""Most bytes of one chunk's float32 logits: with a large vocabulary, chunks get shorter."""
+"""Most bytes of one chunk's float32 logits on a CPU, and of a part of them elsewhere."""
+
+LOGITS_BYTES_OF_ACCELERATORS = 512 << 20
+"""Most bytes of one chunk's logits in the dtype of the model: with a large vocabulary, chunks get shorter."""
 
 FULL_CHUNK_CONTEXT = 1024
 """Tokens before a chunk up to which it has its full length."""
@@ -27,9 +36,25 @@ def vocab_size_of(patch: Patched) -> int:
     return int(patch.model.config.get_text_config().vocab_size)
 
 
-def chunk_length(wanted: int, vocab_size: int) -> int:
-    """Tokens per chunk, at most ``wanted``."""
-    return max(16, min(wanted, LOGITS_BYTES // (4 * vocab_size)))
+def most_tokens(wanted: int | None, device: torch.device) -> int:
+    """The setting of a chunk's length; None is that of the device."""
+    return wanted or (CHUNK if device.type == "cpu" else CHUNK_OF_ACCELERATORS)
+
+
+def chunk_length(wanted: int | None, patch: Patched) -> int:
+    """Tokens per chunk, at most ``wanted``; None is as many as suit the device."""
+    model, row = patch.model, vocab_size_of(patch)
+    on_cpu = model.device.type == "cpu"
+    fitting = LOGITS_BYTES // (4 * row) if on_cpu else LOGITS_BYTES_OF_ACCELERATORS // (model.dtype.itemsize * row)
+    return max(16, min(most_tokens(wanted, model.device), fitting))
+
+
+def in_parts(logits: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Rows of ``logits`` [n, vocabulary], and them in float32: whole, copies in float32 would take gigabytes."""
+    rows = max(1, LOGITS_BYTES // (4 * logits.shape[-1]))
+    for start in range(0, len(logits), rows):
+        part = slice(start, min(start + rows, len(logits)))
+        yield part, logits[part].float()
 
 
 def bounded(patch: Patched, chunk: int, context: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from patches import LONG_CONTEXT, Patched, ResolvedRecipe
-from service.evaluation.chunks import chunk_length, inner_size, shortened, vocab_size_of
+from service.evaluation.chunks import LOGITS_BYTES, chunk_length, inner_size, shortened, vocab_size_of
 from service.models.available_memory import available_bytes
 from service.models.loading import cache_bytes_per_token
 
@@ -18,7 +18,7 @@ WORKING = 32 << 20
 """Bytes of constant size: kernels' scratch, the allocator's rounding."""
 
 
-def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe | None = None) -> int:
+def pass_bytes(patch: Patched, tokens: int, chunk: int | None, resolved: ResolvedRecipe | None = None) -> int:
     """Most bytes of a pass of ``tokens`` beyond the weights, when its chunks are shortened as on the CPU.
 
     - The cache, without the keys that sliding layers or ``resolved`` evict after each chunk.
@@ -28,14 +28,15 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe
     """
     config = patch.model.config.get_text_config()
     item, layers = patch.model.dtype.itemsize, config.num_hidden_layers
-    chunk = chunk_length(min(chunk, tokens), vocab_size_of(patch))
+    chunk = min(chunk_length(chunk, patch), max(tokens, 16))
     ends = None if resolved is None else patch.sink_window(resolved)
     reached = tokens if ends is None else min(tokens, sum(ends) + chunk)
     cached = [reached if window is None else min(reached, window + chunk) for window in _windows(config)]
     per_layer = cache_bytes_per_token(patch) / layers
     queries = patch.geometry.num_attention_heads / patch.cached.heads
     cache = per_layer * (sum(cached) + max(cached) * (1 + 2 * max(queries, 1.0)))
-    logits = 4 * chunk * vocab_size_of(patch) * 4
+    in_float32 = min(4 * chunk * vocab_size_of(patch), LOGITS_BYTES)
+    logits = chunk * vocab_size_of(patch) * item + 3 * in_float32
     hidden = 8 * chunk * (config.hidden_size + inner_size(config)) * item
     context = min(max(cached), LONG_CONTEXT) if patch.model.device.type == "cpu" else max(cached)
     mask = MASK_BYTES * shortened(patch, chunk, context) * min(max(cached), context + chunk)

@@ -18,7 +18,7 @@ from patches import Patched, ResolvedRecipe, encode
 from service.engine.padded.caches import joined, sizes
 from service.engine.padded.forward import keeps_logits
 from service.engine.padded.room import make_room
-from service.evaluation.chunks import bounded, chunk_length, vocab_size_of
+from service.evaluation.chunks import bounded, chunk_length, in_parts, vocab_size_of
 
 Nll = np.ndarray
 
@@ -51,19 +51,36 @@ class TokenScores:
         ids, ranks, top_ids = (np.zeros(shape, np.int64) for shape in (tokens, tokens, (tokens, top)))
         return cls(ids, np.zeros(tokens), ranks, top_ids, np.zeros((tokens, top)))
 
-    def put(self, start: int, targets: torch.Tensor, logprobs: torch.Tensor, *, with_ranks: bool) -> None:
-        """Take ``targets`` int64 [n] under ``logprobs`` float32 [n, vocabulary], the first of them at ``start``."""
+    def put(
+        self, start: int, targets: torch.Tensor, logits: torch.Tensor, *, with_ranks: bool, normalized: bool = False
+    ) -> None:
+        """Take ``targets`` int64 [n] under ``logits`` [n, vocabulary], the first of them at ``start``.
+
+        ``normalized`` ones are log-probabilities. A card computes every part before its numbers are asked for.
+        """
+        own, ids, values, ranks = [], [], [], []
+        for part, numbers in in_parts(logits):
+            logprobs = numbers if normalized else numbers.log_softmax(dim=-1)
+            own.append(logprobs.gather(-1, targets[part, None]))
+            if top := self.top_ids.shape[1]:
+                best = logprobs.topk(top)
+                ids.append(best.indices)
+                values.append(best.values)
+            if with_ranks:
+                ranks.append((logprobs > own[-1]).sum(-1).add(1))
         rows = slice(start, start + len(targets))
-        own = logprobs.gather(-1, targets[:, None])
-        if torch.isnan(own).any():
+        self.logprobs[rows] = _on_host(own)[:, 0]
+        if np.isnan(self.logprobs[rows]).any():
             raise NotANumber(start)
         self.token_ids[rows] = targets.cpu().numpy()
-        self.logprobs[rows] = own[:, 0].double().cpu().numpy()
-        if top := self.top_ids.shape[1]:
-            values, ids = logprobs.topk(top)
-            self.top_ids[rows], self.top_logprobs[rows] = ids.cpu().numpy(), values.double().cpu().numpy()
-        if with_ranks:
-            self.ranks[rows] = (logprobs > own).sum(-1).add(1).cpu().numpy()
+        if ids:
+            self.top_ids[rows], self.top_logprobs[rows] = _on_host(ids), _on_host(values)
+        if ranks:
+            self.ranks[rows] = _on_host(ranks)
+
+
+def _on_host(parts: list[torch.Tensor]) -> np.ndarray:
+    return torch.cat(parts).cpu().numpy()
 
 
 @dataclass
@@ -82,8 +99,8 @@ class Reading:
     cache: Any = None
 
     def logits(self, ids: torch.Tensor, *, evict: bool = True) -> torch.Tensor:
-        """float32 [n, vocabulary] after each of the next tokens, int64 [n]. Without ``evict`` nothing leaves the
-        cache, so that the tokens can be forgotten again."""
+        """[n, vocabulary] after each of the next tokens, int64 [n], in the dtype of the model. Without ``evict``
+        nothing leaves the cache, so that the tokens can be forgotten again."""
         if not self.patch.returns_cache:
             return self._logits_without_cache(ids)
         positions = torch.arange(self.length, self.length + len(ids), device=ids.device)
@@ -101,7 +118,7 @@ class Reading:
         if evict:
             self.patch.evict(self.cache, self.slot)
         logits: torch.Tensor = output.logits[0]
-        return logits.float()
+        return logits
 
     def _logits_without_cache(self, ids: torch.Tensor) -> torch.Tensor:
         self.cache = ids if self.cache is None else torch.cat((self.cache, ids))
@@ -111,27 +128,29 @@ class Reading:
         with torch.no_grad():
             output = self.patch.model(input_ids=self.cache[None], position_ids=positions[None], use_cache=False, **last)
         logits: torch.Tensor = output.logits[0, -len(ids) :]
-        return logits.float()
+        return logits
 
-    def prefill(self, token_ids: Sequence[int], chunk: int) -> Generator[int, None, torch.Tensor]:
+    def prefill(self, token_ids: Sequence[int], chunk: int | None) -> Generator[int, None, torch.Tensor]:
         """Read a prompt in chunks; log-probabilities float32 [vocabulary] of what follows it."""
         device = self.patch.model.device
-        chunk = chunk_length(chunk, vocab_size_of(self.patch))
+        chunk = chunk_length(chunk, self.patch)
         ids = torch.tensor(token_ids, device=device)
         last = ids.new_empty(0, dtype=torch.float32)
         while self.length < len(ids):
             stop = min(self.length + bounded(self.patch, chunk, self.length), len(ids))
             read = stop - self.length
-            last = self.logits(ids[self.length : stop])[-1].log_softmax(dim=-1)
+            last = self.logits(ids[self.length : stop])[-1].float().log_softmax(dim=-1)
             yield read
         return last
 
-    def answer(self, last: torch.Tensor, answer_ids: Sequence[int], chunk: int) -> Generator[int, None, TokenScores]:
+    def answer(
+        self, last: torch.Tensor, answer_ids: Sequence[int], chunk: int | None
+    ) -> Generator[int, None, TokenScores]:
         """Scores and ranks of ``answer_ids`` [m >= 1] where ``last`` [vocabulary] says what comes next; then the
         sequence is what it was before."""
         ids = torch.tensor(answer_ids, device=last.device)
         scores = TokenScores.empty(len(ids), 0)
-        scores.put(0, ids[:1], last[None], with_ranks=True)
+        scores.put(0, ids[:1], last[None], with_ranks=True, normalized=True)
         before, inputs = self.cache, len(ids) - 1
         cached = self.patch.returns_cache
         has_states = not cached or bool(sizes(before)[1])  # recurrent states cannot be cut, so a copy reads the answer
@@ -139,11 +158,11 @@ class Reading:
             self.cache = self.patch.ranks.apply(joined, [before]) if cached else before
         else:
             self.patch.ranks.apply(_record_past, self.cache)
-        chunk = chunk_length(chunk, vocab_size_of(self.patch)) if self.patch.continues or not cached else 1
+        chunk = chunk_length(chunk, self.patch) if self.patch.continues or not cached else 1
         for start in range(0, inputs, chunk):
             stop = min(start + chunk, inputs)
-            logprobs = self.logits(ids[start:stop], evict=False).log_softmax(dim=-1)
-            scores.put(start + 1, ids[start + 1 : stop + 1], logprobs, with_ranks=True)
+            logits = self.logits(ids[start:stop], evict=False)
+            scores.put(start + 1, ids[start + 1 : stop + 1], logits, with_ranks=True)
             yield stop - start
         if has_states:
             self.cache = before
@@ -175,7 +194,13 @@ def _crop(cache: Any, tokens: int) -> None:
 
 
 def token_scores(
-    patch: Patched, token_ids: Sequence[int], slot: int, chunk: int, *, top: int | None = None, with_next: bool = False
+    patch: Patched,
+    token_ids: Sequence[int],
+    slot: int,
+    chunk: int | None,
+    *,
+    top: int | None = None,
+    with_next: bool = False,
 ) -> Generator[int, None, TokenScores]:
     """Scores of tokens 1 .. n-1 of ``token_ids``; yields tokens per chunk done.
 
@@ -185,7 +210,7 @@ def token_scores(
     """
     device = patch.model.device
     vocab_size = vocab_size_of(patch)
-    chunk = chunk_length(chunk, vocab_size)
+    chunk = chunk_length(chunk, patch)
     # Without a next token the last one is only a target and needs no forward.
     inputs = len(token_ids) - (0 if with_next else 1)
     scores = TokenScores.empty(inputs, min(top or 0, vocab_size))
@@ -193,24 +218,24 @@ def token_scores(
     reading = Reading(patch, slot, inputs)
     while (start := reading.length) < inputs:
         stop = min(start + bounded(patch, chunk, start), inputs)
-        logprobs = reading.logits(ids[start:stop]).log_softmax(dim=-1)
+        logits = reading.logits(ids[start:stop])
         targets = ids[start + 1 : stop + 1]
         if len(targets) < stop - start:
-            targets = torch.cat((targets, logprobs[-1].argmax()[None]))
+            targets = torch.cat((targets, logits[-1].argmax()[None]))
             scores.next_id = int(targets[-1])
-        scores.put(start, targets, logprobs, with_ranks=top is not None)
-        del logprobs
+        scores.put(start, targets, logits, with_ranks=top is not None)
+        del logits
         yield stop - start
     return scores
 
 
-def token_nll(patch: Patched, token_ids: Sequence[int], slot: int, chunk: int) -> Generator[int, None, Nll]:
+def token_nll(patch: Patched, token_ids: Sequence[int], slot: int, chunk: int | None) -> Generator[int, None, Nll]:
     """NLL in nats of tokens 1 .. n-1 of ``token_ids``, float64 [n - 1]; yields tokens per chunk done."""
     return -(yield from token_scores(patch, token_ids, slot, chunk)).logprobs
 
 
 def prompt_scores(
-    patch: Patched, resolved: ResolvedRecipe, token_ids: Sequence[int], chunk: int, *, top: int, with_next: bool
+    patch: Patched, resolved: ResolvedRecipe, token_ids: Sequence[int], chunk: int | None, *, top: int, with_next: bool
 ) -> Generator[int, None, TokenScores]:
     """Scores of a prompt under one encoding, in a slot for that time.
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from patches import Patched, UnsupportedModel, patched
-from service.engine.choice import AttentionUnavailable, EngineChoice, GraphsUnavailable
+from patches import Patched, UnsupportedModel, patched, runs_triton
+from service.engine.choice import Attention, AttentionUnavailable, EngineChoice, GraphsUnavailable
 from service.engine.verification import verify
 from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
@@ -65,7 +65,7 @@ def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
 
 def _choice(checkpoint: Checkpoint, patch: Patched, settings: Settings) -> EngineChoice:
     try:
-        choice = verify(patch, settings.attention, settings.page_size, settings.cuda_graphs)
+        choice = verify(patch, _attention(patch, settings), settings.page_size, settings.cuda_graphs)
     except AttentionUnavailable as error:
         raise ModelLoadError(f"ROPEWAY_ATTENTION: {error}") from error
     except GraphsUnavailable as error:
@@ -79,6 +79,13 @@ def _choice(checkpoint: Checkpoint, patch: Patched, settings: Settings) -> Engin
         assert patch.continues is not None  # measured by a forward, which has to run on every rank
         assert patch.returns_cache
     return choice
+
+
+def _attention(patch: Patched, settings: Settings) -> Attention:
+    """The setting, or the fastest of the machine; ranks that share a model have no kernel."""
+    device = patch.model.device
+    has_kernel = device.type == "cuda" and settings.tensor_parallel == 1 and runs_triton(device)
+    return settings.attention or ("triton" if has_kernel else "segments")
 
 
 def _refusal(checkpoint: Checkpoint, error: UnsupportedModel) -> ModelLoadError:

@@ -113,7 +113,7 @@ class PreparedPrompt:
                 if piece.finish_reason is not None:
                     break
 
-    async def score(self, chunk: int, *, top: int, with_next: bool) -> TokenScores:
+    async def score(self, chunk: int | None, *, top: int, with_next: bool) -> TokenScores:
         """Scores of the prompt's tokens, in chunks of at most ``chunk`` tokens, with ``top`` alternatives each.
 
         ``with_next`` adds the most likely token after the prompt.

@@ -19,6 +19,7 @@ from service.evaluation.checks import (
     server_takes,
     subjects_of,
 )
+from service.evaluation.chunks import most_tokens
 from service.evaluation.cost import Cost
 from service.evaluation.documents import Document
 from service.evaluation.perplexity import protocols
@@ -44,7 +45,7 @@ class WindowsUnit(Unit):
     document: Document
     windows: Windows
     bos: int | None
-    chunk: int
+    chunk: int | None
 
     @property
     def tokens(self) -> int:
@@ -55,7 +56,7 @@ class WindowsUnit(Unit):
             "tokens": token_digest(self.document.token_ids),
             "windows": asdict(self.windows),
             "bos": self.bos,
-            "chunk": self.chunk,
+            "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
         }
 
     def run(self) -> Generator[int, None, Outcome]:
@@ -107,7 +108,7 @@ class PerplexityPlan(Plan):
     stride: int
     tail: int
     bos: int | None
-    chunk: int
+    chunk: int | None
 
     @cached_property
     def cost(self) -> Cost:

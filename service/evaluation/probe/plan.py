@@ -76,7 +76,7 @@ class ProbePlan(Plan):
     seed: int
     vocabulary: np.ndarray | None
     bos: int | None
-    chunk: int
+    chunk: int | None
     longest: int
 
     @cached_property

@@ -11,7 +11,7 @@ import torch
 
 from patches import AttentionMass, encode
 from service.engine.padded.room import make_room
-from service.evaluation.chunks import bounded, chunk_length
+from service.evaluation.chunks import bounded, chunk_length, most_tokens
 from service.evaluation.documents import Document
 from service.evaluation.scoring import token_scores
 from service.evaluation.unit import Outcome, Unit, token_digest
@@ -29,7 +29,7 @@ class AttentionUnit(Unit):
     document: Document
     queries: int
     bos: int | None
-    chunk: int
+    chunk: int | None
 
     @property
     def tokens(self) -> int:
@@ -41,7 +41,11 @@ class AttentionUnit(Unit):
         return [*special, *self.document.token_ids[: self.length - len(special)]]
 
     def inputs(self) -> dict[str, Any]:
-        return {"tokens": token_digest(self.token_ids), "queries": self.queries, "chunk": self.chunk}
+        return {
+            "tokens": token_digest(self.token_ids),
+            "queries": self.queries,
+            "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
+        }
 
     def run(self) -> Generator[int, None, Outcome]:
         mass = AttentionMass(self.length - self.queries, self.length)
@@ -63,7 +67,7 @@ class AttentionUnit(Unit):
         """Chunks as in scoring, but every key stays in the cache. Wherever it yields, others' forwards may run: only
         its own are observed."""
         patch, model, device = self.subject.patch, self.subject.patch.model, self.subject.patch.model.device
-        chunk = chunk_length(self.chunk, model.config.get_text_config().vocab_size)
+        chunk = chunk_length(self.chunk, patch)
         ids = torch.tensor(self.token_ids, device=device)
         cache = None
         start = stop = 0
@@ -119,7 +123,7 @@ class CopyUnit(Unit):
     kind: ClassVar[str] = "copy"
     repeated: RepeatedSegment
     bos: int | None
-    chunk: int
+    chunk: int | None
 
     @property
     def tokens(self) -> int:
@@ -135,7 +139,7 @@ class CopyUnit(Unit):
             "tokens": token_digest(self.token_ids),
             "segment": self.repeated.segment,
             "bos": self.bos,
-            "chunk": self.chunk,
+            "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
         }
 
     def run(self) -> Generator[int, None, Outcome]:

@@ -62,7 +62,7 @@ class RecommendPlan(Plan):
     layout: Layout
     seed: int
     bos: int | None
-    chunk: int
+    chunk: int | None
     stages: tuple[tuple[Reading, ...], ...]
 
     @property

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from service.evaluation.chunks import most_tokens
 from service.evaluation.documents import Document
 from service.evaluation.scoring import token_scores
 from service.evaluation.unit import Outcome, Unit, token_digest
@@ -56,7 +57,7 @@ class RecallUnit(Unit):
     stop: int
     layout: Layout
     bos: int | None
-    chunk: int
+    chunk: int | None
 
     @property
     def tokens(self) -> int:
@@ -84,7 +85,12 @@ class RecallUnit(Unit):
 
     def inputs(self) -> dict[str, Any]:
         layout = list(self.layout)
-        return {"tokens": token_digest(self.token_ids), "layout": layout, "bos": self.bos, "chunk": self.chunk}
+        return {
+            "tokens": token_digest(self.token_ids),
+            "layout": layout,
+            "bos": self.bos,
+            "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
+        }
 
     def run(self) -> Generator[int, None, Outcome]:
         with self.slot() as slot:

@@ -36,7 +36,7 @@ class PromptsPlan(Plan):
     samples: dict[int, list[Sample]]
     tokenizer: PromptTokenizer = field(repr=False)
     eos_token_ids: dict[str, tuple[int, ...]]
-    chunk: int
+    chunk: int | None
 
     @property
     def cost(self) -> Cost:

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from service.evaluation.chunks import most_tokens
 from service.evaluation.retrieval.prompts import Sample
 from service.evaluation.scoring import Reading
 from service.evaluation.unit import Outcome, Unit, token_digest
@@ -22,7 +23,7 @@ class RetrievalUnit(Unit):
     kind: ClassVar[str] = "retrieval"
     sample: Sample
     eos_token_ids: tuple[int, ...]
-    chunk: int
+    chunk: int | None
 
     @property
     def tokens(self) -> int:
@@ -34,7 +35,7 @@ class RetrievalUnit(Unit):
             "answer": self.sample.answer_ids.tolist(),
             "new_tokens": self.sample.new_tokens,
             "eos": list(self.eos_token_ids),
-            "chunk": self.chunk,
+            "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
         }
 
     def run(self) -> Generator[int, None, Outcome]:

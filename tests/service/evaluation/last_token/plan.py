@@ -22,7 +22,7 @@ from .results import LastTokenMethod, LastTokenResult
 class LastTokenUnit(Unit):
     kind: ClassVar[str] = "last_token"
     token_ids: list[int]
-    chunk: int
+    chunk: int | None
 
     @property
     def tokens(self) -> int:

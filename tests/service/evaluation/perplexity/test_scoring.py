@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,7 +19,8 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from patches import parse, patched
-from service.evaluation.chunks import chunk_length, shortened
+from service.evaluation import chunks
+from service.evaluation.chunks import chunk_length, in_parts, shortened
 from service.evaluation.documents import from_text, from_token_ids
 from service.evaluation.scoring import Nll, token_nll
 from tests.models import tiny_model
@@ -88,10 +90,30 @@ def test_chunks_change_nothing(checkpoints: Path, request_fields: dict[str, Any]
         )
 
 
+def patch_of(vocab_size: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=vocab_size))
+    return SimpleNamespace(model=SimpleNamespace(config=config, device=torch.device(device), dtype=dtype))
+
+
 def test_chunks_shrink_with_the_vocabulary() -> None:
-    assert chunk_length(512, 32_000) == 512
-    assert chunk_length(512, 1_000_000) * 1_000_000 * 4 <= 64 << 20
-    assert chunk_length(8, 100) == 16
+    assert chunk_length(512, patch_of(32_000)) == 512
+    assert chunk_length(512, patch_of(1_000_000)) * 1_000_000 * 4 <= 64 << 20
+    assert chunk_length(8, patch_of(100)) == 16
+
+
+def test_chunks_of_a_card_are_longer() -> None:
+    assert chunk_length(None, patch_of(32_000)) == 512
+    assert chunk_length(None, patch_of(128_256, "cuda", torch.bfloat16)) == 2048
+    assert chunk_length(None, patch_of(256_000, "cuda", torch.bfloat16)) == (1 << 20) // 1000
+    assert chunk_length(700, patch_of(32_000, "cuda")) == 700
+
+
+def test_logits_become_float32_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "LOGITS_BYTES", 3 * 4 * 8)
+    logits = torch.randn(10, 8).bfloat16()
+    parts = list(in_parts(logits))
+    assert [part for part, _ in parts] == [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)]
+    assert torch.equal(torch.cat([numbers for _, numbers in parts]), logits.float())
 
 
 def test_chunks_shorten_with_the_context_and_less_in_a_wide_model() -> None:
