@@ -27,6 +27,11 @@ RUN groupadd --gid 10001 ropeway \
     && useradd --uid 10001 --gid ropeway --home-dir /cache --no-create-home --shell /usr/sbin/nologin ropeway \
     && install --directory --owner=ropeway --group=ropeway /cache
 
+# Triton compiles the launchers of its kernels.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+
 ARG TORCH_INDEX_URL=""
 RUN --mount=type=bind,source=constraints.txt,target=constraints.txt \
     --mount=type=cache,target=/root/.cache/pip \
@@ -44,6 +49,7 @@ RUN --mount=type=bind,from=wheel,source=/build/dist,target=dist \
 ENV HF_HOME=/cache \
     ROPEWAY_DATABASE_URL=sqlite:////cache/ropeway.db \
     MPLCONFIGDIR=/tmp/matplotlib \
+    TRITON_CACHE_DIR=/cache/triton \
     ROPEWAY_HOST=0.0.0.0 \
     ROPEWAY_PORT=8000
 WORKDIR /cache

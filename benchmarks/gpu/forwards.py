@@ -61,6 +61,8 @@ def scored(scale: Scale, name: str) -> Iterator[Row]:
     operations = 2 * tokens * decoded_weights(model) / model.dtype.itemsize + attention
     held = sum(weight.nbytes for weight in model.parameters()) + tokens * cached_bytes_per_token(model)
     with patched(model) as patch:
+        if scale.device == "cuda":
+            patch.read_in_place()  # as served
         plain = float("nan")
         for what, fields in LONG.items():
             slot = patch.slots.acquire(patch.resolve(parse(fields), tokens))

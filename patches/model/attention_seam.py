@@ -45,8 +45,8 @@ class AttentionSeam:
         self._roles, self._latent = measurement.roles, measurement.geometry.latent
         self._chooses_keys, self._compressed = measurement.chooses_keys, measurement.compressed
         self._forwards = forwards
-        self._segments = SegmentAttention(measurement, heads, slots)
-        self.packed = PackedAttention(int(config.num_hidden_layers), measurement, self._segments, forwards)
+        self.segments = SegmentAttention(measurement, heads, slots)
+        self.packed = PackedAttention(int(config.num_hidden_layers), measurement, self.segments, forwards)
 
     def attention(
         self,
@@ -143,10 +143,10 @@ class AttentionSeam:
     ) -> torch.Tensor:
         num_kv, first = key.shape[2], batch.segments[0]
         whole = len(batch.segments) == 1 and first.query == slice(0, query.shape[2])
-        recipe = self._segments.recipe(self._segments.role(index), first.slot)
+        recipe = self.segments.recipe(self.segments.role(index), first.slot)
         num_sinks = num_sinks_of(recipe, layer, num_kv, first.q_stop)
         if whole and num_sinks is not None:
-            attended = self._segments.attend((query, key, value), first, batch, layer, index, observer, num_sinks)
+            attended = self.segments.attend((query, key, value), first, batch, layer, index, observer, num_sinks)
             return attended.transpose(1, 2).contiguous()
         columns = padded_keys(batch, num_kv)
         if index in self._compressed:
@@ -154,13 +154,13 @@ class AttentionSeam:
         if whole and columns[0].start == 0:
             states = query, key[:, :, columns[0]], value[:, :, columns[0]]
             layer = layer.part(slice(None), slice(None), columns[0])
-            return self._segments.attend(states, first, batch, layer, index, observer).transpose(1, 2).contiguous()
+            return self.segments.attend(states, first, batch, layer, index, observer).transpose(1, 2).contiguous()
         output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         for segment, keys in zip(batch.segments, columns, strict=True):
             rows = segment.rows
             states = query[rows, :, segment.query], key[rows, :, keys], value[rows, :, keys]
             own = layer.part(rows, segment.query, keys)
-            output[rows, segment.query] = self._segments.attend(states, segment, batch, own, index, observer).transpose(
+            output[rows, segment.query] = self.segments.attend(states, segment, batch, own, index, observer).transpose(
                 1, 2
             )
         return output

@@ -307,7 +307,7 @@ def _fuse(model: PreTrainedModel, undo: ExitStack) -> None:
     """Fuse operations in steps on the Triton kernel, until ``undo`` closes. Other forwards compute the same bits."""
     for module, fused in list(fused_forwards(model)):
         _replace_forward(module, fused, undo)
-    for joined, forwards in list(joined_forwards(model)):
+    for joined, forwards in joined_forwards(model):
         undo.callback(joined.separate)
         for module, fused in forwards:
             _replace_forward(module, fused, undo)

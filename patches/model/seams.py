@@ -144,6 +144,10 @@ class Patched(Encodings):
             raise ValueError("the attention of this model is not observed: some of its keys cover several tokens")
         return self.carrying(observer=observer)
 
+    def read_in_place(self) -> None:
+        """From now on, the Triton kernel reads long sequences in ordinary caches. The caller knows that it runs."""
+        self.attention_seam.segments.reads_in_place = True
+
     def prepare(self, longest: Mapping[int, int]) -> Hashable:
         """Have the slots of a captured forward in the tensors that it reads, for the tokens in ``longest`` by slot.
 

@@ -29,6 +29,7 @@ class SegmentAttention:
         """``heads`` are those of this rank, None for all."""
         self._roles, self._compressed, self._slots = measurement.roles, measurement.compressed, slots
         self._of_rank = None if heads is None else lru_cache(2 * MAX_SLOTS)(lambda resolved: resolved.of_heads(heads))
+        self.reads_in_place = False
         geometry = measurement.geometry
         self.rows = ModelRows(
             self.recipe, Pairs(geometry.rotary_dim // 2, geometry.interleaved, geometry.rotary_offset)
@@ -62,9 +63,8 @@ class SegmentAttention:
         if observer is not None:
             observer(Observed(query, key, recipe, layer, segment.q_start, num_sinks))
         is_whole = key.shape[2] == segment.q_stop  # nothing was evicted, and the layer caches more than a window
-        if is_whole and in_place.is_faster(query, key, value, recipe, layer):
-            role = self.role(index)
-            return in_place.attend(query, key, value, segment.slot, segment.q_start, batch, layer, role, self.rows)
+        if self.reads_in_place and is_whole and in_place.is_faster(query, key, value, recipe, layer):
+            return in_place.attend(query, key, value, segment, batch, layer, self.role(index), self.rows)
         start = segment.q_start
         return fused.attend(query, key, value, recipe, batch, layer, q_start=start, num_sinks=num_sinks)
 

@@ -72,6 +72,8 @@ def _choice(checkpoint: Checkpoint, patch: Patched, settings: Settings) -> Engin
         raise ModelLoadError(f"ROPEWAY_CUDA_GRAPHS: {error}") from error
     except UnsupportedModel as error:
         raise _refusal(checkpoint, error) from error
+    if choice.attention == "triton":
+        patch.read_in_place()
     if settings.tensor_parallel > 1:
         if choice.kind != "paged":
             reason = f"ranks share the paged engine only, and it has the {choice}: {choice.reason}"

@@ -49,7 +49,7 @@ class ModelRows:
 
     def __init__(self, recipe: Callable[[Role, int], ResolvedRecipe], pairs: Pairs) -> None:
         """``recipe`` gives the encoding of a slot in layers of a role; ``pairs`` are those of layers that rotate."""
-        self._recipe, self._pairs = recipe, pairs
+        self.recipe, self._pairs = recipe, pairs
         self._tables: dict[tuple[Role, int], RowTables] = {}
         self._compiled: dict[tuple[Role, int], tuple[ResolvedRecipe, int, Row]] = {}
 
@@ -82,7 +82,7 @@ class ModelRows:
         return tuple((key, tables.version, tables.variants(slots)) for key, tables in self._tables.items())
 
     def _row(self, role: Role, slot: int, tokens: int) -> Row:
-        resolved, known = self._recipe(role, slot), self._compiled.get((role, slot))
+        resolved, known = self.recipe(role, slot), self._compiled.get((role, slot))
         if known is None or known[0] is not resolved or known[1] < tokens:
             length = power_of_two(tokens, SHORTEST)
             known = self._compiled[role, slot] = (resolved, length, compiled(resolved, length))

@@ -29,29 +29,31 @@ class BlockTable:
         self.pages = torch.full((rows, width), -1, dtype=torch.int32, device=device)
         self.host = np.full((rows, width), -1, np.int32)
         self._rows: list[tuple[int, ...]] = [()] * rows
-        self._changes: list[tuple[int, np.ndarray]] = []
+        self._changes: dict[int, tuple[int, int]] = {}
 
     def put(self, row: int, pages: tuple[int, ...]) -> None:
         """Have ``pages`` in a row from the next ``upload`` on."""
         known = self._rows[row]
         if pages is not known and pages != known:
             same = len(known) if pages[: len(known)] == known else 0  # most tables grow by a page
-            new = np.array(pages[same:], np.int32)
-            self.host[row, same : len(pages)] = new
-            self._changes.append((row * self.host.shape[1] + same, new))
+            self.host[row, same : len(pages)] = pages[same:]
+            first, stop = self._changes.get(row, (same, len(pages)))
+            self._changes[row] = min(first, same), max(stop, len(pages))
         self._rows[row] = pages
 
     def upload(self) -> None:
         """Write the changes of all rows at once: equally long requests all get a page in one step."""
         if not self._changes:
             return
-        changes, self._changes = self._changes, []
-        places = np.concatenate([np.arange(start, start + len(new)) for start, new in changes])
+        width = self.host.shape[1]
+        spans = [(row * width + first, row * width + stop) for row, (first, stop) in self._changes.items()]
+        places = np.concatenate([np.arange(*span) for span in spans])
         count = len(places)
         memory = np.zeros(count + (count + 1) // 2, np.int64)
-        memory[:count], memory[count:].view(np.int32)[:count] = places, np.concatenate([new for _, new in changes])
+        memory[:count], memory[count:].view(np.int32)[:count] = places, self.host.reshape(-1)[places]
         there = uploaded(torch.from_numpy(memory), self.pages.device)
         self.pages.view(-1).index_copy_(0, there[:count], there[count:].view(torch.int32)[:count])
+        self._changes.clear()  # not before: a step without memory is repeated
 
 
 class _Numbers:

@@ -11,7 +11,8 @@ from patches.attention.paged import launch
 from patches.attention.paged.batch import ModelRows, Role, runs_triton
 from patches.attention.paged.compilation import DoesNotFit, compiled, mask_row
 from patches.attention.paged.step import PagedSequence, Step, step_of
-from patches.batch.segments import Batch
+from patches.attention.paged.tables import MOST_BANDS
+from patches.batch.segments import Batch, Segment
 from patches.encoding.masks import LayerMask
 from patches.encoding.recipe import ResolvedRecipe
 
@@ -43,37 +44,50 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    slot: int,
-    q_start: int,
+    segment: Segment,
     batch: Batch,
     layer: Layer,
     role: Role,
     rows: ModelRows,
 ) -> torch.Tensor:
-    """Output [1, heads, q, value dim] of ``query`` [1, heads, q, head_dim] at q_start, q_start + 1, ...
+    """Output [1, heads, q, value dim] of ``query`` [1, heads, q, head_dim] at the positions of ``segment``.
 
     ``key`` [1, kv_heads, k, head_dim] and ``value`` have the positions 0 .. k - 1, of which the last is that of the
     last query.
     """
     heads, kv_heads, dim, device = query.shape[1], key.shape[1], query.shape[3], query.device
-    new, last = query.shape[2], q_start + query.shape[2]
+    # All slots of the batch at once: tables of biases make room by forgetting those of other slots.
+    tables = batch.shared(
+        ("rows in place", role, heads), lambda: rows.tables(role, heads, _longest(batch, role, rows), device)
+    )
 
     def make() -> launch.Plan:
-        tables = rows.tables(role, heads, {slot: last}, device)
         blocks = launch.blocks_for(query.dtype, dim, device)
-        return launch.planned(_step(slot, q_start, new, batch, device), tables, heads, kv_heads, blocks)
+        return launch.planned(_step(segment, batch, device), tables, heads, kv_heads, blocks)
 
-    plan = batch.shared(("in place", role, heads, kv_heads, dim, slot, q_start, new), make)
+    plan = batch.shared(("in place", role, heads, kv_heads, dim, segment.slot, segment.q_start, segment.q_stop), make)
     attended = launch.attend(query[0].transpose(0, 1), _pages(key), _pages(value), plan, layer)
     return attended.transpose(0, 1)[None]
 
 
-def _step(slot: int, q_start: int, new: int, batch: Batch, device: torch.device) -> Step:
+def _longest(batch: Batch, role: Role, rows: ModelRows) -> dict[int, int]:
+    """Tokens of the longest sequence of every slot that has a row."""
+    longest: dict[int, int] = {}
+    for segment in batch.segments:
+        if _has_row(rows.recipe(role, segment.slot)):
+            longest[segment.slot] = max(segment.q_stop, longest.get(segment.slot, 0))
+    return longest
+
+
+def _step(segment: Segment, batch: Batch, device: torch.device) -> Step:
     """One sequence, whose pages are numbered in order."""
-    pages = tuple(range(-(-(q_start + new) // PAGE)))
-    return batch.shared(
-        ("step", slot, q_start, new), lambda: step_of([PagedSequence(slot, q_start, new, pages)], PAGE, device)
-    )
+    slot, q_start, q_stop = segment.slot, segment.q_start, segment.q_stop
+
+    def make() -> Step:
+        sequence = PagedSequence(slot, q_start, q_stop - q_start, tuple(range(-(-q_stop // PAGE))))
+        return step_of([sequence], PAGE, device)
+
+    return batch.shared(("step", slot, q_start, q_stop), make)
 
 
 def _pages(states: torch.Tensor) -> torch.Tensor:
@@ -92,10 +106,9 @@ def _is_by_pairs(layer: Layer) -> bool:
 @lru_cache(256)
 def _has_row(resolved: ResolvedRecipe) -> bool:
     try:
-        compiled(resolved, 1)
+        return len(compiled(resolved, 1).bands) <= MOST_BANDS
     except DoesNotFit:
         return False
-    return True
 
 
 def _has_mask(mask: LayerMask) -> bool:

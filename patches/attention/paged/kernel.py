@@ -218,8 +218,9 @@ def attention(
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     base_map = MAPS + slot * (1 + 2 * MOST_BANDS) * 3
     base_pairs = PAIRS + slot * (1 + 2 * MOST_BANDS) * 2 * WIDTH
+    wide_head = kv_head.to(tl.int64)  # heads of an ordinary cache are far apart
     cache = (
-        K + kv_head * k_head, k_page, k_token, V + kv_head * v_head, v_page, v_token,
+        K + wide_head * k_head, k_page, k_token, V + wide_head * v_head, v_page, v_token,
         BLOCK_TABLE + sequence * table_width, first_pages, evicted,
     )  # fmt: skip
     columns = one, two, plain, wide, in_pair, in_plain, in_value

@@ -23,17 +23,19 @@ def _rounded(x, DTYPE: tl.constexpr, IN_BITS: tl.constexpr):
     return rounded
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["inner"])  # the number of tokens, in some models
 def rms_norm(
-    X, WEIGHT, OUT, eps,
+    X, WEIGHT, OUT, eps, inner, outer_stride, inner_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROUNDED_FIRST: tl.constexpr, ONE_MORE: tl.constexpr,
     IN_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (row): rows of ``WIDTH`` numbers lie one behind the other."""
-    at = tl.program_id(0).to(tl.int64) * WIDTH
+    """Program (row): ``WIDTH`` numbers. An outer index has ``inner`` rows; those of ``OUT`` have no gaps."""
+    row = tl.program_id(0).to(tl.int64)
+    at = row * WIDTH
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    x = tl.load(X + at + column, mask=inside, other=0.0).to(tl.float32)
+    source = X + row // inner * outer_stride + row % inner * inner_stride
+    x = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
     quotient = x * tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
     if ROUNDED_FIRST:

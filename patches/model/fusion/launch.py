@@ -29,21 +29,25 @@ def takes(*tensors: torch.Tensor) -> bool:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, form: Norm) -> torch.Tensor | None:
-    """``form`` of ``x`` [..., n] and ``weight`` [n], with the strides of ``x``; None for other tensors.
+    """``form`` of ``x`` [..., n] and ``weight`` [n]; None for other tensors.
 
-    Rows may lie in any order, such as by token and then by head.
+    Rows may lie in any order, such as by token and then by head, and the result has the same. Rows with gaps, such as
+    heads in a product that has keys and values too, become contiguous.
     """
     width = weight.shape[0]
     if not takes(x, weight) or x.shape[-1] != width or width > WIDEST or weight.stride(0) != 1:
         return None
     out = torch.empty_like(x)
-    if x.stride(-1) != 1 or out.stride() != x.stride():  # rows with gaps
+    rows: tuple[int, int, int] | None = (1, width, 0)
+    if out.stride() != x.stride():
+        out, rows = x.new_empty(x.shape), _rows(x)
+    if rows is None or x.stride(-1) != 1:
         return None
     from patches.model.fusion import kernels
 
     block = power_of_two(width)
     kernels.rms_norm[(x.numel() // width,)](
-        *(x, weight, out, eps),
+        *(x, weight, out, eps, *rows),
         WIDTH=width,
         BLOCK=block,
         ROUNDED_FIRST=form is Norm.ROUNDED_FIRST,
@@ -53,6 +57,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, form: Norm) -> t
         enable_fp_fusion=False,
     )
     return out
+
+
+def _rows(x: torch.Tensor) -> tuple[int, int, int] | None:
+    """(inner rows, stride of outer ones, stride of inner ones) of ``x`` [..., n]; None for three indices and more."""
+    outer = [(size, stride) for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    if len(outer) > 2:
+        return None
+    (_, first), (inner, second) = [(1, 0)] * (2 - len(outer)) + outer
+    return inner, first, second
 
 
 def layout_of(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Layout | None:

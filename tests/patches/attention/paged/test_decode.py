@@ -13,7 +13,7 @@ from patches import ResolvedRecipe, parse, resolve
 from patches.attention.layer import Layer
 from patches.attention.paged import launch
 from patches.attention.paged.compilation import compiled
-from patches.attention.paged.decode import DecodeSteps
+from patches.attention.paged.decode import BlockTable, DecodeSteps
 from patches.attention.paged.rows import BandRow, Row, Variant
 from patches.attention.paged.step import PagedSequence, parts_of, sizes_of_parts
 from patches.attention.paged.tables import MOST_BANDS, Pairs, RowTables
@@ -187,3 +187,19 @@ def test_parts_grow_with_the_length_and_cover_all_keys() -> None:
         assert own[0, 2] == 0
         assert (own[1:, 2] == own[:-1, 3]).all()
         assert own[-1, 2] < keys[row] <= own[-1, 3]
+
+
+def test_pages_survive_an_upload_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_memory(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    table = BlockTable(2, 4, CPU)
+    table.put(0, (3, 1))
+    with monkeypatch.context() as patching:
+        patching.setattr("patches.attention.paged.decode.uploaded", without_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            table.upload()
+    for row, pages in ((0, (3, 1)), (1, (5,)), (0, (3, 1, 2))):
+        table.put(row, pages)
+    table.upload()
+    assert table.pages.tolist() == [[3, 1, 2, -1], [5, -1, -1, -1]]

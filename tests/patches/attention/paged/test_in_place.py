@@ -29,10 +29,12 @@ METHODS = [
 ]
 
 
-def nll(fields: dict[str, object], chunk: int) -> torch.Tensor:
+def nll(fields: dict[str, object], chunk: int, *, in_place_too: bool = True) -> torch.Tensor:
     """Of 100 tokens in half precision, under one encoding."""
     torch.manual_seed(0)
     with patched(tiny_model("llama")[1].to(DEVICE, torch.bfloat16)) as patch:
+        if in_place_too:
+            patch.read_in_place()
         slot = patch.slots.acquire(patch.resolve(parse(fields), 100))
         steps = token_nll(patch, torch.randint(3, 90, (100,)).tolist(), slot, chunk)
         while True:
@@ -56,6 +58,8 @@ def test_scores_are_those_of_other_calls(fields: dict[str, object], monkeypatch:
     expected = nll(fields, 48)
     assert calls == 0, "the texts are short"
     monkeypatch.setattr(in_place, "LEAST_KEYS", 1)
+    assert torch.equal(nll(fields, 48, in_place_too=False), expected)
+    assert calls == 0, "nobody has checked that the kernel runs"
     assert torch.allclose(nll(fields, 48), expected, atol=0.1)
     assert calls > 0
 
@@ -69,3 +73,15 @@ def test_a_layer_that_chooses_keys_and_a_plain_one_keep_their_calls() -> None:
     assert in_place.is_faster(*states, plain, LAYERS["window"])
     assert not in_place.is_faster(*states, banded, Layer(0.3, bias=torch.zeros(1, 1, 600, 600)))
     assert not in_place.is_faster(*(each.float() for each in states), banded, Layer(0.3))
+
+
+def test_tables_of_biases_of_two_slots_do_not_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for one table: a forward of two sequences asks for both at once."""
+    monkeypatch.setattr(in_place, "LEAST_KEYS", 1)
+    monkeypatch.setattr("patches.attention.paged.tables.LEAST_DISTANCES", 1 << 12)
+    fields = [{"method": "sandwich"}, {"method": "sandwich", "dim": 64}]
+    tokens = torch.randint(3, 90, (2, 40), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    with patched(tiny_model("llama")[1].to(DEVICE, torch.bfloat16)) as patch, torch.no_grad():
+        expected = patch.model(tokens, **patch.encoding(fields)).logits
+        patch.read_in_place()
+        assert torch.allclose(patch.model(tokens, **patch.encoding(fields)).logits, expected, atol=0.05)

@@ -50,6 +50,21 @@ def test_a_norm_keeps_the_order_of_heads_in_memory() -> None:
     assert found.stride() == x.stride()
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_norm_of_heads_in_a_joined_product(tokens: int, transposed: bool) -> None:
+    """Queries lie beside keys and values."""
+    joined, weight = random(1, tokens, 6 * 16, dtype=torch.bfloat16), random(16, dtype=torch.bfloat16, seed=1)
+    x = joined.split((4 * 16, 2 * 16), -1)[0].view(1, tokens, 4, 16)
+    x = x.transpose(1, 2) if transposed else x
+    found = launch.rms_norm(x, weight, 1e-6, Norm.ROUNDED_FIRST)
+    assert found is not None
+    equals(found, Norm.ROUNDED_FIRST.computed(x, weight, 1e-6))
+    narrow = launch.rms_norm(joined[..., :16], weight, 1e-6, Norm.ROUNDED_FIRST)
+    assert narrow is not None
+    equals(narrow, Norm.ROUNDED_FIRST.computed(joined[..., :16], weight, 1e-6))
+
+
 @every_dtype
 @pytest.mark.parametrize("form", Rotation)
 @pytest.mark.parametrize("by_pair", [False, True])
@@ -88,7 +103,8 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     weight = random(8, dtype=torch.float32)
     assert launch.rms_norm(x.double(), weight.double(), 1e-6, Norm.ONE_MORE) is None
     assert launch.rms_norm(x.half(), weight, 1e-6, Norm.ONE_MORE) is None
-    assert launch.rms_norm(x[..., :4], weight[:4], 1e-6, Norm.ONE_MORE) is None, "rows with gaps"
+    gaps = random(2, 3, 4, 5, 8, dtype=torch.float32)[:, :, :2, :3]
+    assert launch.rms_norm(gaps, weight, 1e-6, Norm.ONE_MORE) is None, "rows by four indices"
     assert launch.rms_norm(x[:, :0], weight, 1e-6, Norm.ONE_MORE) is None
     assert launch.gated(x, x[:, :1], Activation.SILU) is None
     assert launch.gated(x.mT, x.mT, Activation.SILU) is None

@@ -43,6 +43,31 @@ def test_a_product_serves_its_own_input_only() -> None:
                 assert torch.allclose(joined.part(number, x), layers[number](x), atol=1e-6)
 
 
+def test_changed_numbers_are_seen() -> None:
+    layers = [linear(4, bias=True), linear(2, bias=True), linear(2, bias=True)]
+    joined, x = Joined(layers), torch.randn(1, 3, 8)
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.add_(1)
+            layer.bias.add_(1)
+        assert torch.allclose(joined.part(0, x), layers[0](x), atol=1e-5)
+        assert joined.is_current
+        layers[1].bias.data = torch.ones(2)
+    assert not joined.is_current
+
+
+def test_layers_that_share_memory_are_not_joined() -> None:
+    """An adapter's model has other parameters over the memory of its base."""
+    layers = [linear(4), linear(2), linear(2)]
+    copies = [linear(4), linear(2), linear(2)]
+    for layer, copied in zip(layers, copies, strict=True):
+        copied.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
+    assert not are_ordinary(layers)
+    assert not are_ordinary(copies)
+    del copies, copied
+    assert are_ordinary(layers)
+
+
 def test_other_layers_stay_as_they_are() -> None:
     class Other(nn.Linear):
         pass
