@@ -25,8 +25,7 @@ from patches.attention.paged.batch import runs_triton
 from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import MaskKind, Seams, architecture_of
 from patches.model.encodings import with_keyword
-from patches.model.fusion.projections import joined_forwards
-from patches.model.fusion.replacement import fused_forwards, rotating, rotation_fused
+from patches.model.fusion.replacement import fuse
 from patches.model.geometry import (
     UnsupportedModel,
     dispatches,
@@ -201,7 +200,7 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         if patch.embedding is not None:
             _replace_forward(patch.embedding.module, patch.embed, undo)
         if runs_triton(model.device):
-            _fuse(model, undo)
+            fuse(model, undo, _replace_forward)
         forward = wraps(model.forward)(partial(patch.run, model.forward))
         forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
         _replace_forward(model, forward, undo)
@@ -301,18 +300,6 @@ def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seam
     for module in model.modules():
         if type(module).__name__ in architecture.attention:
             _replace_forward(module, partial(architecture.forward, seams, module), undo)
-
-
-def _fuse(model: PreTrainedModel, undo: ExitStack) -> None:
-    """Fuse operations in steps on the Triton kernel, until ``undo`` closes. Other forwards compute the same bits."""
-    for module, fused in list(fused_forwards(model)):
-        _replace_forward(module, fused, undo)
-    for joined, forwards in joined_forwards(model):
-        undo.callback(joined.separate)
-        for module, fused in forwards:
-            _replace_forward(module, fused, undo)
-    for namespace in rotating(model):
-        undo.enter_context(rotation_fused(namespace))
 
 
 def _parts_that_attend(model: PreTrainedModel) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from patches.attention.paged.step import SPLIT, Item, PagedSequence, Work, parts_of, sizes_of_parts
+from patches.attention.paged.step import SPLIT, Item, PagedSequence, Work, longest, parts_of, sizes_of_parts
 from patches.attention.paged.tables import power_of_two
 from patches.batch.slots import POSITION_BITS
 from patches.batch.upload import uploaded
@@ -78,7 +78,7 @@ class _Numbers:
         about[:, 0], about[:, 1], about[:, 2], about[:, 3] = slots, positions, numbers, 1
         about[:, 4:] = every[:, 2:]
         self._divide(positions + 1, numbers, split)
-        self.rows, self.longest = rows.copy(), _longest(slots.tolist(), (positions + 1).tolist())
+        self.rows, self.longest = rows.copy(), longest(zip(slots.tolist(), (positions + 1).tolist(), strict=True))
 
     def _divide(self, keys: np.ndarray, numbers: np.ndarray, split: int) -> None:
         """Have the items of rows with ``keys`` each. They change once in ``split`` tokens of a row."""
@@ -108,11 +108,8 @@ class DecodeStep:
         self._on_device = torch.zeros(count, dtype=torch.int64, device=self.device)
         self._now, self._next = (_Numbers(count, longs, integers, self.device) for _ in range(2))
         parts = _parts(self._on_device, longs, integers)
-        self.positions, self.slots, self.new_places = (
-            parts["positions"],
-            parts["slots"],
-            (parts["page"], parts["place"]),
-        )
+        self.positions, self.slots = parts["positions"], parts["slots"]
+        self.new_places = parts["page"], parts["place"]
         self.input_ids, self.position_ids = parts["ids"][None], parts["encoded"][None]
         self._work = Work(
             parts["sequences"].view(rows, 6), parts["sequences"][:0], parts["singles"].view(items, 4), parts["edges"]
@@ -196,15 +193,6 @@ def _ends(keys: np.ndarray, split: int) -> np.ndarray:
     sizes = sizes_of_parts(keys, split)
     ends: np.ndarray = -(-keys // sizes) * sizes
     return ends
-
-
-def _longest(slots: Sequence[int], tokens: Sequence[int]) -> dict[int, int]:
-    """The most tokens of every slot."""
-    most: dict[int, int] = {}
-    for slot, count in zip(slots, tokens, strict=True):
-        if count > most.get(slot, 0):
-            most[slot] = count
-    return most
 
 
 def _on_host(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

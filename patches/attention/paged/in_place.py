@@ -8,9 +8,9 @@ import torch
 
 from patches.attention.layer import Layer
 from patches.attention.paged import launch
-from patches.attention.paged.batch import ModelRows, Role, runs_triton
+from patches.attention.paged.batch import ModelRows, Role
 from patches.attention.paged.compilation import DoesNotFit, compiled, mask_row
-from patches.attention.paged.step import PagedSequence, Step, step_of
+from patches.attention.paged.step import PagedSequence, Step, longest, step_of
 from patches.attention.paged.tables import MOST_BANDS
 from patches.batch.segments import Batch, Segment
 from patches.encoding.masks import LayerMask
@@ -28,13 +28,13 @@ def is_faster(
 ) -> bool:
     """True if the kernel computes this attention, and torch has no single kernel that does.
 
-    Tensors are as in ``attend``.
+    Tensors are as in ``attend``. The caller knows that Triton runs on their device.
     """
     if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[0] > 1 or key.shape[2] < LEAST_KEYS:
         return False
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return False
-    if not runs_triton(query.device) or not (key.stride(3) == value.stride(3) == query.stride(3) == 1):
+    if not key.stride(3) == value.stride(3) == query.stride(3) == 1:
         return False
     is_torchs = resolved.is_plain and layer.is_ordinary and layer.mask.is_causal_below(key.shape[2])
     return not is_torchs and _is_by_pairs(layer) and _has_row(resolved) and _has_mask(layer.mask)
@@ -72,11 +72,8 @@ def attend(
 
 def _longest(batch: Batch, role: Role, rows: ModelRows) -> dict[int, int]:
     """Tokens of the longest sequence of every slot that has a row."""
-    longest: dict[int, int] = {}
-    for segment in batch.segments:
-        if _has_row(rows.recipe(role, segment.slot)):
-            longest[segment.slot] = max(segment.q_stop, longest.get(segment.slot, 0))
-    return longest
+    fitting = (segment for segment in batch.segments if _has_row(rows.recipe(role, segment.slot)))
+    return longest((segment.slot, segment.q_stop) for segment in fitting)
 
 
 def _step(segment: Segment, batch: Batch, device: torch.device) -> Step:

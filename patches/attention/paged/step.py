@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -104,12 +104,13 @@ def singles_of(sequences: Sequence[PagedSequence], split: int) -> tuple[np.ndarr
     return parts_of(owner, keys, split)
 
 
-def longest(sequences: Sequence[PagedSequence]) -> dict[int, int]:
-    """Tokens of the longest sequence of every slot."""
-    tokens: dict[int, int] = {}
-    for sequence in sequences:
-        tokens[sequence.slot] = max(sequence.q_stop, tokens.get(sequence.slot, 0))
-    return tokens
+def longest(sequences: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Tokens of the longest sequence of every slot, of pairs of a slot and a number of tokens."""
+    most: dict[int, int] = {}
+    for slot, tokens in sequences:
+        if tokens > most.get(slot, 0):
+            most[slot] = tokens
+    return most
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Step:
     @cached_property
     def longest(self) -> dict[int, int]:
         """Tokens of the longest sequence of every slot."""
-        return longest(self.sequences)
+        return longest((sequence.slot, sequence.q_stop) for sequence in self.sequences)
 
     @cached_property
     def slots(self) -> torch.Tensor:

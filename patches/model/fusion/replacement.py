@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import ModuleType
@@ -18,9 +18,26 @@ from patches.model.fusion import launch
 from patches.model.fusion.active import is_fusing
 from patches.model.fusion.detection import activation_of, norm_of, rotations_of
 from patches.model.fusion.forms import Activation, Layout, Norm, Rotation
+from patches.model.fusion.projections import joined_forwards
 
 ROTATION = "apply_rotary_pos_emb"
 """Name of the function that turns queries and keys, beside the classes of attention that call it."""
+
+
+Replace = Callable[[nn.Module, Callable[..., Any], ExitStack], None]
+"""Replaces the forward of a module, until the stack closes."""
+
+
+def fuse(model: nn.Module, undo: ExitStack, replace: Replace) -> None:
+    """Fuse operations in steps on the Triton kernel, until ``undo`` closes. Other forwards compute the same bits."""
+    for module, fused in list(fused_forwards(model)):
+        replace(module, fused, undo)
+    for joined, forwards in joined_forwards(model):
+        undo.callback(joined.separate)
+        for module, fused in forwards:
+            replace(module, fused, undo)
+    for namespace in rotating(model):
+        undo.enter_context(rotation_fused(namespace))
 
 
 def fused_forwards(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:

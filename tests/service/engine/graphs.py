@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+import pytest
 import torch
 
 from patches import Method, Patched
+from patches.attention.paged.launch import Blocks
+from service.engine.adapter import graphs
 from service.engine.choice import EngineChoice
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
+from tests.patches.attention.paged import by_tables
+from tests.recording import Recorder
 
 TRITON = EngineChoice(attention="triton")
 CAPTURED = replace(TRITON, graphs=True)
+SPLIT = 8
+"""Keys of a part, in steps that are recorded."""
+
 LIMITS = EngineLimits(512, 0, page_size=4, max_batch_tokens=48, max_requests_per_batch=32)
 
 
@@ -62,3 +70,14 @@ def run(
         patch.slots.release(request.slot)
     logprobs = [torch.tensor([step.logprob for step in request.logprobs]) for request in requests]
     return Run(tokens, logprobs, steps, list(getattr(engine, "failures", [])))
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Steps are recorded, attention is in plain torch, and a part of a sequence is small."""
+    recorder = Recorder()
+    monkeypatch.setattr(graphs, "CudaCapture", lambda: recorder)
+    monkeypatch.setattr("patches.attention.paged.launch.attend", by_tables.attend)
+    monkeypatch.setattr("patches.attention.paged.launch.write", by_tables.write)
+    monkeypatch.setattr("patches.attention.paged.launch.blocks_for", lambda *_: Blocks(32, 16, SPLIT))
+    monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SPLIT)
+    return recorder

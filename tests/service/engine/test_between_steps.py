@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from patches import DecodeSteps, PagedSequence, parse, patched
-from patches.attention.paged.launch import Blocks
-from service.engine.adapter import graphs
 from service.engine.adapter.decode_rows import DecodeRows
 from service.engine.adapter.processor import StepProcessor
 from service.engine.engine import Engine
@@ -20,25 +18,16 @@ from service.engine.out_of_memory import OutOfMemory
 from service.engine.request import SamplingParams
 from tests.methods import Fields
 from tests.models import tiny_model
-from tests.patches.attention.paged import by_tables
 from tests.recording import Recorder
-from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, run
+from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, recorded, run
 from tests.service.engine.test_paged_attention import WINDOWED, prompts_for
 
-SPLIT = 8
 ENCODINGS: list[Fields] = [*WINDOWED, {"method": "default"}, {"method": "default"}, {"method": "alibi"}]
 
 
 @pytest.fixture(autouse=True)
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """Steps are recorded, attention is in plain torch, and a part of a sequence is small."""
-    recorder = Recorder()
-    monkeypatch.setattr(graphs, "CudaCapture", lambda: recorder)
-    monkeypatch.setattr("patches.attention.paged.launch.attend", by_tables.attend)
-    monkeypatch.setattr("patches.attention.paged.launch.write", by_tables.write)
-    monkeypatch.setattr("patches.attention.paged.launch.blocks_for", lambda *_: Blocks(32, 16, SPLIT))
-    monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SPLIT)
-    return recorder
+    return recorded(monkeypatch)
 
 
 def test_rows_are_those_of_a_fresh_look(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from prometheus_client import generate_latest
 
 from patches import PagedBatch, parse, patched
 from patches.attention.paged.decode import DecodeStep
-from patches.attention.paged.launch import Blocks
 from service.engine.adapter import graphs
 from service.engine.choice import EngineChoice
 from service.engine.engine import Engine
@@ -25,23 +24,15 @@ from tests.methods import Fields
 from tests.models import by_tier, tiny_model
 from tests.patches.attention.paged import by_tables
 from tests.recording import Recorded, Recorder
-from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, run
+from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, recorded, run
 from tests.service.engine.test_paged_attention import WINDOWED, every_encoding, prompts_for
 
 FAMILIES = ("llama", "gemma3", "gpt_oss", "deepseek_v3", "llama4", "bloom", "gemma2", "diffllama")
-SPLIT = 8
 
 
 @pytest.fixture(autouse=True)
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """Steps are recorded, attention is in plain torch, and a part of a sequence is small."""
-    recorder = Recorder()
-    monkeypatch.setattr(graphs, "CudaCapture", lambda: recorder)
-    monkeypatch.setattr("patches.attention.paged.launch.attend", by_tables.attend)
-    monkeypatch.setattr("patches.attention.paged.launch.write", by_tables.write)
-    monkeypatch.setattr("patches.attention.paged.launch.blocks_for", lambda *_: Blocks(32, 16, SPLIT))
-    monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SPLIT)
-    return recorder
+    return recorded(monkeypatch)
 
 
 @pytest.mark.parametrize("family", by_tier(FAMILIES))

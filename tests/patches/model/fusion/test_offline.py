@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
+from tests.patches.offline import compiled
 
-ROOT = Path(__file__).resolve().parents[4]
+pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), [(80, "bf16"), (90, "bf16"), (90, "fp16"), (90, "fp32")])
 def test_every_variant_compiles(capability: int, dtype: str, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.patches.model.fusion.offline", str(capability), dtype],
-        cwd=ROOT,
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    variants = [json.loads(line) for line in ran.stdout.splitlines()]
+    variants = compiled("tests.patches.model.fusion.offline", capability, dtype, tmp_path)
     assert len(variants) == 28
     assert [variant for variant in variants if variant["spills"] or variant["fuses"]] == []
