@@ -81,6 +81,7 @@ FREQUENCIES = "tests/patches/methods/test_frequencies.py"
 ENGINE = "tests/service/engine/test_engine.py"
 SAMPLING = "tests/service/engine/test_sampling.py"
 GRAPHS = "tests/service/engine/test_graphs.py"
+AHEAD = "tests/service/engine/test_ahead.py"
 JOINING, MOVING = "test_requests_join_a_batch_and_leave_it", "test_encodings_that_move_positions_have_other_graphs"
 EVICTION = "tests/service/engine/test_paged_eviction.py"
 FAIRNESS = "tests/service/engine/test_fairness.py"
@@ -293,6 +294,16 @@ CARRIED = [
              "number not in last.parts", ("tests/patches/model/fusion/test_projections.py",)),
     Mutation("parts of another length", "patches", "2 * (keys > 64 * split)", "2 * (keys > 32 * split)",
              ("tests/patches/attention/paged/test_decode.py",)),
+    Mutation("a step ahead without its tokens", "patches", "        self.input_ids[0, : len(tokens)].copy_(tokens)\n",
+             "", (f"{AHEAD}::test_tokens_are_those_of_ordinary_steps",)),
+    Mutation("a step ahead with the noise of the one before", "service/engine", "state.generated_len() + ahead\n",
+             "state.generated_len()\n", (f"{AHEAD}::test_tokens_are_those_of_ordinary_steps",)),
+    Mutation("a step ahead into the same page", "patches", "is_written and (rows[:, 1] % self.page_size).all() else",
+             "is_written else", (f"{AHEAD}::test_one_request_waits_for_the_host_at_edges_only",)),
+    Mutation("a step in flight behind the last request", "service/engine",
+             "            self.hand_out()\n            self.model_runner.drop_ahead()\n        return ready",
+             "            self.hand_out()\n        return ready",
+             (f"{AHEAD}::test_requests_that_come_and_leave_change_nothing",)),
     Mutation("logits of the first part only", "service/evaluation", "for start in range(0, len(logits), rows):",
              "for start in range(0, rows, rows):", ("tests/service/evaluation/perplexity/test_scoring.py",)),
     Mutation("without a cache, only the last chunk is read", "service/evaluation",

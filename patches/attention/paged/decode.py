@@ -138,8 +138,25 @@ class DecodeStep:
         """Write what the next step has if all sequences go on. A card still reads the numbers of this one."""
         rows = self._now.rows + NEXT
         before, after = (_ends(each[:, 1] + 1, self._split) for each in (self._now.rows, rows))
-        if np.array_equal(before, after):  # it has as many items
+        if np.array_equal(before, after) and not np.array_equal(self._next.rows, rows):  # it has as many items
             self._next.write(rows, self.page_size, self._split)
+
+    @property
+    def expected(self) -> Mapping[int, int] | None:
+        """``longest`` of the step that ``expect`` wrote, if all its tokens go to the same pages; else None."""
+        rows = self._now.rows + NEXT
+        is_written = np.array_equal(self._next.rows, rows)
+        return self._next.longest if is_written and (rows[:, 1] % self.page_size).all() else None
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Have the ``expected`` step, whose ``tokens`` int64 [n] only the device knows. This one may not have ended."""
+        now, before = self._next, self._now
+        self._now, self._next = now, before
+        now.parts["page"][:] = before.parts["page"]
+        now.parts["ids"][:] = 0
+        self.longest = now.longest
+        self._on_device.copy_(now.memory, non_blocking=True)
+        self.input_ids[0, : len(tokens)].copy_(tokens)
 
     def work(self, queries: int, split: int) -> Work:
         """The items, of a step without sequences of several queries.

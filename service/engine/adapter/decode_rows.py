@@ -14,12 +14,15 @@ from service.engine.request import EngineRequest
 
 
 class DecodeRows:
-    """``numbers`` int64 [n, 4], ``pages`` and ``tokens`` are what ``DecodeSteps.of`` takes of the last ``take``."""
+    """``numbers`` int64 [n, 4], ``pages`` and ``tokens`` are what ``DecodeSteps.of`` takes of the last ``take``.
+
+    ``known`` are its requests; None for one that was cancelled meanwhile.
+    """
 
     def __init__(self, cache: EncodingCache, requests: dict[str, EngineRequest]) -> None:
         self._cache, self._requests = cache, requests
         self._states: list[RequestState] = []
-        self._known: list[EngineRequest | None] = []
+        self.known: list[EngineRequest | None] = []
         self._next: list[int] = []
         self.numbers = np.zeros((0, 4), np.int64)
         self.pages: dict[int, tuple[int, ...]] = {}
@@ -29,7 +32,7 @@ class DecodeRows:
         """Have a step in which each of ``states`` reads one token."""
         known = [self._requests.get(state.request_id) for state in states]
         positions = [state.position_offset for state in states]
-        same = positions == self._next and all(map(is_, states, self._states)) and all(map(is_, known, self._known))
+        same = positions == self._next and all(map(is_, states, self._states)) and all(map(is_, known, self.known))
         self.tokens = [state.tokens_to_process[0] for state in states]
         if same:
             changed = self._changed(states, positions)
@@ -43,7 +46,13 @@ class DecodeRows:
         for row in changed:
             self.pages[row], first_pages, evicted = self._cache.pages_of(states[row].request_id)
             self.numbers[row, 2:] = first_pages, evicted
-        self._states, self._known, self._next = states, known, [position + 1 for position in positions]
+        self._states, self.known, self._next = states, known, [position + 1 for position in positions]
+
+    @property
+    def following(self) -> np.ndarray:
+        """``numbers`` one token later, from the same pages."""
+        following: np.ndarray = self.numbers + np.array((0, 1, 0, 0))
+        return following
 
     def forget(self) -> None:
         """Look at everything in the next step."""

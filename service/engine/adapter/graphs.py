@@ -111,6 +111,23 @@ class DecodeGraphs:
         assert self._logits is not None, "the capture has left some"
         return step.longest, self._logits
 
+    def replayed_ahead(self, tokens: torch.Tensor) -> tuple[Mapping[int, int], torch.Tensor] | None:
+        """As ``replayed``, of the step that was expected. ``tokens`` int64 [n] are those that the running step draws.
+
+        None without a graph of it, and where its keys begin another page.
+        """
+        step = self._running
+        longest = None if step is None else step.expected
+        if step is None or longest is None:
+            return None
+        key = step.size, self._patch.prepare(longest)
+        if key not in self._graphs:
+            return None
+        step.advance(tokens)
+        self._replayed(key)
+        assert self._logits is not None, "the capture has left some"
+        return longest, self._logits
+
     def expect(self) -> None:
         """While a replay runs: prepare for the same sequences with one token more."""
         if self._running is not None:

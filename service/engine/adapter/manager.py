@@ -142,6 +142,7 @@ class EncodingManager(ContinuousBatchingManager):
         rows, cache = self._limits.max_requests_per_batch, processor.cache
         graphs = DecodeGraphs(self.patch, cache, rows, self.failures) if self._captures else None  # type: ignore[arg-type]
         own = {"patch": self.patch, "graphs": graphs, "recordings": self._recordings, "on_step": self._on_step}
+        own |= {"drawn": None, "ahead": None}
         adopt(processor.model_runner, RequestRunner, requests=self.requests, **own)
         adopt(
             processor.scheduler,
@@ -157,13 +158,17 @@ class EncodingManager(ContinuousBatchingManager):
             adopt(whole, WindowedAllocator, requests=self.requests, windows={}, evicted_pages={}, turns=iter(()))
             if self._reads_in_place and len(cache.cache_allocators) == 1:
                 give_out_runs(whole)  # type: ignore[arg-type]
-        adopt(processor, StepProcessor, requests=self.requests, held=[])
+        adopt(processor, StepProcessor, requests=self.requests, held=[], tokens=[])
         return processor
 
     @override
     def _run_generation_loop(self) -> None:
         with generation_thread(self._wake):
-            super()._run_generation_loop()
+            try:
+                super()._run_generation_loop()
+            finally:  # a step in vain may still write into the cache
+                if self.batch_processor is not None:
+                    self.batch_processor.model_runner.drop_ahead()  # type: ignore[attr-defined]
 
     @override
     def start(self) -> None:
@@ -276,6 +281,7 @@ class EncodingManager(ContinuousBatchingManager):
                     break
                 self._generation_loop_body(self.batch_processor, bootstrapping=False)
             self.batch_processor.hand_out()  # type: ignore[attr-defined]
+            self.batch_processor.model_runner.drop_ahead()  # type: ignore[attr-defined]
             self.batch_processor = None
         outputs = {}
         while not self.output_router.output_queue.empty():

@@ -8,6 +8,7 @@ from transformers.generation.continuous_batching.continuous_api import Continuou
 from transformers.generation.continuous_batching.requests import RequestState
 from typing_extensions import override
 
+from service.engine.adapter.ahead import MOST_ROWS
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.adapter.runner import RequestRunner
 from service.engine.request import EngineRequest
@@ -23,6 +24,8 @@ class StepProcessor(ContinuousBatchProcessor):
     model_runner: RequestRunner
     requests: dict[str, EngineRequest]
     held: list[RequestState]
+    tokens: list[int]
+    """Those that the last replayed step has drawn."""
 
     def hand_out(self) -> None:
         """Deliver the tokens of ``held``, without those of requests that are cancelled."""
@@ -36,6 +39,7 @@ class StepProcessor(ContinuousBatchProcessor):
         ready: bool = super().prepare_next_batch()
         if not ready:
             self.hand_out()
+            self.model_runner.drop_ahead()
         return ready
 
     @override
@@ -43,13 +47,35 @@ class StepProcessor(ContinuousBatchProcessor):
         inputs = self.inputs_and_outputs
         if inputs.rows is not None and inputs.is_brief:
             if self.model_runner.replay():
+                if self._goes_on():
+                    self.model_runner.go_ahead()
                 self.hand_out()
-                self.model_runner.expect()
-                inputs.retrieve_device_outputs()
+                assert self.model_runner.drawn is not None
+                self.tokens = self.model_runner.drawn.read()
                 return
             inputs.write_whole()
         self.hand_out()
+        self.model_runner.drop_ahead()
         super()._generation_step(model)
+
+    def _goes_on(self) -> bool:
+        """True if the next step has the requests of this one, unless one ends by its token or is cancelled.
+
+        A request that wants log-probabilities waits for its token anyway.
+        """
+        states = [future.state for future in self.inputs_and_outputs.requests_in_batch]
+        scheduler = self.scheduler
+        if len(states) > MOST_ROWS or len(scheduler.active_requests) > len(states) or scheduler.waiting_requests:
+            return False
+        if any(each is None or not each.empty() for each in (self.input_queue, self.cancel_queue)):
+            return False
+        requests = [self.requests.get(state.request_id) for state in states]
+        return all(
+            request is not None
+            and request.sampling.logprobs is None
+            and state.generated_len() + 1 < request.max_new_tokens
+            for request, state in zip(requests, states, strict=True)
+        )
 
     @override
     def update_batch(self) -> None:
@@ -58,8 +84,7 @@ class StepProcessor(ContinuousBatchProcessor):
         if not inputs.is_brief:
             super().update_batch()
             return
-        futures, tokens, _ = inputs.prepare_batch_update()
-        for future, token in zip(futures, tokens, strict=True):
+        for future, token in zip(inputs.requests_in_batch, self.tokens, strict=True):
             state = future.state
             finished = state.update_and_check_completion(token, None)
             if future.complete_blocks:  # before the request gives its blocks back

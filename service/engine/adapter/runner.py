@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -12,8 +13,10 @@ from transformers.generation.continuous_batching.utils import stream_context
 from typing_extensions import override
 
 from patches import DecodeStep, PagedBatch, Patched, Recordings
+from service.engine.adapter.ahead import Ahead, Drawn
 from service.engine.adapter.graphs import DecodeGraphs, GraphUse
 from service.engine.adapter.inputs import SlottedInputs
+from service.engine.out_of_memory import is_out_of_memory
 from service.engine.request import EngineRequest
 from service.engine.sampling import sample, undone_on_error
 
@@ -42,6 +45,10 @@ class RequestRunner(ModelRunner):
     graphs: DecodeGraphs | None
     recordings: Recordings | None
     on_step: OnStep
+    drawn: Drawn | None
+    """Tokens of the last step that a graph replayed."""
+    ahead: Ahead | None
+    """The step that the card computes after it."""
 
     @override
     def compute_batch(self, model: Any, batch_data: dict[str, Any]) -> None:
@@ -54,26 +61,68 @@ class RequestRunner(ModelRunner):
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
 
-    @torch.inference_mode()
     def replay(self) -> bool:
-        """Launch the step that ``rows`` of the inputs describe, and its sampling; False without a graph of it."""
-        inputs = self.inputs_and_outputs
+        """Launch the step that ``rows`` of the inputs describe, and its sampling; False without a graph of it.
+
+        If it runs since ``go_ahead``, nothing is launched.
+        """
+        rows, ahead = self.inputs_and_outputs.rows, self.ahead
         assert self.graphs is not None
-        assert inputs.rows is not None
-        self._wait_for_current_stream()
-        with stream_context(inputs.compute_stream):
-            found = self.graphs.replayed(inputs.rows)
-            if found is None:
+        assert rows is not None
+        if ahead is not None and ahead.is_step_of(rows):
+            self.ahead, self.drawn, variant = None, ahead.drawn, ahead.variant
+        else:
+            self.drop_ahead()
+            launched = self._launched(partial(self.graphs.replayed, rows), 0)
+            if launched is None:
                 return False
-            longest, scores = found
-            self._sample(scores[None], inputs.output_ids)
-        self.on_step("replayed", self.patch.variant(longest).label)
+            self.drawn, variant = launched
+        self.on_step("replayed", variant)
+        self.graphs.expect()
         return True
 
-    def expect(self) -> None:
-        """While the card computes: prepare for the next step."""
+    def go_ahead(self) -> None:
+        """Launch the next step, if it is the expected one: the card need not wait for the host between both."""
+        rows, before = self.inputs_and_outputs.rows, self.drawn
         assert self.graphs is not None
-        self.graphs.expect()
+        assert rows is not None
+        assert before is not None, "the step before was replayed"
+        try:
+            launched = self._launched(partial(self.graphs.replayed_ahead, before.tokens), 1)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._wait_for_card()  # the step comes again
+            return
+        if launched is not None:
+            self.ahead = Ahead(rows.following, rows.known, before, *launched)
+
+    def drop_ahead(self) -> None:
+        """Forget a step that was launched in vain, once the card has ended it: another one uses its memory."""
+        if self.ahead is not None:
+            self.ahead = None
+            self._wait_for_card()
+
+    def _wait_for_card(self) -> None:
+        stream = self.inputs_and_outputs.compute_stream
+        if stream is not None:
+            stream.synchronize()
+
+    @torch.inference_mode()
+    def _launched(
+        self, replay: Callable[[], tuple[Mapping[int, int], torch.Tensor] | None], ahead: int
+    ) -> tuple[Drawn, str] | None:
+        """Tokens of a step and the kernel's variant, or None if ``replay`` has no graph.
+
+        Requests have ``ahead`` tokens more than the host knows.
+        """
+        self._wait_for_current_stream()
+        with stream_context(self.inputs_and_outputs.compute_stream):
+            found = replay()
+            if found is None:
+                return None
+            longest, scores = found
+            return Drawn(self._draw(scores, ahead)), self.patch.variant(longest).label
 
     @override
     @torch.inference_mode()  # without version counters, a step of many small operations takes 5 to 10 % less time
@@ -105,12 +154,18 @@ class RequestRunner(ModelRunner):
 
     @override
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
+        tokens = self._draw(scores[0])
+        output_ids[0, : len(tokens)].copy_(tokens)
+
+    def _draw(self, scores: torch.Tensor, ahead: int = 0) -> torch.Tensor:
+        """Tokens int64 [n] of the requests that get one, from ``scores`` float32 [n or more, vocabulary].
+
+        Requests have ``ahead`` tokens more than the host knows.
+        """
         states = [f.state for f in self.inputs_and_outputs.requests_in_batch if f.has_new_token]
         rows = [self.requests.get(state.request_id) for state in states]
-        if rows:
-            for request, state in zip(rows, states, strict=True):
-                if request is not None:
-                    request.generated = state.generated_len()
-            with undone_on_error(rows):  # the step may be repeated
-                tokens = sample(scores[0, : len(rows)], rows)
-            output_ids[0, : len(rows)].copy_(tokens)
+        for request, state in zip(rows, states, strict=True):
+            if request is not None:
+                request.generated = state.generated_len() + ahead
+        with undone_on_error(rows):  # the step may be repeated
+            return sample(scores[: len(rows)], rows)

@@ -1,0 +1,202 @@
+"""Steps that are launched before the tokens of the one before have arrived: used, or dropped without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from patches import Patched, parse, patched
+from service.engine.adapter.ahead import MOST_ROWS, Ahead
+from service.engine.adapter.decode_rows import DecodeRows
+from service.engine.choice import EngineChoice
+from service.engine.engine import Engine
+from service.engine.generation import Generation
+from service.engine.limits import EngineLimits
+from service.engine.request import EngineRequest, SamplingParams
+from tests.methods import Fields
+from tests.models import tiny_model
+from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, recorded, requests_of
+from tests.service.engine.test_paged_attention import WINDOWED, prompts_for
+
+ENCODINGS: list[Fields] = [
+    {"method": "default"},
+    {"method": "yarn", "factor": 4.0},
+    {"method": "self_extend", "group_size": 4, "neighbor_window": 8},
+    {"method": "alibi"},
+    *WINDOWED,
+]
+DRAWN = (
+    SamplingParams(),
+    SamplingParams(temperature=0.8, seed=3),
+    SamplingParams(temperature=1.2, top_p=0.9, seed=4),
+    SamplingParams(temperature=0.7, top_k=5, min_tokens=9),
+)
+
+
+@pytest.fixture(autouse=True)
+def _recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(monkeypatch)
+
+
+@pytest.fixture(name="ends")
+def _ends(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
+    """Counts steps that were launched early: True if used."""
+    ends, ordinary = Counter[bool](), Ahead.is_step_of
+
+    def noted(self: Ahead, rows: DecodeRows) -> bool:
+        used = ordinary(self, rows)
+        ends[used] += 1
+        return used
+
+    monkeypatch.setattr(Ahead, "is_step_of", noted)
+    return ends
+
+
+def requests(patch: Patched, encodings: list[Fields], new: list[int], eos: tuple[int, ...] = ()) -> list[EngineRequest]:
+    methods = [parse(fields) for fields in encodings]
+    made = requests_of(patch, methods, prompts_for(methods, 30), new)
+    for number, request in enumerate(made):
+        request.sampling, request.eos_token_ids = DRAWN[number % len(DRAWN)], eos
+    return made
+
+
+def generated(
+    patch: Patched, choice: EngineChoice, made: list[EngineRequest], limits: EngineLimits = LIMITS
+) -> list[list[int]]:
+    for request in made:
+        request.noise_seed = 7
+    engine = choice.built(patch, limits, lambda *_: None)
+    tokens = engine.run_to_end(made)
+    for request in made:
+        patch.slots.release(request.slot)
+    return tokens
+
+
+def test_tokens_are_those_of_ordinary_steps(ends: Counter[bool]) -> None:
+    """Past the edges of pages and of parts, with every kind of sampling, prefixes that are shared, and windows."""
+    new, limits = [20 + 3 * number for number in range(len(ENCODINGS))], replace(LIMITS, page_size=8)
+    with patched(tiny_model("llama")[1]) as patch:
+        found = [generated(patch, each, requests(patch, ENCODINGS, new), limits) for each in (CAPTURED, TRITON)]
+    assert found[0] == found[1]
+    assert [len(tokens) for tokens in found[0]] == new
+    assert ends[True] > 5
+    assert ends[True] > ends[False], "a window gives a page back, which nobody foresees"
+
+
+def test_one_request_waits_for_the_host_at_edges_only(ends: Counter[bool]) -> None:
+    """A step that begins a page is not launched early: its page is not known."""
+    with patched(tiny_model("llama")[1]) as patch:
+        made = [requests(patch, [{"method": "default"}], [60]) for _ in range(2)]
+        for (request,) in made:
+            request.sampling = SamplingParams(temperature=1.0)
+        found = [generated(patch, *each) for each in zip((CAPTURED, TRITON), made, strict=True)]
+    assert found[0] == found[1]
+    assert ends[False] == 0
+    assert ends[True] > 35
+
+
+def test_an_end_that_nobody_foresees_drops_the_step(ends: Counter[bool]) -> None:
+    """One request ends by its token, and the others go on."""
+    encodings: list[Fields] = [{"method": "default"}, {"method": "ntk", "factor": 4.0}, {"method": "default"}]
+    limits = replace(LIMITS, page_size=32)
+    with patched(tiny_model("llama")[1]) as patch:
+        whole = generated(patch, TRITON, requests(patch, encodings, [40] * 3), limits)
+        eos = next(token for token in whole[0][20:] if whole[0].index(token) >= 20)
+        made = [requests(patch, encodings, [40] * 3, (eos,)) for _ in range(2)]
+        cut = [tokens[: tokens.index(eos) + 1] if eos in tokens else tokens for tokens in whole]
+        for request in (request for each in made for request in each):
+            request.sampling = replace(request.sampling, min_tokens=0)
+            request.max_new_tokens = 40
+        found = [ended(patch, choice, each, limits) for choice, each in zip((CAPTURED, TRITON), made, strict=True)]
+    assert found[0] == found[1]
+    assert found[0][0] == cut[0]
+    assert 20 < len(cut[0]) < 40
+    assert ends[False] >= 1
+    assert ends[True] > 10
+
+
+def ended(patch: Patched, choice: EngineChoice, made: list[EngineRequest], limits: EngineLimits) -> list[list[int]]:
+    """As ``generated``, of requests that may end early."""
+    found: dict[str, list[int]] = {}
+    engine: Any = choice.built(patch, limits, lambda *_: None)
+    ordinary = engine.output_router.deliver_batch
+
+    def noted(outputs: list[Any]) -> None:
+        found.update((output.request_id, list(output.generated_tokens)) for output in outputs)
+        ordinary(outputs)
+
+    engine.output_router.deliver_batch = noted
+    for request in made:
+        request.noise_seed = 7
+    with pytest.raises(RuntimeError, match="not scheduled to its end"):
+        engine.run_to_end(made)
+    for request in made:
+        patch.slots.release(request.slot)
+    return [found[request.request_id] for request in made]
+
+
+@pytest.mark.parametrize(
+    ("count", "sampling"),
+    [(1, SamplingParams(logprobs=1)), (MOST_ROWS + 1, SamplingParams())],
+    ids=["logprobs", "many"],
+)
+def test_such_requests_never_go_ahead(count: int, sampling: SamplingParams, ends: Counter[bool]) -> None:
+    with patched(tiny_model("llama")[1]) as patch:
+        made = requests(patch, [{"method": "default"}] * count, [20] * count)
+        for request in made:
+            request.sampling = sampling
+        generated(patch, CAPTURED, made)
+    assert ends.total() == 0
+
+
+async def test_requests_that_come_and_leave_change_nothing(ends: Counter[bool]) -> None:
+    """One joins, another is cancelled, and the first has the tokens that it has alone."""
+    with patched(tiny_model("llama")[1]) as patch:
+        engine = Engine(patch, replace(LIMITS, page_size=32), (), None, CAPTURED)
+        resolved = patch.resolve(parse({"method": "default"}), 90)
+
+        async def last(prompt: list[int], count: int, leave_at: int | None = None) -> Generation:
+            steps = engine.generate(prompt, resolved, SamplingParams(), count, pe_method="")
+            async for generation in steps:
+                if len(generation.token_ids) == leave_at:
+                    break
+            await steps.aclose()
+            return generation
+
+        try:
+            alone = await last([5, 9, 7], 60)
+            first = asyncio.create_task(last([5, 9, 7], 60))
+            await asyncio.sleep(0.02)
+            others = [await last([8, 3], 60, leave_at=4), await last([4], 9)]
+            beside, again = await first, await last([5, 9, 7], 60)
+            await last([8, 3], 60, leave_at=20)
+            await asyncio.sleep(0.2)
+            runner: Any = engine.thread.manager.batch_processor.model_runner  # type: ignore[union-attr]
+            assert runner.ahead is None, "an idle thread has no step in flight"
+        finally:
+            engine.thread.stop(1.0)
+    assert alone.token_ids == beside.token_ids == again.token_ids
+    assert [len(each.token_ids) for each in others] == [4, 9]
+    assert ends[True] > 60
+
+
+def test_without_memory_for_it_the_step_comes_again(monkeypatch: pytest.MonkeyPatch, ends: Counter[bool]) -> None:
+    from service.engine.adapter.runner import RequestRunner
+
+    ordinary = RequestRunner._draw
+
+    def failing(self: RequestRunner, scores: torch.Tensor, ahead: int = 0) -> torch.Tensor:
+        if ahead:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return ordinary(self, scores, ahead)
+
+    with patched(tiny_model("llama")[1]) as patch:
+        expected = generated(patch, TRITON, requests(patch, ENCODINGS[:3], [20] * 3))
+        monkeypatch.setattr(RequestRunner, "_draw", failing)
+        assert generated(patch, CAPTURED, requests(patch, ENCODINGS[:3], [20] * 3)) == expected
+    assert ends.total() == 0
