@@ -82,18 +82,17 @@ def rotate(
 
 @triton.jit
 def gated(
-    GATE, UP, OUT, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, IN_BITS: tl.constexpr
+    GATE, UP, OUT, gate_row, up_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, IN_BITS: tl.constexpr
 ):  # fmt: skip
-    """Program (row, block of columns): rows of ``WIDTH`` numbers lie one behind the other."""
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    """Program (row, block of columns): rows of ``WIDTH`` numbers. Those of ``OUT`` have no gaps."""
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
-    at = tl.program_id(0).to(tl.int64) * WIDTH + column
-    gate = tl.load(GATE + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(UP + at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(GATE + row * gate_row + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(UP + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
     steep = gate
     if GELU:  # half of 1 + tanh(z) is the logistic function of 2 z
         steep = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
     divisor = 1.0 + tl.exp(tl.minimum(-steep, 88.0))  # no overflow
     activated = _rounded(tl.div_rn(gate, divisor), OUT.dtype.element_ty, IN_BITS)
     out = _rounded(activated * up, OUT.dtype.element_ty, IN_BITS)
-    tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
+    tl.store(OUT + row * WIDTH + column, out.to(OUT.dtype.element_ty), mask=inside)

@@ -68,6 +68,15 @@ def _rows(x: torch.Tensor) -> tuple[int, int, int] | None:
     return inner, first, second
 
 
+def _row(x: torch.Tensor) -> int | None:
+    """The stride of rows of ``x`` [..., n], if all have the same distance; else None."""
+    rows = _rows(x)
+    if rows is None or x.stride(-1) != 1:
+        return None
+    inner, first, second = rows
+    return second if first in (0, inner * second) else None
+
+
 def layout_of(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Layout | None:
     """Layout of ``rotate`` for these tensors; None for others."""
     if not takes(q, k) or not takes(cos, sin) or q.device != cos.device:
@@ -109,14 +118,18 @@ def rotate(
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor | None:
-    """``activation`` of ``gate``, times ``up``, both [..., n]; None for other tensors."""
-    if not takes(gate, up) or gate.shape != up.shape or not (gate.is_contiguous() and up.is_contiguous()):
+    """``activation`` of ``gate``, times ``up``, both [..., n]; None for other tensors.
+
+    Both may be parts of one product.
+    """
+    rows = _row(gate), _row(up)
+    if not takes(gate, up) or gate.shape != up.shape or None in rows:
         return None
     from patches.model.fusion import kernels
 
-    out, width = torch.empty_like(gate), gate.shape[-1]
+    out, width = gate.new_empty(gate.shape), gate.shape[-1]
     kernels.gated[(gate.numel() // width, -(-width // COLUMNS))](
-        *(gate, up, out),
+        *(gate, up, out, *rows),
         WIDTH=width,
         BLOCK=COLUMNS,
         GELU=activation is Activation.GELU_TANH,

@@ -1,10 +1,11 @@
-"""Projections of queries, keys and values as one product: on a card, small ones take as long as larger ones."""
+"""Projections of one input as one product: on a card, small ones take as long as larger ones."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import nn
 
 from patches.model.fusion.active import is_fusing
 
-NAMES = ("q_proj", "k_proj", "v_proj")
+NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one module that read the same numbers."""
 
 
 class _Last(threading.local):
@@ -64,9 +66,9 @@ class Joined:
 
 
 def joined_forwards(model: nn.Module) -> Iterator[tuple[Joined, list[tuple[nn.Module, Callable[..., Any]]]]]:
-    """The joined projections of each attention of ``model`` whose projections are ordinary, with their forwards."""
-    for module in list(model.modules()):
-        layers: list[Any] = [module._modules.get(name) for name in NAMES]
+    """The joined projections of ``model``, where all of a module's are ordinary, with their forwards."""
+    for module, names in product(list(model.modules()), NAMES):
+        layers: list[Any] = [module._modules.get(name) for name in names]
         if are_ordinary(layers):
             joined = Joined(layers)
             yield joined, [(each, partial(_projected, joined, n, each.forward)) for n, each in enumerate(layers)]

@@ -92,6 +92,17 @@ def test_a_gated_product_rounds_as_its_form(dtype: torch.dtype, activation: Acti
     equals(launch.gated(gate, up, activation), activation.computed(gate) * up, **tail)
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_gated_product_of_a_joined_one(tokens: int) -> None:
+    gate, up = random(1, tokens, 2 * 96, dtype=torch.bfloat16).split(96, -1)
+    found = launch.gated(gate, up, Activation.SILU)
+    assert found is not None
+    equals(found, Activation.SILU.computed(gate) * up)
+    assert found.is_contiguous()
+    apart = random(2, 6, 96, dtype=torch.bfloat16)[:, :2]
+    assert launch.gated(apart, apart, Activation.SILU) is None, "rows at several distances"
+
+
 def test_far_gates_do_not_overflow() -> None:
     gate = torch.tensor([[-3e4, -200.0, -0.0, 0.0, 200.0, 3e4]], device=DEVICE)
     for activation in Activation:

@@ -1,4 +1,4 @@
-"""Projections of queries, keys and values as one product. No kernel is needed for it."""
+"""Projections of one input as one product. No kernel is needed for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from patches.model.fusion.active import fusing
-from patches.model.fusion.projections import NAMES, Joined, are_ordinary, joined_forwards
+from patches.model.fusion.projections import Joined, are_ordinary, joined_forwards
 from tests.models import tiny_model
 
 
@@ -14,11 +14,11 @@ def linear(outputs: int, *, bias: bool = False) -> nn.Linear:
     return nn.Linear(8, outputs, bias=bias)
 
 
-def test_every_attention_has_one_product() -> None:
+def test_every_attention_and_every_gate_has_one_product() -> None:
     model = tiny_model("llama")[1]
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     found = list(joined_forwards(model))
-    assert len(found) == model.config.num_hidden_layers
+    assert sorted(len(forwards) for _, forwards in found) == sorted([2, 3] * model.config.num_hidden_layers)
     x = torch.randn(1, 3, model.config.hidden_size)
     for joined, forwards in found:
         memory = {module.weight.untyped_storage().data_ptr() for module, _ in forwards}
@@ -28,7 +28,7 @@ def test_every_attention_has_one_product() -> None:
                 assert torch.allclose(fused(x), module(x), atol=1e-6)
             assert torch.equal(fused(x), module(x)), "elsewhere it is its own product"
         joined.separate()
-        assert len({module.weight.untyped_storage().data_ptr() for module, _ in forwards}) == len(NAMES)
+        assert len({module.weight.untyped_storage().data_ptr() for module, _ in forwards}) == len(forwards)
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
