@@ -25,17 +25,24 @@ def _rounded(x, DTYPE: tl.constexpr, IN_BITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["inner"])  # the number of tokens, in some models
 def rms_norm(
-    X, WEIGHT, OUT, eps, inner, outer_stride, inner_stride,
+    X, ADDED, WEIGHT, SUM, OUT, eps, inner, outer_stride, inner_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROUNDED_FIRST: tl.constexpr, ONE_MORE: tl.constexpr,
-    IN_BITS: tl.constexpr,
+    ADDS: tl.constexpr, IN_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (row): ``WIDTH`` numbers. An outer index has ``inner`` rows; those of ``OUT`` have no gaps."""
+    """Program (row): ``WIDTH`` numbers. An outer index has ``inner`` rows; those of ``OUT`` have no gaps.
+
+    With ``ADDS``, it is the norm of ``SUM``, of ``X`` and ``ADDED``, which have no gaps either.
+    """
     row = tl.program_id(0).to(tl.int64)
     at = row * WIDTH
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     source = X + row // inner * outer_stride + row % inner * inner_stride
     x = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        x += tl.load(ADDED + at + column, mask=inside, other=0.0).to(tl.float32)
+        x = _rounded(x, SUM.dtype.element_ty, IN_BITS)
+        tl.store(SUM + at + column, x.to(SUM.dtype.element_ty), mask=inside)
     weight = tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
     quotient = x * tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
     if ROUNDED_FIRST:

@@ -43,20 +43,44 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, form: Norm) -> t
         out, rows = x.new_empty(x.shape), _rows(x)
     if rows is None or x.stride(-1) != 1:
         return None
+    _norm((x, x, weight, out, out), eps, rows, form)
+    return out
+
+
+def added_norm(
+    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float, form: Norm
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The sum of ``x`` and ``added`` [..., n], and ``form`` of it; None for other tensors."""
+    width = weight.shape[0]
+    if not takes(x, added, weight) or x.shape != added.shape or x.shape[-1] != width or width > WIDEST:
+        return None
+    if not (x.is_contiguous() and added.is_contiguous() and weight.is_contiguous()):
+        return None
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    _norm((x, added, weight, total, out), eps, (1, width, 0), form, adds=True)
+    return total, out
+
+
+def _norm(
+    tensors: tuple[torch.Tensor, ...], eps: float, rows: tuple[int, int, int], form: Norm, *, adds: bool = False
+) -> None:
+    """Launch the kernel for x, the numbers added to it, the weight, their sum, and the output."""
     from patches.model.fusion import kernels
 
+    x, weight = tensors[0], tensors[2]
+    width = weight.shape[0]
     block = power_of_two(width)
     kernels.rms_norm[(x.numel() // width,)](
-        *(x, weight, out, eps, *rows),
+        *(*tensors, eps, *rows),
         WIDTH=width,
         BLOCK=block,
         ROUNDED_FIRST=form is Norm.ROUNDED_FIRST,
         ONE_MORE=form is Norm.ONE_MORE,
+        ADDS=adds,
         IN_BITS=kernels.INTERPRETED,
         num_warps=min(max(block // 512, 1), 16),
         enable_fp_fusion=False,
     )
-    return out
 
 
 def _rows(x: torch.Tensor) -> tuple[int, int, int] | None:

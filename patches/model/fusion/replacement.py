@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,10 +19,13 @@ from patches.model.fusion.active import is_fusing
 from patches.model.fusion.detection import activation_of, norm_of, rotations_of
 from patches.model.fusion.forms import Activation, Layout, Norm, Rotation
 from patches.model.fusion.projections import joined_forwards
+from patches.model.fusion.residual import summing, taken
 
 ROTATION = "apply_rotary_pos_emb"
 """Name of the function that turns queries and keys, beside the classes of attention that call it."""
 
+
+Found = TypeVar("Found")
 
 Replace = Callable[[nn.Module, Callable[..., Any], ExitStack], None]
 """Replaces the forward of a module, until the stack closes."""
@@ -30,7 +33,9 @@ Replace = Callable[[nn.Module, Callable[..., Any], ExitStack], None]
 
 def fuse(model: nn.Module, undo: ExitStack, replace: Replace) -> None:
     """Fuse operations in steps on the Triton kernel, until ``undo`` closes. Other forwards compute the same bits."""
-    for module, fused in list(fused_forwards(model)):
+    every: list[tuple[nn.Module, Callable[..., Any]]] = list(fused_forwards(model))
+    every.extend(summing(model, measured(model, norm_of)))
+    for module, fused in every:
         replace(module, fused, undo)
     for joined, forwards in joined_forwards(model):
         undo.callback(joined.separate)
@@ -41,25 +46,28 @@ def fuse(model: nn.Module, undo: ExitStack, replace: Replace) -> None:
 
 
 def fused_forwards(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
-    """(module, its fused forward) of each norm and each gated product of ``model`` that a kernel computes.
+    """(module, its fused forward) of each norm and each gated product of ``model`` that a kernel computes."""
+    for module, (form, eps) in measured(model, norm_of).items():
+        yield module, partial(_normed, module, module.forward, form, eps)
+    for module, activation in measured(model, activation_of).items():
+        yield module, partial(_gated, module, module.forward, activation)
 
-    Modules of one class and with the same settings are measured once. A forward that a library put there stays.
+
+def measured(model: nn.Module, measure: Callable[[nn.Module], Found | None]) -> dict[nn.Module, Found]:
+    """Modules of ``model`` in which ``measure`` finds something. A forward that a library put there stays.
+
+    Modules of one class and with the same settings are measured once.
     """
-    known: dict[Hashable, Any] = {}
-
-    def measured(measure: Callable[[nn.Module], Any], module: nn.Module) -> Any:
-        key = measure, _settings(module), _settings(module._modules.get("act_fn"))
-        if key not in known:
-            known[key] = measure(module)
-        return known[key]
-
+    known: dict[Hashable, Found | None] = {}
+    found = {}
     for module in model.modules():
-        if "forward" in vars(module):
-            continue
-        if found := measured(norm_of, module):
-            yield module, partial(_normed, module, module.forward, *found)
-        elif activation := measured(activation_of, module):
-            yield module, partial(_gated, module, module.forward, activation)
+        if "forward" not in vars(module):
+            key = _settings(module), _settings(module._modules.get("act_fn"))
+            if key not in known:
+                known[key] = measure(module)
+            if (one := known[key]) is not None:
+                found[module] = one
+    return found
 
 
 def _settings(module: nn.Module | None) -> Hashable:
@@ -74,7 +82,9 @@ def _settings(module: nn.Module | None) -> Hashable:
 
 def _normed(module: nn.Module, original: Callable[..., Any], form: Norm, eps: float, *args: Any, **kwargs: Any) -> Any:
     if is_fusing() and not module.training and len(args) == 1 and not kwargs:
-        normed = launch.rms_norm(args[0], module.weight, eps, form)  # type: ignore[arg-type]
+        normed = taken(module, args[0])
+        if normed is None:
+            normed = launch.rms_norm(args[0], module.weight, eps, form)  # type: ignore[arg-type]
         if normed is not None:
             return normed
     return original(*args, **kwargs)

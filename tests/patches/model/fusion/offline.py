@@ -21,8 +21,8 @@ from patches.model.fusion import kernels
 
 def variants() -> Iterator[tuple[Any, dict[str, Any]]]:
     """(kernel, its constants)."""
-    for width, first, more in product((128, 96, 4096), (False, True), (False, True)):
-        chosen = {"WIDTH": width, "BLOCK": power_of_two(width), "ROUNDED_FIRST": first, "ONE_MORE": more}
+    for width, first, more, adds in product((128, 96, 4096), (False, True), (False, True), (False, True)):
+        chosen = {"WIDTH": width, "BLOCK": power_of_two(width), "ROUNDED_FIRST": first, "ONE_MORE": more, "ADDS": adds}
         yield kernels.rms_norm, chosen
     for pairs, by_pair, products in product((32, 40, 64), (False, True), (False, True)):
         heads = {"Q_HEADS": 32, "K_HEADS": 8, "PAIRS": pairs, "BLOCK": power_of_two(pairs)}

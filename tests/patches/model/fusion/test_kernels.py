@@ -66,6 +66,18 @@ def test_a_norm_of_heads_in_a_joined_product(tokens: int, transposed: bool) -> N
 
 
 @every_dtype
+@pytest.mark.parametrize("form", Norm)
+@pytest.mark.parametrize("width", [96, 4096])
+def test_a_sum_and_its_norm_round_as_two_operations(dtype: torch.dtype, form: Norm, width: int) -> None:
+    x, added = (random(1, 3, width, dtype=dtype, seed=seed) for seed in (0, 2))
+    weight = random(width, dtype=dtype, seed=1)
+    found = launch.added_norm(x, added, weight, 1e-6, form)
+    assert found is not None
+    assert torch.equal(found[0], x + added)
+    equals(found[1], form.computed(x + added, weight, 1e-6))
+
+
+@every_dtype
 @pytest.mark.parametrize("form", Rotation)
 @pytest.mark.parametrize("by_pair", [False, True])
 @pytest.mark.parametrize(("dim", "tokens"), [(64, 1), (128, 3), (80, 2)])
@@ -117,6 +129,8 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     gaps = random(2, 3, 4, 5, 8, dtype=torch.float32)[:, :, :2, :3]
     assert launch.rms_norm(gaps, weight, 1e-6, Norm.ONE_MORE) is None, "rows by four indices"
     assert launch.rms_norm(x[:, :0], weight, 1e-6, Norm.ONE_MORE) is None
+    assert launch.added_norm(x, x[:, :1], weight, 1e-6, Norm.ONE_MORE) is None
+    assert launch.added_norm(x.mT.contiguous().mT, x, weight, 1e-6, Norm.ONE_MORE) is None
     assert launch.gated(x, x[:, :1], Activation.SILU) is None
     assert launch.gated(x.mT, x.mT, Activation.SILU) is None
     q, table = x[None], random(1, 4, 8, dtype=torch.float32)

@@ -27,12 +27,12 @@ TRITON = EngineChoice(attention="triton")
 METHODS = [parse({"method": "default"}), parse({"method": "yarn", "factor": 4.0})]
 PROMPTS = [[5, 9, 7, 30, 8], [8, 3, 11]]
 
-OPERATIONS = ("rms_norm", "rotate", "gated")
+OPERATIONS = ("rms_norm", "added_norm", "rotate", "gated")
 FUSED: dict[str, set[str]] = {
     "llama": set(OPERATIONS),
     "gemma3": set(OPERATIONS),
     "gpt_oss": {"rms_norm", "rotate"},
-    "deepseek_v3": {"rms_norm", "gated"},  # its rotation interleaves
+    "deepseek_v3": {"rms_norm", "added_norm", "gated"},  # its rotation interleaves
     "bloom": set(),
 }
 
