@@ -137,7 +137,7 @@ def norms_of(layer: nn.Module) -> Norms | None:
 
 
 class _Step(nn.Module):
-    """A function that stands in for a part of a layer, and remembers its arguments."""
+    """A function in the place of a part of a layer. It remembers its arguments."""
 
     def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Step(nn.Module):
 
 @torch.no_grad()
 def _computes(layer: nn.Module, norms: Norms) -> bool:
-    """The forward runs over stand-ins, and all other arguments must reach the attention as they are."""
+    """The forward runs over such functions, and all other arguments must reach the attention as they are."""
     numbers = torch.randn((3, 5, 8), generator=torch.Generator().manual_seed(0))
     steps = {name: _Step(partial(_curved, number)) for number, name in enumerate(sorted(norms.names))}
     attention, mlp = _Step(lambda x: (_curved(7, x), None)), _Step(partial(_curved, 9))
@@ -172,5 +172,5 @@ def _computes(layer: nn.Module, norms: Norms) -> bool:
 
 
 def _curved(number: int, x: torch.Tensor) -> torch.Tensor:
-    """A function of its own for each ``number``."""
+    """Another function for each ``number``."""
     return torch.sin(x * (1.0 + number)) + number
