@@ -35,6 +35,13 @@ class Blocks:
         """One group of four warps multiplies 64 rows."""
         return max(4, self.rows // 16)
 
+    def registers(self, variant: Variant, value_dim: int, *, turns_keys: bool) -> int | None:
+        """Most registers of a thread for a single new token, so that four programs fit; None for the compiler's choice.
+
+        Only the code that turns keys spills much by it, and so do values of more than 128 numbers.
+        """
+        return None if variant == Variant.PLAIN or turns_keys or value_dim > 128 else 128
+
     def keys_of(self, variant: Variant) -> int:
         """A bias needs registers."""
         return min(self.keys, 64) if Variant.BIASED in variant else self.keys
@@ -137,20 +144,17 @@ def attend(
     own = mask_row(layer.mask)
     sinks = factor if layer.sinks is None else layer.sinks.contiguous()
     for items, rows, parts, split in _launches(plan, value_pages.shape[-1]):
-        for variant in plan.variants:
+        for variant, turns_keys in _codes(plan.variants, split):
             kernel.attention[(len(items), plan.kv_heads)](
                 *(query, key_pages, value_pages, out, *parts, factor, sinks, items, plan.sequences, plan.block_table),
                 *_tensors(plan.tables),
                 *(own.chunk, own.high, layer.softcap or 1.0, plan.block_table.shape[1]),
                 *(*query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], *out.stride()[:2]),
                 **_constants(plan, layer, query, value_pages, variant),
-                SPLIT=split,
+                **_sizes(plan.blocks, variant, value_pages.shape[-1], split=split, turns_keys=turns_keys),
                 BLOCK_M=rows,
-                BLOCK_N=plan.blocks.single_keys if split else plan.blocks.keys_of(variant),
                 FAST=not kernel.INTERPRETED,
                 UPCAST=kernel.INTERPRETED,
-                num_warps=4 if split else plan.blocks.warps,
-                num_stages=2,
             )
         if split:
             kernel.merge[(len(plan.edges) - 1, plan.heads)](
@@ -202,6 +206,28 @@ def _launches(plan: Plan, value_dim: int) -> Iterator[tuple[torch.Tensor, int, t
         yield plan.singles, rows, tuple(torch.empty(size, device=device) for size in sizes), True
 
 
+def _sizes(blocks: Blocks, variant: Variant, value_dim: int, *, split: bool, turns_keys: bool) -> dict[str, object]:
+    """Numbers by which the code of a launch differs from that of another one for the same rows."""
+    return {
+        "TURNS_KEYS": turns_keys,
+        "CHOOSES": split and Variant.KEYS in variant,
+        "SPLIT": split,
+        "BLOCK_N": blocks.single_keys if split else blocks.keys_of(variant),
+        "num_warps": 4 if split else blocks.warps,
+        "maxnreg": blocks.registers(variant, value_dim, turns_keys=turns_keys) if split else None,
+        "num_stages": 2,
+    }
+
+
+def _codes(variants: tuple[Variant, ...], split: bool) -> Iterator[tuple[Variant, bool]]:
+    """(variant of rows, whether keys turn) of each launch. Parts of single tokens have two where some keys turn."""
+    for variant in variants:
+        if Variant.KEYS in variant:
+            yield variant, True
+        if split or Variant.KEYS not in variant:
+            yield variant, False
+
+
 def _tensors(tables: RowTables) -> tuple[torch.Tensor, ...]:
     return (
         tables.slots,
@@ -238,5 +264,6 @@ def _constants(
         "BIAS": Variant.BIASED in variant,
         "TURNS": Variant.TURNED in variant,
         "BY_PAIR": Variant.BY_PAIR in variant,
+        "ROW": int(variant),
         "PAGE": plan.page_size,
     }

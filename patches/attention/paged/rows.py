@@ -117,8 +117,10 @@ class Variant(IntFlag):
     PLAIN = 0
     TURNED = 1
     """Bands turn queries or keys."""
-    BIASED = 2
-    BY_PAIR = 4
+    KEYS = 2
+    """Bands turn cached keys."""
+    BIASED = 4
+    BY_PAIR = 8
     """Maps differ by rotary pair; such rows turn."""
 
     @property
@@ -163,6 +165,8 @@ class Row:
         variant = Variant.PLAIN if self.bias is None else Variant.BIASED
         if any(any(self.turned(band)) for band in self.bands):
             variant |= Variant.TURNED
+            if any(self.turned(band)[1] for band in self.bands):
+                variant |= Variant.KEYS
             if any(each.is_by_pair for each in self.maps):
                 variant |= Variant.BY_PAIR
         return variant

@@ -79,7 +79,7 @@ def test_requests_join_a_batch_and_leave_it(family: str, recorder: Recorder) -> 
     ("fields", "variant"),
     [
         ({"method": "string", "shifted_offset": 12, "small_local_value": 4}, "turned"),
-        ({"method": "self_extend", "group_size": 4, "neighbor_window": 8}, "turned"),
+        ({"method": "self_extend", "group_size": 4, "neighbor_window": 8}, "turned keys"),
         ({"method": "sandwich"}, "biased"),
         ({"method": "default", "attention_temperature": "log_n"}, "plain"),
     ],

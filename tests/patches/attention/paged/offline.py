@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -19,20 +19,28 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from patches.attention.paged import kernel
-from patches.attention.paged.launch import blocks_for
+from patches.attention.paged.launch import _sizes, blocks_for
+from patches.attention.paged.rows import Variant
 from patches.attention.paged.tables import power_of_two
 
 STATES, FLOATS = ("Q", "K", "V", "OUT"), ("PART", "FACTOR", "SINKS", "MAPS", "PAIRS", "FREQUENCIES", "BIASES")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
+Code = Literal["plain", "turned", "everything"]
+"""Code that turns nothing, queries only, or everything with a bias and sinks."""
+CODES: tuple[tuple[bool, Code], ...] = (
+    *((False, "plain"), (False, "everything")),
+    *((True, "plain"), (True, "turned"), (True, "everything")),
+)
 CPU = torch.device("cpu")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def constants(*, split: bool, everything: bool, head_dim: int, pairs: int, dtype: str) -> dict[str, Any]:
-    """Those of a model with 32 heads over 8 key heads, plain or with everything that a row can hold."""
-    blocks = blocks_for(DTYPES[dtype], head_dim, CPU)
+def constants(*, split: bool, code: Code, head_dim: int, pairs: int, dtype: str) -> dict[str, Any]:
+    """Those of a model with 32 heads over 8 key heads."""
+    blocks, everything = blocks_for(DTYPES[dtype], head_dim, CPU), code == "everything"
+    variant = {"plain": Variant.PLAIN, "turned": Variant.TURNED | Variant.KEYS, "everything": ~Variant.PLAIN}[code]
     return {
         "NUM_PAIRS": pairs,
         "WIDTH": power_of_two(pairs),
@@ -46,13 +54,14 @@ def constants(*, split: bool, everything: bool, head_dim: int, pairs: int, dtype
         "GROUP": 4,
         "GROUP_WIDTH": 4,
         "MOST_BANDS": 3,
-        **dict.fromkeys(("SOFTCAP", "HAS_SINKS", "BIAS", "TURNS", "BY_PAIR"), everything),
-        "SPLIT": split,
+        **dict.fromkeys(("SOFTCAP", "HAS_SINKS", "BIAS", "BY_PAIR"), everything),
+        "TURNS": code != "plain",
+        "ROW": int(variant),
+        **_sizes(blocks, variant, head_dim, split=split, turns_keys=everything),
         "FAST": True,
         "UPCAST": False,
         "PAGE": 32,
         "BLOCK_M": 16 if split else blocks.rows,
-        "BLOCK_N": blocks.single_keys if split else blocks.keys,
         "PARTS": 16,
     }
 
@@ -76,8 +85,7 @@ def local_bytes(function: Any, given: dict[str, Any], dtype: str, capability: in
             attributes[(index,)] = [["tt.divisibility", 16]]
     constexprs = {(function.arg_names.index(name),): value for name, value in chosen.items()}
     source = ASTSource(fn=function, signature=kinds, constexprs=constexprs, attrs=attributes)
-    blocks = blocks_for(DTYPES[dtype], given["HEAD_DIM"], CPU)
-    options = {"num_warps": 4 if given["SPLIT"] else blocks.warps, "num_stages": 2}
+    options = {name: given[name] for name in ("num_warps", "num_stages", "maxnreg") if given[name] is not None}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(compiled.asm["cubin"])
@@ -89,14 +97,13 @@ def local_bytes(function: Any, given: dict[str, Any], dtype: str, capability: in
 
 def main(capability: int, dtype: str) -> None:
     for head_dim in (64, 128, 256):
-        for split in (False, True):
-            for everything in (False, True):
-                pairs = head_dim // 4 if everything else head_dim // 2
-                given = constants(split=split, everything=everything, head_dim=head_dim, pairs=pairs, dtype=dtype)
-                size = local_bytes(kernel.attention, given, dtype, capability)
-                variant = {"head_dim": head_dim, "split": split, "everything": everything, "local_bytes": size}
-                print(json.dumps(variant), flush=True)
-    given = constants(split=True, everything=True, head_dim=128, pairs=64, dtype=dtype)
+        for split, code in CODES:
+            pairs = head_dim // 4 if code == "everything" else head_dim // 2
+            given = constants(split=split, code=code, head_dim=head_dim, pairs=pairs, dtype=dtype)
+            size = local_bytes(kernel.attention, given, dtype, capability)
+            variant = {"head_dim": head_dim, "split": split, "code": code, "local_bytes": size}
+            print(json.dumps(variant), flush=True)
+    given = constants(split=True, code="everything", head_dim=128, pairs=64, dtype=dtype)
     local_bytes(kernel.merge, given, dtype, capability)
 
 
