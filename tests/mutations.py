@@ -292,6 +292,8 @@ CARRIED = [
              "return bool(((second - whole).abs().amax(-1) * 0 <=", (f"{TOKENS_OF}[zamba]",)),
     Mutation("one product for every input", "patches", "last.x is not x or number not in last.parts",
              "number not in last.parts", ("tests/patches/model/fusion/test_projections.py",)),
+    Mutation("parts whose keys turn have the code of others", "patches", "codes = codes + TURNING * _some_turn(",
+             "codes = codes + 0 * _some_turn(", ("tests/patches/attention/paged/test_codes.py",)),
     Mutation("a norm of another sum", "patches", "_last.norm is norm and _last.total is x else",
              "_last.norm is norm else", ("tests/patches/model/fusion/test_residual.py",)),
     Mutation("a layer that hides the cache is fused", "patches", " and attention.given == arguments", "",

@@ -147,35 +147,25 @@ def _block(
     return acc, new, total * shrink + tl.sum(weights, 1)
 
 
-@triton.jit
-def _reached(numbers, q_low, q_high, split_low, split_high):
-    """(chunk, low, high) of the band at ``numbers``, and the range of keys that some query reaches."""
-    chunk, low, high, first = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2), tl.load(numbers + 3)
-    k_low = tl.maximum(tl.maximum(q_low // chunk - high + 1, 0) * chunk, split_low)
-    k_high = tl.minimum(tl.minimum(q_high + 1, tl.maximum(q_high // chunk - low + 1, 0) * chunk), first)
-    return chunk, low, high, k_low, tl.minimum(k_high, split_high)
-
-
 @triton.jit(do_not_specialize=["table_width"])  # a width of another kind would compile it anew in a served step
 def attention(
     Q, K, V, OUT, PART, PART_TOP, PART_TOTAL, FACTOR, SINKS,
-    ITEMS, SEQUENCES, BLOCK_TABLE, SLOTS, BANDS, MAPS, PAIRS, FREQUENCIES, BIASES, DISTANCES,
+    ITEMS, CODES, SEQUENCES, BLOCK_TABLE, SLOTS, BANDS, MAPS, PAIRS, FREQUENCIES, BIASES, DISTANCES,
     own_chunk, own_high, softcap, table_width,
     q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, out_token, out_head,
     NUM_PAIRS: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
     HEAD_DIM: tl.constexpr, REST_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr, MOST_BANDS: tl.constexpr,
     SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, BIAS: tl.constexpr, TURNS: tl.constexpr, BY_PAIR: tl.constexpr,
-    ROW: tl.constexpr, TURNS_KEYS: tl.constexpr, CHOOSES: tl.constexpr,
+    MIXED: tl.constexpr, CODE: tl.constexpr, TURNS_KEYS: tl.constexpr,
     SPLIT: tl.constexpr, FAST: tl.constexpr, UPCAST: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Program (work item, key head), for rows of the variant ``ROW``.
-
-    With ``CHOOSES``, one launch computes the items with keys that turn, and another one all other items. The code that
-    turns keys needs twice the registers.
-    """
+    """Program (work item, key head). ``MIXED``, other launches compute the items whose codes are not ``CODE``."""
     item, kv_head = tl.program_id(0), tl.program_id(1)
+    if MIXED:
+        if tl.load(CODES + item) != CODE:
+            return
     sequence = tl.load(ITEMS + item * 4)
     if sequence < 0:
         return  # padding of a captured graph
@@ -183,21 +173,12 @@ def attention(
     split_low, split_high = tl.load(ITEMS + item * 4 + 2), tl.load(ITEMS + item * 4 + 3)
     about = SEQUENCES + sequence * 6
     slot, q_start, edge = tl.load(about), tl.load(about + 1), tl.load(about + 2)
-    if tl.load(SLOTS + slot * 5 + 4) != ROW:
-        return  # another launch computes this row
     queries, first_pages, evicted = tl.load(about + 3), tl.load(about + 4), tl.load(about + 5)
     q_low = q_start + first_query
     q_high = q_start + tl.minimum(first_query + BLOCK_M // GROUP_WIDTH, queries) - 1
     own_first = tl.maximum(q_low // own_chunk - own_high + 1, 0) * own_chunk
     split_low = tl.maximum(split_low, own_first)
-    bands, numbers = tl.load(SLOTS + slot * 5), BANDS + slot * MOST_BANDS * 6
-    if CHOOSES:
-        turning = 0
-        for band in range(bands):
-            chunk, low, high, k_low, k_high = _reached(numbers + band * 6, q_low, q_high, split_low, split_high)
-            turning += tl.where(k_low < k_high, tl.load(numbers + band * 6 + 5), 0)
-        if (turning > 0) != TURNS_KEYS:
-            return
+    numbers = BANDS + slot * MOST_BANDS * 6
 
     # A row of the block is one query under one of the heads that share the key head.
     rows = tl.arange(0, BLOCK_M)
@@ -249,9 +230,14 @@ def attention(
     )  # fmt: skip
     columns = one, two, plain, wide, in_pair, in_plain, in_value
 
-    for band in range(bands):
-        chunk, low, high, k_low, k_high = _reached(numbers + band * 6, q_low, q_high, split_low, split_high)
-        turns_queries, turns_keys = tl.load(numbers + band * 6 + 4), tl.load(numbers + band * 6 + 5)
+    for band in range(tl.load(SLOTS + slot * 5)):
+        about = numbers + band * 6
+        chunk, low, high, first = tl.load(about), tl.load(about + 1), tl.load(about + 2), tl.load(about + 3)
+        turns_queries, turns_keys = tl.load(about + 4), tl.load(about + 5)
+        # Keys that some query of the block reaches.
+        k_low = tl.maximum(tl.maximum(q_low // chunk - high + 1, 0) * chunk, split_low)
+        k_high = tl.minimum(tl.minimum(q_high + 1, tl.maximum(q_high // chunk - low + 1, 0) * chunk), first)
+        k_high = tl.minimum(k_high, split_high)
         mask = chunk, low, high, own_chunk, own_high
         query_map, query_pairs = base_map + (1 + 2 * band) * 3, base_pairs + (1 + 2 * band) * 2 * WIDTH
         key_map, key_pairs = query_map + 3, query_pairs + 2 * WIDTH

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from patches.attention.layer import Layer
+from patches.attention.paged.codes import Launch, codes_of, launches_of
 from patches.attention.paged.compilation import DoesNotFit, mask_row
 from patches.attention.paged.decode import DecodeStep
 from patches.attention.paged.rows import Variant
@@ -35,12 +36,12 @@ class Blocks:
         """One group of four warps multiplies 64 rows."""
         return max(4, self.rows // 16)
 
-    def registers(self, variant: Variant, value_dim: int, *, turns_keys: bool) -> int | None:
+    def registers(self, launch: Launch, value_dim: int) -> int | None:
         """Most registers of a thread for a single new token, so that four programs fit; None for the compiler's choice.
 
         Only the code that turns keys spills much by it, and so do values of more than 128 numbers.
         """
-        return None if variant == Variant.PLAIN or turns_keys or value_dim > 128 else 128
+        return None if launch.variant == Variant.PLAIN or launch.turns_keys or value_dim > 128 else 128
 
     def keys_of(self, variant: Variant) -> int:
         """A bias needs registers."""
@@ -89,12 +90,20 @@ class Plan:
     heads: int
     kv_heads: int
     _scaled: dict[float, torch.Tensor] = field(default_factory=dict)
+    _codes: dict[bool, torch.Tensor] = field(default_factory=dict)
 
     def scaled(self, scaling: float) -> torch.Tensor:
         """``factor`` times the scaling of a layer, computed once for all layers that have it."""
         if scaling not in self._scaled:
             self._scaled[scaling] = self.factor * scaling
         return self._scaled[scaling]
+
+    def codes(self, *, split: bool) -> torch.Tensor:
+        """``codes_of`` the ``singles`` or the ``chunks``, computed once for all layers."""
+        if split not in self._codes:
+            items = self.singles if split else self.chunks
+            self._codes[split] = codes_of(items, self.sequences, self.tables, split=split)
+        return self._codes[split]
 
     @property
     def group_width(self) -> int:
@@ -144,14 +153,18 @@ def attend(
     own = mask_row(layer.mask)
     sinks = factor if layer.sinks is None else layer.sinks.contiguous()
     for items, rows, parts, split in _launches(plan, value_pages.shape[-1]):
-        for variant, turns_keys in _codes(plan.variants, split):
+        every = list(launches_of(plan.variants, split=split))
+        codes = plan.codes(split=split) if len(every) > 1 else items
+        for one in every:
             kernel.attention[(len(items), plan.kv_heads)](
-                *(query, key_pages, value_pages, out, *parts, factor, sinks, items, plan.sequences, plan.block_table),
+                *(query, key_pages, value_pages, out, *parts, factor, sinks),
+                *(items, codes, plan.sequences, plan.block_table),
                 *_tensors(plan.tables),
                 *(own.chunk, own.high, layer.softcap or 1.0, plan.block_table.shape[1]),
                 *(*query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], *out.stride()[:2]),
-                **_constants(plan, layer, query, value_pages, variant),
-                **_sizes(plan.blocks, variant, value_pages.shape[-1], split=split, turns_keys=turns_keys),
+                **_constants(plan, layer, query, value_pages),
+                **variant_constants(plan.blocks, one, value_pages.shape[-1], split=split),
+                MIXED=len(every) > 1,
                 BLOCK_M=rows,
                 FAST=not kernel.INTERPRETED,
                 UPCAST=kernel.INTERPRETED,
@@ -206,26 +219,21 @@ def _launches(plan: Plan, value_dim: int) -> Iterator[tuple[torch.Tensor, int, t
         yield plan.singles, rows, tuple(torch.empty(size, device=device) for size in sizes), True
 
 
-def _sizes(blocks: Blocks, variant: Variant, value_dim: int, *, split: bool, turns_keys: bool) -> dict[str, object]:
-    """Numbers by which the code of a launch differs from that of another one for the same rows."""
+def variant_constants(blocks: Blocks, launch: Launch, value_dim: int, *, split: bool) -> dict[str, object]:
+    """Numbers by which the code of a launch differs from that of another one in the same layer."""
+    variant = launch.variant
     return {
-        "TURNS_KEYS": turns_keys,
-        "CHOOSES": split and Variant.KEYS in variant,
+        "BIAS": Variant.BIASED in variant,
+        "TURNS": Variant.TURNED in variant,
+        "BY_PAIR": Variant.BY_PAIR in variant,
+        "CODE": launch.code,
+        "TURNS_KEYS": launch.turns_keys,
         "SPLIT": split,
         "BLOCK_N": blocks.single_keys if split else blocks.keys_of(variant),
         "num_warps": 4 if split else blocks.warps,
-        "maxnreg": blocks.registers(variant, value_dim, turns_keys=turns_keys) if split else None,
+        "maxnreg": blocks.registers(launch, value_dim) if split else None,
         "num_stages": 2,
     }
-
-
-def _codes(variants: tuple[Variant, ...], split: bool) -> Iterator[tuple[Variant, bool]]:
-    """(variant of rows, whether keys turn) of each launch. Parts of single tokens have two where some keys turn."""
-    for variant in variants:
-        if Variant.KEYS in variant:
-            yield variant, True
-        if split or Variant.KEYS not in variant:
-            yield variant, False
 
 
 def _tensors(tables: RowTables) -> tuple[torch.Tensor, ...]:
@@ -240,10 +248,8 @@ def _tensors(tables: RowTables) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _constants(
-    plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch.Tensor, variant: Variant
-) -> dict[str, object]:
-    """Numbers that the kernel is compiled for."""
+def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch.Tensor) -> dict[str, object]:
+    """Numbers that all launches of a layer are compiled for."""
     tables, head_dim, value_dim = plan.tables, query.shape[-1], value_pages.shape[-1]
     layout = tables.layout
     return {
@@ -261,9 +267,5 @@ def _constants(
         "MOST_BANDS": tables.bands.shape[1],
         "SOFTCAP": layer.softcap is not None,
         "HAS_SINKS": layer.sinks is not None,
-        "BIAS": Variant.BIASED in variant,
-        "TURNS": Variant.TURNED in variant,
-        "BY_PAIR": Variant.BY_PAIR in variant,
-        "ROW": int(variant),
         "PAGE": plan.page_size,
     }

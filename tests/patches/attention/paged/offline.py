@@ -19,7 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from patches.attention.paged import kernel
-from patches.attention.paged.launch import _sizes, blocks_for
+from patches.attention.paged.codes import Launch
+from patches.attention.paged.launch import blocks_for, variant_constants
 from patches.attention.paged.rows import Variant
 from patches.attention.paged.tables import power_of_two
 
@@ -41,6 +42,7 @@ def constants(*, split: bool, code: Code, head_dim: int, pairs: int, dtype: str)
     """Those of a model with 32 heads over 8 key heads."""
     blocks, everything = blocks_for(DTYPES[dtype], head_dim, CPU), code == "everything"
     variant = {"plain": Variant.PLAIN, "turned": Variant.TURNED | Variant.KEYS, "everything": ~Variant.PLAIN}[code]
+    launch = Launch(variant, turns_keys=everything, chooses=split)
     return {
         "NUM_PAIRS": pairs,
         "WIDTH": power_of_two(pairs),
@@ -54,10 +56,8 @@ def constants(*, split: bool, code: Code, head_dim: int, pairs: int, dtype: str)
         "GROUP": 4,
         "GROUP_WIDTH": 4,
         "MOST_BANDS": 3,
-        **dict.fromkeys(("SOFTCAP", "HAS_SINKS", "BIAS", "BY_PAIR"), everything),
-        "TURNS": code != "plain",
-        "ROW": int(variant),
-        **_sizes(blocks, variant, head_dim, split=split, turns_keys=everything),
+        **dict.fromkeys(("SOFTCAP", "HAS_SINKS", "MIXED"), everything),
+        **variant_constants(blocks, launch, head_dim, split=split),
         "FAST": True,
         "UPCAST": False,
         "PAGE": 32,

@@ -1,0 +1,55 @@
+"""Each work item has the code of one launch: that of its row, and of its keys where some of them turn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from patches.attention.layer import Layer
+from patches.attention.paged.codes import NOBODY, TURNING, codes_of, launches_of
+from patches.attention.paged.decode import NO_ITEM
+from patches.attention.paged.rows import Row, Variant
+from tests.patches.attention.paged.batches import Shape, ragged
+
+SPLIT = 8
+
+
+def turns(row: Row, q_idx: int, low: int, high: int) -> bool:
+    """True if a band of ``row`` turns a key of low .. high - 1 that the query reaches."""
+    kv_idx = torch.arange(low, high)
+    bands = [band for band in row.bands if row.turned(band)[1]]
+    return any(bool(band(torch.tensor(q_idx), kv_idx).any()) for band in bands)
+
+
+def test_parts_have_the_code_of_their_keys() -> None:
+    batch = ragged(Shape(), Layer(0.3), decode=True)
+    *_, step = batch.build()
+    work, tables = step.work(8, SPLIT), batch.tables()
+    items = torch.cat((work.singles, torch.tensor([NO_ITEM], dtype=torch.int32)))
+    found = codes_of(items, work.sequences, tables, split=True).tolist()
+    assert found.pop() == NOBODY
+    rows, expected = batch.rows(), []
+    for number, _, low, high in work.singles.tolist():
+        sequence = step.sequences[number]
+        row = rows[sequence.slot]
+        expected.append(int(row.variant) + TURNING * turns(row, sequence.q_start, low, min(high, sequence.q_stop)))
+    assert found == expected
+    launched = {launch.code for launch in launches_of({row.variant for row in rows.values()}, split=True)}
+    assert launched == set(found)
+    assert {code & TURNING for code in found if code & Variant.KEYS} == {0, TURNING}
+
+
+def test_chunks_have_the_code_of_their_row() -> None:
+    batch = ragged(Shape(), Layer(0.3))
+    *_, step = batch.build()
+    work, rows = step.work(8, SPLIT), batch.rows()
+    found = codes_of(work.chunks, work.sequences, batch.tables(), split=False).tolist()
+    assert found == [int(rows[step.sequences[number].slot].variant) for number in work.chunks[:, 0].tolist()]
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_launches_differ_by_code_and_registers(split: bool) -> None:
+    variants = [Variant.PLAIN, Variant.TURNED, Variant.TURNED | Variant.KEYS, Variant.BIASED]
+    launches = list(launches_of(variants, split=split))
+    assert len({launch.code for launch in launches}) == len(launches) == (5 if split else 4)
+    assert [launch.turns_keys for launch in launches] == [False] * 2 + ([False] if split else []) + [True, False]
