@@ -1,4 +1,4 @@
-"""Each work item has the code of one launch: that of its row, and of its keys where some of them turn."""
+"""Each work item has the code of one launch, by its row and by the keys that turn."""
 
 from __future__ import annotations
 
