@@ -98,54 +98,69 @@ class Runs(RegularTrees):
     def _row(self, length: int) -> range:
         """Blocks in a row that no request has or reserves; empty without any.
 
-        The first choice is beside rows of about this length, the second any free row. In each, blocks that are kept for
-        their prefixes may give way: the longest unused first. A row is a little longer if the blocks behind it are
-        free. One call reads as many keys of each of its sequences.
+        The first choice is the next row of its neighbourhood, the second a new one, the third any row. In each, blocks
+        that are kept for their prefixes may give way: the longest unused first. A row is a little longer if the blocks
+        behind it are free, or kept where its own were. One call reads as many keys of each of its sequences.
         """
-        free, kept = self._unreserved(), self.ledger.cached_blocks
+        free, kept = self._unreserved(), list(self.ledger.cached_blocks)
         even = -(-length // self.ahead) * self.ahead
-        starts = _starts(free, length, _distance(even))
-        found = self._near(free, starts, even)
+        distance, with_kept = _distance(even), _with(free, kept)
+        starts = _starts(free, length, distance)
+        found = self._next(_with(free, kept[: len(kept) // 2]), length, even)
+        if found is None:
+            found = self._near(free, starts, even)
         if found is None:
             last_use = {block: number for number, block in enumerate(kept)}
-            with_kept = free.copy()
-            for block in kept:
-                with_kept[block] = 1
-            others = _starts(with_kept, length, _distance(even))
+            others = _starts(with_kept, length, distance)
             others.sort(key=lambda start: max(last_use.get(start + n, -1) for n in range(length)))
             found = self._near(with_kept, others, even)
             if found is None:
                 if not others:
                     return range(0)
                 found = (starts or others)[0]
-        run = range(found, found + length)
-        self._evict([block for block in run if block in kept])
-        behind = bytes(free[run.stop : run.start + even])
-        return range(run.start, run.stop + len(behind) - len(behind.lstrip(b"\1")))
+        own = range(found, found + length)
+        behind = bytes((free if all(free[own.start : own.stop]) else with_kept)[own.stop : found + even])
+        run = range(found, own.stop + len(behind) - len(behind.lstrip(b"\1")))
+        self._evict([block for block in run if not free[block]])
+        return run
+
+    def _next(self, free: bytearray, length: int, even: int) -> int | None:
+        """The next row of about this length in its neighbourhood, or right behind: then it has become longer."""
+        kind, distance, wanted = even // self.ahead, _distance(even), bytes([1]) * length
+        rest = self.neighbourhoods.get(kind)
+        if rest is None:
+            return None
+        unclaimed = self._unclaimed(free, kind)
+        found = next((start for start in [*rest[::distance], rest.stop] if unclaimed.startswith(wanted, start)), None)
+        if found is not None:
+            self.neighbourhoods.pop(kind)
+            self.neighbourhoods[kind] = range(found + distance, max(rest.stop, found + distance))
+        return found
 
     def _near(self, free: bytearray, starts: list[int], length: int) -> int | None:
-        """The first of ``starts`` beside rows of about this ``length``, or where such rows find room from now on.
+        """The first of ``starts`` with room for a neighbourhood of rows of about this ``length``.
 
-        A neighbourhood is given out once, from its beginning. So prefixes that are kept there do not give way to the
-        next requests, while older ones stay elsewhere.
+        A neighbourhood is given out once, from its beginning, and grows at its end. So prefixes that are kept there do
+        not give way to the next requests, while older ones stay elsewhere.
         """
         kind, distance = length // self.ahead, _distance(length)
-        rest = self.neighbourhoods.get(kind, range(0))
-        found = min((start for start in starts if start in rest), default=None)
+        unclaimed, width = self._unclaimed(free, kind), NEIGHBOURS * distance
+        found = next((start for start in starts if unclaimed.startswith(bytes([1]) * width, start)), None)
         if found is None:
-            unclaimed, width = free.copy(), NEIGHBOURS * distance
-            for other, blocks in self.neighbourhoods.items():
-                if other != kind:
-                    unclaimed[blocks.start : blocks.stop] = bytes(len(blocks))
-            found = next((start for start in starts if unclaimed.startswith(bytes([1]) * width, start)), None)
-            if found is None:
-                return None
-            rest = range(found, found + width)
+            return None
         self.neighbourhoods.pop(kind, None)
-        self.neighbourhoods[kind] = range(found + distance, rest.stop)
+        self.neighbourhoods[kind] = range(found + distance, found + width)
         while 2 * sum(map(len, self.neighbourhoods.values())) > len(free):  # lengths that come no more claim nothing
             del self.neighbourhoods[next(iter(self.neighbourhoods))]
         return found
+
+    def _unclaimed(self, free: bytearray, kind: int) -> bytearray:
+        """``free`` without the neighbourhoods of other kinds."""
+        unclaimed = free.copy()
+        for other, blocks in self.neighbourhoods.items():
+            if other != kind:
+                unclaimed[blocks.start : blocks.stop] = bytes(len(blocks))
+        return unclaimed
 
     def _evict(self, blocks: list[int]) -> None:
         for block in blocks:
@@ -159,6 +174,14 @@ class Runs(RegularTrees):
         self._length -= 1
         if not self.trees[root]:
             del self.trees[root]
+
+
+def _with(free: bytearray, blocks: list[int]) -> bytearray:
+    """A copy of ``free`` with a one for each of ``blocks``."""
+    found = free.copy()
+    for block in blocks:
+        found[block] = 1
+    return found
 
 
 def _starts(free: bytearray, length: int, distance: int) -> list[int]:

@@ -17,7 +17,7 @@ from patches.attention.strided import StridedBatch
 from patches.model import packed_attention
 from service.engine.adapter import manager
 from service.engine.adapter.cache import EncodingCache
-from service.engine.adapter.runs import Runs
+from service.engine.adapter.runs import NEIGHBOURS, Runs
 from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.choice import PAGED
 from tests.models import VOCAB_SIZE, tiny_model
@@ -170,6 +170,32 @@ def test_lengths_that_come_no_more_claim_nothing() -> None:
     assert sum(map(len, free.neighbourhoods.values())) <= 1000
     starts = [free.take(f"{number} of them", 1, [], 4)[0] for number in range(4)]
     assert [b - a for a, b in itertools.pairwise(starts)] == [4] * 3
+
+
+def test_a_neighbourhood_grows_at_its_end() -> None:
+    """Up to that of other lengths, if there is one. Then another begins."""
+    free = runs(range(4, 400))
+    starts = [free.take(str(number), 1, [], 4)[0] for number in range(2 * NEIGHBOURS)]
+    assert starts == list(range(4, 4 + 8 * NEIGHBOURS, 4))
+    free = runs(range(4, 400))
+    starts = [free.take("a", 1, [], 4)[0], free.take("other", 1, [], 2)[0]]
+    starts += [free.take(str(number), 1, [], 4)[0] for number in range(NEIGHBOURS)]
+    assert starts[1] == starts[0] + 4 * NEIGHBOURS
+    assert starts[2:-1] == list(range(8, 4 + 4 * NEIGHBOURS, 4))
+    assert starts[-1] >= starts[1] + 2 * NEIGHBOURS
+
+
+def test_prefixes_used_lately_are_no_neighbours_rows() -> None:
+    """A row with one is left out. One that was used longest ago gives way, and so does the rest of its row."""
+    free = runs(range(4, 200))
+    free.take("first", 1, [], 4)
+    for number, block in enumerate((8, 9, 10, 11, 18, 19, 12, 16)):
+        free._remove(block)
+        free.ledger.register_new_hash(block, number)
+        free.ledger.release(block)
+    assert free.take("second", 3, [], 3) == [8, 9, 10]
+    assert free.take("third", 3, [], 3) == [20, 21, 22]
+    assert list(free.ledger.cached_blocks) == [18, 19, 12, 16]
 
 
 def test_without_room_for_a_neighbourhood_rows_are_equally_far_apart() -> None:
