@@ -77,17 +77,17 @@ def long_context(scale: Scale) -> Iterator[Row]:
 def decode(scale: Scale, name: str, batch: int, limit_s: float) -> Iterator[Row]:
     """Seconds per step of every way to decode ``batch`` requests, as shares of the copy bandwidth.
 
-    A step's time is the difference of two runs that differ by ``steps`` tokens, so prefill cancels out.
+    A step's time is the difference of two runs that differ by ``steps`` tokens, so prefill cancels out. The model of
+    transformers has the weights of the patched one. Before, it would keep projections from being joined.
     """
     model = scale.model(name)
-    twin = twin_of(model)
     read = bytes_read(scale, model, batch)
     prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
-    with (
-        patched(model) as patch,
-        engine_of(patch, scale, batch) as (loop, engine),
-        batching(twin, scale, batch) as peer,
-    ):
+    with ExitStack() as stack:
+        patch = stack.enter_context(patched(model))
+        twin = twin_of(model)
+        loop, engine = stack.enter_context(engine_of(patch, scale, batch))
+        peer = stack.enter_context(batching(twin, scale, batch))
         runs: dict[str, Callable[[int], object]] = {}
         for what, encodings in (ALONE if batch == 1 else MIXES).items():
             methods = methods_of(encodings, batch)
