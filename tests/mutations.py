@@ -296,7 +296,7 @@ CARRIED = [
              "codes = codes + 0 * _some_turn(", ("tests/patches/attention/paged/test_codes.py",)),
     Mutation("a norm of another sum", "patches", "_last.norm is norm and _last.total is x else",
              "_last.norm is norm else", ("tests/patches/model/fusion/test_residual.py",)),
-    Mutation("a layer that hides the cache is fused", "patches", " and attention.given == arguments", "",
+    Mutation("a layer that hides the cache is fused", "patches", "attention.given == arguments and not any", "not any",
              ("tests/patches/model/fusion/test_residual.py",)),
     Mutation("parts of another length", "patches", "2 * (keys > 64 * split)", "2 * (keys > 32 * split)",
              ("tests/patches/attention/paged/test_decode.py",)),

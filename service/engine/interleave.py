@@ -23,11 +23,16 @@ class _Entry(NamedTuple):
 class Interleaved:
     """Generators by tenant, round-robin within one. Each ``next`` must be short: it delays every running request.
 
-    ``others_hold_memory`` is true if anything else uses memory; an out-of-memory error reports it.
+    ``others_hold_memory`` is true if anything else uses memory; an out-of-memory error reports it. ``before_step`` is
+    called before each step of work.
     """
 
-    def __init__(self, others_hold_memory: Callable[[], bool] = lambda: False) -> None:
-        self._others_hold_memory = others_hold_memory
+    def __init__(
+        self,
+        others_hold_memory: Callable[[], bool] = lambda: False,
+        before_step: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._others_hold_memory, self._before_step = others_hold_memory, before_step
         self._lock = threading.Lock()
         self._settling = threading.Lock()
         self._queue: deque[_Entry] = deque()
@@ -68,6 +73,7 @@ class Interleaved:
             work.close()
             return True
         out_of_memory = False
+        self._before_step()
         try:
             on_progress(next(work))
         except StopIteration as stop:

@@ -41,16 +41,17 @@ def launches_of(variants: Iterable[Variant], *, split: bool) -> Iterator[Launch]
             yield Launch(variant, turns_keys=True)
 
 
-def codes_of(items: torch.Tensor, sequences: torch.Tensor, tables: RowTables, *, split: bool) -> torch.Tensor:
+def codes_of(items: torch.Tensor, sequences: torch.Tensor, tables: RowTables, *, by_keys: bool) -> torch.Tensor:
     """int32 [items]: the code of the launch for each of ``items`` and ``sequences``, as in ``Work``.
 
-    It is computed where the tables are, so a captured step may have rows of other slots in each replay.
+    ``by_keys``, items are parts, and some row turns keys. Codes are computed where the tables are, so a captured step
+    may have rows of other slots in each replay.
     """
     sequence = sequences[items[:, 0].clamp_min(0)]
     slot = sequence[:, 0]
     codes = tables.slots[slot, 4]
-    if split:
-        codes = codes + TURNING * _some_turn(tables, slot, sequence[:, 1], items[:, 2], items[:, 3])
+    if by_keys:
+        codes = codes + TURNING * _some_turn(tables, slot, sequence[:, 1], items[:, 2], items[:, 3]).int()
     return codes.where(items[:, 0] >= 0, NOBODY)
 
 

@@ -157,18 +157,15 @@ def attention(
     HEAD_DIM: tl.constexpr, REST_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr, MOST_BANDS: tl.constexpr,
     SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, BIAS: tl.constexpr, TURNS: tl.constexpr, BY_PAIR: tl.constexpr,
-    MIXED: tl.constexpr, CODE: tl.constexpr, TURNS_KEYS: tl.constexpr,
+    CODE: tl.constexpr, TURNS_KEYS: tl.constexpr,
     SPLIT: tl.constexpr, FAST: tl.constexpr, UPCAST: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Program (work item, key head). ``MIXED``, other launches compute the items whose codes are not ``CODE``."""
+    """Program (work item, key head), for items with the code ``CODE``."""
     item, kv_head = tl.program_id(0), tl.program_id(1)
-    if MIXED:
-        if tl.load(CODES + item) != CODE:
-            return
+    if tl.load(CODES + item) != CODE:
+        return  # another launch computes it, or it is padding of a captured graph
     sequence = tl.load(ITEMS + item * 4)
-    if sequence < 0:
-        return  # padding of a captured graph
     first_query = tl.load(ITEMS + item * 4 + 1)
     split_low, split_high = tl.load(ITEMS + item * 4 + 2), tl.load(ITEMS + item * 4 + 3)
     about = SEQUENCES + sequence * 6

@@ -102,7 +102,8 @@ class Plan:
         """``codes_of`` the ``singles`` or the ``chunks``, computed once for all layers."""
         if split not in self._codes:
             items = self.singles if split else self.chunks
-            self._codes[split] = codes_of(items, self.sequences, self.tables, split=split)
+            choose = split and any(Variant.KEYS in variant for variant in self.variants)
+            self._codes[split] = codes_of(items, self.sequences, self.tables, by_keys=choose)
         return self._codes[split]
 
     @property
@@ -153,18 +154,15 @@ def attend(
     own = mask_row(layer.mask)
     sinks = factor if layer.sinks is None else layer.sinks.contiguous()
     for items, rows, parts, split in _launches(plan, value_pages.shape[-1]):
-        every = list(launches_of(plan.variants, split=split))
-        codes = plan.codes(split=split) if len(every) > 1 else items
-        for one in every:
+        for one in launches_of(plan.variants, split=split):
             kernel.attention[(len(items), plan.kv_heads)](
                 *(query, key_pages, value_pages, out, *parts, factor, sinks),
-                *(items, codes, plan.sequences, plan.block_table),
+                *(items, plan.codes(split=split), plan.sequences, plan.block_table),
                 *_tensors(plan.tables),
                 *(own.chunk, own.high, layer.softcap or 1.0, plan.block_table.shape[1]),
                 *(*query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], *out.stride()[:2]),
                 **_constants(plan, layer, query, value_pages),
                 **variant_constants(plan.blocks, one, value_pages.shape[-1], split=split),
-                MIXED=len(every) > 1,
                 BLOCK_M=rows,
                 FAST=not kernel.INTERPRETED,
                 UPCAST=kernel.INTERPRETED,

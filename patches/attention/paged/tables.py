@@ -52,7 +52,7 @@ class RowTables:
         self.pairs = zeros(MAX_SLOTS, maps, 2, width)
         self.frequencies = zeros(MAX_SLOTS, 2, width)
         self.biases = zeros(MAX_SLOTS, 2, heads)
-        self.distances = zeros(1)
+        self.distances = self._former = zeros(1)
         self.temperatures = zeros(MAX_SLOTS, 5, dtype=torch.float64)
 
     def temperature(self, slot: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -92,6 +92,7 @@ class RowTables:
         self._stop = 0
         if _distances(rows) > len(self.distances):
             count = power_of_two(_distances(rows), LEAST_DISTANCES)
+            self._former = self.distances  # a step that has not ended may read them
             with torch.inference_mode(False):
                 self.distances, self.version = torch.zeros(count, device=self.distances.device), self.version + 1
         return dict(rows)

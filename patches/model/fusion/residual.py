@@ -82,9 +82,11 @@ class Layer:
             attended = self._norm(self.norms.behind_attention)(attended)
         hidden = self._sum(hidden, attended, self._norm(self.norms.mlp))
         output = modules["mlp"](self._norm(self.norms.mlp)(hidden))  # type: ignore[misc]
+        output = output[0] if isinstance(output, tuple) else output
         if self.norms.behind_mlp is not None:
             output = self._norm(self.norms.behind_mlp)(output)
-        return self._sum(hidden, output, self.following)
+        changes = bool(self.module._forward_hooks)  # what reads the output reads that of the hooks
+        return self._sum(hidden, output, None if changes else self.following)
 
     def _norm(self, name: str) -> nn.Module:
         norm = self.module._modules[name]
@@ -152,25 +154,34 @@ class _Step(nn.Module):
 
 @torch.no_grad()
 def _computes(layer: nn.Module, norms: Norms) -> bool:
-    """The forward runs over such functions, and all other arguments must reach the attention as they are."""
+    """The forward runs over such functions, and all other arguments must reach the attention as they are.
+
+    In float16, some numbers are too large: a layer may treat them.
+    """
     numbers = torch.randn((3, 5, 8), generator=torch.Generator().manual_seed(0))
+    large = torch.where(numbers > 1.0, 65504.0, numbers).half()
+    return all(_agrees(layer, norms, each) for each in (numbers, large))
+
+
+def _agrees(layer: nn.Module, norms: Norms, x: torch.Tensor) -> bool:
     steps = {name: _Step(partial(_curved, number)) for number, name in enumerate(sorted(norms.names))}
     attention, mlp = _Step(lambda x: (_curved(7, x), None)), _Step(partial(_curved, 9))
-    stand_in = copy.copy(layer)
-    stand_in.__dict__["_modules"] = {"self_attn": attention, "mlp": mlp, **steps}
-    stand_in.training = False
+    changed = copy.copy(layer)
+    changed.__dict__["_modules"] = {"self_attn": attention, "mlp": mlp, **steps}
+    changed.training = False
     names = ("attention_mask", "position_embeddings", "position_ids", "past_key_values", "use_cache", "other")
     arguments = {name: object() for name in names}
-    found = type(layer).forward(stand_in, numbers, **arguments)
+    found = type(layer).forward(changed, x, **arguments)
 
     def through(name: str | None, x: torch.Tensor) -> torch.Tensor:
         return x if name is None else steps[name].function(x)
 
-    total = numbers + through(norms.behind_attention, _curved(7, through(norms.attention, numbers)))
+    total = x + through(norms.behind_attention, _curved(7, through(norms.attention, x)))
     total = total + through(norms.behind_mlp, _curved(9, through(norms.mlp, total)))
-    return isinstance(found, torch.Tensor) and torch.equal(found, total) and attention.given == arguments
+    same = isinstance(found, torch.Tensor) and torch.allclose(found, total, rtol=0, atol=0, equal_nan=True)
+    return same and attention.given == arguments and not any(each.given for each in (mlp, *steps.values()))
 
 
 def _curved(number: int, x: torch.Tensor) -> torch.Tensor:
-    """Another function for each ``number``."""
-    return torch.sin(x * (1.0 + number)) + number
+    """Another function for each ``number``. It adds enough to overflow float16 near its end."""
+    return torch.atan(x * (1.0 + number)) + 100.0 * number + 32.0

@@ -92,7 +92,8 @@ class EncodingManager(ContinuousBatchingManager):
         self._recordings = recordings(self.failures) if recorded else None
         self._reads_in_place = backend is None and patch.model.device.type == "cpu" and not is_divided(patch.model)
         self.requests: dict[str, EngineRequest] = {}
-        self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
+        self.interleaved = Interleaved(lambda: self.load()[0] > 0, self._let_steps_end)
+        self._runner: RequestRunner | None = None
         self.turns = Turns()
         self.heartbeat, self._abandoned = time.monotonic(), False
         self._step_tokens = limits.max_batch_tokens
@@ -144,6 +145,7 @@ class EncodingManager(ContinuousBatchingManager):
         own = {"patch": self.patch, "graphs": graphs, "recordings": self._recordings, "on_step": self._on_step}
         own |= {"drawn": None, "ahead": None}
         adopt(processor.model_runner, RequestRunner, requests=self.requests, **own)
+        self._runner = processor.model_runner  # type: ignore[assignment]
         adopt(
             processor.scheduler,
             FairScheduler,
@@ -167,8 +169,8 @@ class EncodingManager(ContinuousBatchingManager):
             try:
                 super()._run_generation_loop()
             finally:  # a step in vain may still write into the cache
-                if self.batch_processor is not None:
-                    self.batch_processor.model_runner.drop_ahead()  # type: ignore[attr-defined]
+                if self._runner is not None:
+                    self._runner.drop_ahead()
 
     @override
     def start(self) -> None:
@@ -209,6 +211,11 @@ class EncodingManager(ContinuousBatchingManager):
             self.heartbeat = time.monotonic()
             self._wake_up_loop.set()  # with work left, an idle manager must not sleep
         return tenants
+
+    def _let_steps_end(self) -> None:
+        """Before other work on the card, which may write tables that a step in flight reads."""
+        if self._runner is not None:
+            self._runner.let_steps_end()
 
     def _states(self, scheduler: FairScheduler) -> list[RequestState]:
         """Every request of the scheduler, and those in its input queue."""
@@ -281,7 +288,8 @@ class EncodingManager(ContinuousBatchingManager):
                     break
                 self._generation_loop_body(self.batch_processor, bootstrapping=False)
             self.batch_processor.hand_out()  # type: ignore[attr-defined]
-            self.batch_processor.model_runner.drop_ahead()  # type: ignore[attr-defined]
+            if self._runner is not None:
+                self._runner.drop_ahead()
             self.batch_processor = None
         outputs = {}
         while not self.output_router.output_queue.empty():

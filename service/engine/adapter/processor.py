@@ -81,6 +81,8 @@ class StepProcessor(ContinuousBatchProcessor):
     def update_batch(self) -> None:
         """As the base class. Of a step that replayed a graph, tokens are held."""
         inputs = self.inputs_and_outputs
+        if not inputs.requests_in_batch:  # the last one ran out of memory
+            return
         if not inputs.is_brief:
             super().update_batch()
             return

@@ -103,6 +103,12 @@ class RequestRunner(ModelRunner):
             self.ahead = None
             self._wait_for_card()
 
+    def let_steps_end(self) -> None:
+        """Have work on the current stream behind all steps: it may write tables of encodings that they read."""
+        stream = self.inputs_and_outputs.compute_stream
+        if stream is not None:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+
     def _wait_for_card(self) -> None:
         stream = self.inputs_and_outputs.compute_stream
         if stream is not None:

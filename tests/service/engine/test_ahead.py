@@ -13,6 +13,7 @@ import torch
 from patches import Patched, parse, patched
 from service.engine.adapter.ahead import MOST_ROWS, Ahead
 from service.engine.adapter.decode_rows import DecodeRows
+from service.engine.adapter.runner import RequestRunner
 from service.engine.choice import EngineChoice
 from service.engine.engine import Engine
 from service.engine.generation import Generation
@@ -86,6 +87,49 @@ def test_tokens_are_those_of_ordinary_steps(ends: Counter[bool]) -> None:
     assert [len(tokens) for tokens in found[0]] == new
     assert ends[True] > 5
     assert ends[True] > ends[False], "a window gives a page back, which nobody foresees"
+
+
+def test_equal_prompts_share_their_pages(ends: Counter[bool]) -> None:
+    """Equal pages of two requests become one while steps start early."""
+    with patched(tiny_model("llama")[1]) as patch:
+        made = [requests(patch, [{"method": "default"}] * 3, [30] * 3) for _ in range(2)]
+        for request in (request for each in made for request in each):
+            request.prompt_ids, request.sampling, request.cache_key = [5, 9, 7, 3] * 3, SamplingParams(), "shared"
+        found = [generated(patch, *each) for each in zip((CAPTURED, TRITON), made, strict=True)]
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1] == found[0][2]
+    assert ends[True] > 10
+
+
+async def test_other_work_comes_behind_a_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may write tables that the step reads."""
+    events: list[str] = []
+    go_ahead = RequestRunner.go_ahead
+
+    def went_ahead(self: RequestRunner) -> None:
+        go_ahead(self)
+        if self.ahead is not None:
+            events.append("ahead")
+
+    def work() -> Any:
+        for _ in range(10):
+            events.append("work")
+            yield None
+
+    monkeypatch.setattr(RequestRunner, "go_ahead", went_ahead)
+    monkeypatch.setattr(RequestRunner, "let_steps_end", lambda self: events.append("order"))
+    with patched(tiny_model("llama")[1]) as patch:
+        engine = Engine(patch, replace(LIMITS, page_size=32), (), None, CAPTURED)
+        try:
+            resolved = patch.resolve(parse({"method": "default"}), 90)
+            steps = engine.generate([5, 9, 7], resolved, SamplingParams(), 60, pe_method="")
+            await anext(steps)
+            await engine.thread.interleave(work(), lambda _: None)
+            await steps.aclose()
+        finally:
+            engine.thread.stop(1.0)
+    assert {"ahead", "work"} < set(events)
+    assert all(events[number - 1] == "order" for number, event in enumerate(events) if event == "work")
 
 
 def test_one_request_waits_for_the_host_at_edges_only(ends: Counter[bool]) -> None:
@@ -186,8 +230,6 @@ async def test_requests_that_come_and_leave_change_nothing(ends: Counter[bool]) 
 
 
 def test_without_memory_for_it_the_step_comes_again(monkeypatch: pytest.MonkeyPatch, ends: Counter[bool]) -> None:
-    from service.engine.adapter.runner import RequestRunner
-
     ordinary = RequestRunner._draw
 
     def failing(self: RequestRunner, scores: torch.Tensor, ahead: int = 0) -> torch.Tensor:

@@ -50,7 +50,7 @@ def test_rows_are_those_of_a_fresh_look(monkeypatch: pytest.MonkeyPatch) -> None
         methods = [parse(fields) for fields in ENCODINGS]
         prompts = prompts_for(methods, 30)
         prompts[4] = prompts[3]
-        new = [20 + 3 * n for n in range(len(methods))]
+        new = [24 + 3 * n for n in range(len(methods))]
         limits = replace(LIMITS, prefix_sharing=True)
         captured = run(patch, CAPTURED, methods, prompts, new, limits)
         assert captured.equals(run(patch, TRITON, methods, prompts, new, limits))
@@ -117,9 +117,16 @@ async def test_an_error_comes_behind_the_tokens(monkeypatch: pytest.MonkeyPatch)
                     lengths.append(len(generation.token_ids))
                     if len(lengths) == 1:
                         fail_at(engine, 6, monkeypatch)
+            monkeypatch.undo()
+            recorded(monkeypatch)
+            again = [
+                generation.token_ids[-1]
+                async for generation in engine.generate([5, 9], resolved, SamplingParams(), 4, pe_method="")
+            ]
         finally:
             engine.thread.stop(1.0)
     assert lengths == [1, 2, 3, 4, 5, 6]
+    assert (len(again), engine.thread.restarts) == (4, 0)
 
 
 def fail_at(engine: Engine, generated: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def constants(*, split: bool, code: Code, head_dim: int, pairs: int, dtype: str)
         "GROUP": 4,
         "GROUP_WIDTH": 4,
         "MOST_BANDS": 3,
-        **dict.fromkeys(("SOFTCAP", "HAS_SINKS", "MIXED"), everything),
+        **dict.fromkeys(("SOFTCAP", "HAS_SINKS"), everything),
         **variant_constants(blocks, launch, head_dim, split=split),
         "FAST": True,
         "UPCAST": False,

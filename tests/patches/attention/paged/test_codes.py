@@ -26,7 +26,9 @@ def test_parts_have_the_code_of_their_keys() -> None:
     *_, step = batch.build()
     work, tables = step.work(8, SPLIT), batch.tables()
     items = torch.cat((work.singles, torch.tensor([NO_ITEM], dtype=torch.int32)))
-    found = codes_of(items, work.sequences, tables, split=True).tolist()
+    codes = codes_of(items, work.sequences, tables, by_keys=True)
+    found = codes.tolist()
+    assert codes.dtype == torch.int32
     assert found.pop() == NOBODY
     rows, expected = batch.rows(), []
     for number, _, low, high in work.singles.tolist():
@@ -43,7 +45,7 @@ def test_chunks_have_the_code_of_their_row() -> None:
     batch = ragged(Shape(), Layer(0.3))
     *_, step = batch.build()
     work, rows = step.work(8, SPLIT), batch.rows()
-    found = codes_of(work.chunks, work.sequences, batch.tables(), split=False).tolist()
+    found = codes_of(work.chunks, work.sequences, batch.tables(), by_keys=False).tolist()
     assert found == [int(rows[step.sequences[number].slot].variant) for number in work.chunks[:, 0].tolist()]
 
 

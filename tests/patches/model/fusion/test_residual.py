@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -121,8 +122,56 @@ def test_layers_are_compared_by_all_that_they_do() -> None:
     def as_tuple(forward: Any, x: torch.Tensor, given: dict[str, Any]) -> Any:
         return (forward(x, **given),)
 
+    def clamped(forward: Any, x: torch.Tensor, given: dict[str, Any]) -> Any:
+        out = forward(x, **given)
+        return out.clamp(-65504, 65504) if out.dtype == torch.float16 else out
+
     assert norms_of(changed(same)) is not None
-    assert [norms_of(changed(change)) for change in (scaled, without_cache, as_tuple)] == [None] * 3
+    assert [norms_of(changed(change)) for change in (scaled, without_cache, as_tuple, clamped)] == [None] * 4
+
+
+@pytest.mark.parametrize("part", ["mlp", "input_layernorm", "post_attention_layernorm"])
+def test_arguments_of_other_parts_are_seen(part: str) -> None:
+    def with_more(forward: Any, x: torch.Tensor, given: dict[str, Any]) -> Any:
+        modules = forward.__self__._modules
+        modules[part] = partial(modules[part], scale=2.0)
+        return forward(x, **given)
+
+    assert norms_of(changed(with_more)) is None
+
+
+def test_a_layer_that_unpacks_its_mlp_may_be_fused() -> None:
+    """Experts give their choices beside their output."""
+
+    class Pair(nn.Module):
+        def forward(self, states: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return 2 * states, None
+
+    class Unpacking(nn.Module):
+        def forward(self, hidden_states: torch.Tensor, **given: Any) -> torch.Tensor:
+            attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **given)
+            hidden_states = hidden_states + attended
+            output = self.mlp(self.post_attention_layernorm(hidden_states))
+            return hidden_states + (output[0] if isinstance(output, tuple) else output)  # type: ignore[no-any-return]
+
+    model = tiny_model("llama")[1]
+    for number, layer in enumerate(model.model.layers):
+        model.model.layers[number] = unpacking = Unpacking()
+        unpacking._modules = {**layer._modules, "mlp": Pair()}
+        unpacking.eval()
+    plain = logits(model)
+    assert len(fuse(model)) == len(model.model.layers)
+    with fusing(True):
+        assert torch.equal(logits(model), plain)
+
+
+def test_hooks_that_change_an_output_in_place_are_seen() -> None:
+    model = tiny_model("llama")[1]
+    assert fuse(model)
+    model.model.layers[0].register_forward_hook(lambda module, args, output: output.add_(1.0))
+    plain = logits(model)
+    with fusing(True):
+        assert torch.equal(logits(model), plain)
 
 
 def test_hooks_see_the_outputs_of_norms() -> None:
