@@ -169,8 +169,7 @@ class EncodingManager(ContinuousBatchingManager):
             try:
                 super()._run_generation_loop()
             finally:  # a step in vain may still write into the cache
-                if self._runner is not None:
-                    self._runner.drop_ahead()
+                self._end_steps()
 
     @override
     def start(self) -> None:
@@ -216,6 +215,12 @@ class EncodingManager(ContinuousBatchingManager):
         """Before other work on the card, which may write tables that a step in flight reads."""
         if self._runner is not None:
             self._runner.let_steps_end()
+
+    def _end_steps(self) -> None:
+        """Wait for a step in flight, and let go of the memory of all."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.drop_ahead()
 
     def _states(self, scheduler: FairScheduler) -> list[RequestState]:
         """Every request of the scheduler, and those in its input queue."""
@@ -288,8 +293,7 @@ class EncodingManager(ContinuousBatchingManager):
                     break
                 self._generation_loop_body(self.batch_processor, bootstrapping=False)
             self.batch_processor.hand_out()  # type: ignore[attr-defined]
-            if self._runner is not None:
-                self._runner.drop_ahead()
+            self._end_steps()
             self.batch_processor = None
         outputs = {}
         while not self.output_router.output_queue.empty():
