@@ -217,7 +217,7 @@ class EncodingManager(ContinuousBatchingManager):
             self._runner.let_steps_end()
 
     def _end_steps(self) -> None:
-        """Wait for a step in flight, and let go of the memory of all."""
+        """Wait for a step in flight, and keep the memory of none."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.drop_ahead()
