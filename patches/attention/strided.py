@@ -6,7 +6,6 @@ the keys of many sequences are one tensor with a stride. So no key is copied, un
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import NamedTuple
@@ -25,15 +24,8 @@ ALIKE = 64
 many."""
 
 
-GAPS = 0.5
-"""Most places of a call without a sequence of it, for each sequence before. They are read, and their output dropped."""
-
-NOBODY = -1
-"""The number of such a place."""
-
-
 class StridedBatch(NamedTuple):
-    """Sequences by their number in the step, or ``NOBODY``. First keys are ``stride`` places apart.
+    """Sequences, by their number in the step. From one to the next, first keys are ``stride`` places apart.
 
     Each query attends once for every one of ``turns``: it turns by ``query`` [sequences, turns, 1, rotary_dim]. The
     ``bias`` [sequences, kv_heads or 1, turns x heads of each, length] excludes keys of other turns. It also excludes
@@ -166,11 +158,11 @@ class _Stacked:
         first, second = (sequence.place.start for sequence in self._sequences[:2])
         members, length = [sequence.number for sequence in self._sequences], max(self._lengths)
         is_whole, keys = members == list(range(self._query.shape[2])), self._keys(length)
-        rows = None if is_whole else torch.tensor(members).clamp_min(0)
         turns_apart = keys is None or keys[0].stop <= length
         return StridedBatch(
-            members, first, second - first, length, rows, self._count, self._bias(length),
-            self._queries() if turns_apart else None, keys, self._factor(), one.multiplier, one.interleaved, one.offset,
+            members, first, second - first, length, None if is_whole else torch.tensor(members), self._count,
+            self._bias(length), self._queries() if turns_apart else None, keys, self._factor(), one.multiplier,
+            one.interleaved, one.offset,
         )  # fmt: skip
 
     def _columns(self) -> list[list[tuple[int, int]]]:
@@ -280,40 +272,27 @@ def _equally_spaced(candidates: list[Candidate]) -> list[list[Candidate]]:
             groups.append([])
         groups[-1].append(candidate)
     ways = [part for group in groups for part in _parts(group)], list(_parts(candidates))
-    return [_filled(*part) for part in min(ways, key=len) if len(part[0]) > 1]
+    return [part for part in min(ways, key=len) if len(part) > 1]
 
 
-def _parts(group: list[Candidate]) -> Iterator[tuple[list[Candidate], int]]:
-    """Parts of a ``group`` in the order of their places, with the largest distance that divides all.
+def _parts(group: list[Candidate]) -> Iterator[list[Candidate]]:
+    """Parts of a ``group`` in the order of their places.
 
-    A part has sequences of about one length, and at most ``GAPS`` of its distances are without one. Each may read as
-    many keys as the longest has.
+    The next sequence has the distance of those before and about their length. Each may read as many keys as the
+    longest has.
     """
     part: list[Candidate] = []
-    shortest = longest = room = distance = 0
+    shortest = longest = room = 0
     for one in sorted(group, key=lambda candidate: candidate.place.start):
-        if part:
-            first = part[0].place.start
-            common = math.gcd(distance, one.place.start - first)
-            lengths = min(shortest, one.length), max(longest, one.length)
-            is_like = lengths[1] - lengths[0] < ALIKE and lengths[1] <= min(room, len(one.place))
-            is_behind = one.place.start > part[-1].place.start
-            if is_like and is_behind and (one.place.start - first) // common <= (1 + GAPS) * len(part):
-                (shortest, longest), room, distance = lengths, min(room, len(one.place)), common
-                part.append(one)
-                continue
-            yield part, distance
-        part, distance, room, shortest, longest = [one], 0, len(one.place), one.length, one.length
-    yield part, distance
-
-
-def _filled(part: list[Candidate], distance: int) -> list[Candidate]:
-    """``part`` with a sequence at every ``distance``: in gaps, the one before with the number ``NOBODY``."""
-    filled: list[Candidate] = []
-    for one in part:
-        while filled and filled[-1].place.start + distance < one.place.start:
-            last = filled[-1]
-            start = last.place.start + distance
-            filled.append(last._replace(number=NOBODY, place=range(start, start + last.length)))
-        filled.append(one)
-    return filled
+        before = [candidate.place.start for candidate in part[-2:]]
+        is_spaced = len(before) < 2 or one.place.start - before[1] == before[1] - before[0]
+        lengths = min(shortest, one.length), max(longest, one.length)
+        if part and is_spaced and lengths[1] - lengths[0] < ALIKE and lengths[1] <= min(room, len(one.place)):
+            (shortest, longest), room = lengths, min(room, len(one.place))
+        else:
+            if part:
+                yield part
+            part, room = [], len(one.place)
+            shortest = longest = one.length
+        part.append(one)
+    yield part

@@ -153,10 +153,9 @@ class PackedAttention:
             together = strided_batches(readings, batch.places, row.num_kv, row.query, row.cached[0].shape[1])
         rest = set(range(len(readings))).difference(*(each.members for each in together))
         alone = [(number, readings[number]) for number in sorted(rest)]
-        found = [*(n for each in together for n in each.members), *(n for n, _ in alone)]
-        place = {number: index for index, number in enumerate(found)}
-        order = [place[number] for number in range(len(readings))]
-        return Plan(together, alone, None if order == list(range(len(found))) else torch.tensor(order))
+        order = [*(n for each in together for n in each.members), *(n for n, _ in alone)]
+        is_in_order = order == list(range(len(order)))
+        return Plan(together, alone, None if is_in_order else torch.tensor(order).argsort())
 
     def _readings(self, row: Row, batch: Batch, layer: Layer, role: Role) -> list[Reading | None]:
         """The reading of each segment with a single query, None for others."""
