@@ -19,7 +19,7 @@ from patches.model.fusion.active import is_fusing
 from patches.model.fusion.detection import activation_of, norm_of, rotations_of
 from patches.model.fusion.forms import Activation, Layout, Norm, Rotation
 from patches.model.fusion.projections import joined_forwards
-from patches.model.fusion.residual import summing, taken
+from patches.model.fusion.residual import Known, summing, taken
 
 ROTATION = "apply_rotary_pos_emb"
 """Name of the function that turns queries and keys, beside the classes of attention that call it."""
@@ -33,8 +33,9 @@ Replace = Callable[[nn.Module, Callable[..., Any], ExitStack], None]
 
 def fuse(model: nn.Module, undo: ExitStack, replace: Replace) -> None:
     """Fuse operations in steps on the Triton kernel, until ``undo`` closes. Other forwards compute the same bits."""
-    every: list[tuple[nn.Module, Callable[..., Any]]] = list(fused_forwards(model))
-    every.extend(summing(model, measured(model, norm_of)))
+    norms = measured(model, norm_of)
+    every: list[tuple[nn.Module, Callable[..., Any]]] = list(fused_forwards(model, norms))
+    every.extend(summing(model, norms))
     for module, fused in every:
         replace(module, fused, undo)
     for joined, forwards in joined_forwards(model):
@@ -45,9 +46,9 @@ def fuse(model: nn.Module, undo: ExitStack, replace: Replace) -> None:
         undo.enter_context(rotation_fused(namespace))
 
 
-def fused_forwards(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
-    """(module, its fused forward) of each norm and each gated product of ``model`` that a kernel computes."""
-    for module, (form, eps) in measured(model, norm_of).items():
+def fused_forwards(model: nn.Module, norms: Known) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+    """(module, its fused forward) of each of ``norms`` and each gated product of ``model`` that a kernel computes."""
+    for module, (form, eps) in norms.items():
         yield module, partial(_normed, module, module.forward, form, eps)
     for module, activation in measured(model, activation_of).items():
         yield module, partial(_gated, module, module.forward, activation)

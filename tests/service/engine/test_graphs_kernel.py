@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,17 +13,14 @@ from service.engine.adapter import graphs
 from service.engine.adapter.runner import RequestRunner
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.verification import verify
+from tests.kernels import device_of_kernels
 from tests.models import tiny_model
 from tests.recording import Recorder
 from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, run
 from tests.service.engine.test_paged_attention import every_encoding, prompts_for
 
-pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
-if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernel on the CPU", allow_module_level=True)
-
 pytestmark = [pytest.mark.slow, pytest.mark.gpu]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = device_of_kernels()
 on_a_card = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs CUDA")
 
 FAMILIES = ["llama", "gemma3", "gpt_oss", "deepseek_v3", "llama4", "gemma2", "bloom", "diffllama"]

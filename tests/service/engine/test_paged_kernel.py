@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from patches import parse, patched
 from service.engine.choice import EngineChoice
 from service.engine.verification import verify
+from tests.kernels import device_of_kernels
 from tests.models import demo_model, tiny_model
 from tests.service.engine.test_paged_attention import SEGMENTS, every_encoding, generated, prompts_for
 
-pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
-if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernel on the CPU", allow_module_level=True)
-
 pytestmark = [pytest.mark.slow, pytest.mark.gpu]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = device_of_kernels()
 TRITON = EngineChoice(attention="triton")
 
 

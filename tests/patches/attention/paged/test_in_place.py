@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -11,15 +9,12 @@ from patches import parse, patched
 from patches.attention.layer import Layer
 from patches.attention.paged import in_place
 from service.evaluation.scoring import token_nll
+from tests.kernels import device_of_kernels
 from tests.models import tiny_model
 from tests.patches.attention.paged.batches import LAYERS
 
-pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
-if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernel on the CPU", allow_module_level=True)
-
 pytestmark = [pytest.mark.slow, pytest.mark.gpu]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = device_of_kernels()
 
 METHODS = [
     {"method": "self_extend", "group_size": 4, "neighbor_window": 8},

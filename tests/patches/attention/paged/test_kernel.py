@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -13,15 +12,12 @@ from patches.attention.layer import Layer
 from patches.attention.paged import launch
 from patches.attention.paged.compilation import DoesNotFit
 from patches.attention.paged.launch import Blocks
+from tests.kernels import device_of_kernels
 from tests.patches.attention.paged.batches import LAYERS, LENGTH, SHAPES, SMALL, WINDOWED, PagedBatch, Shape, ragged
 from tests.patches.forward import relative
 
-pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
-if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernel on the CPU", allow_module_level=True)
-
 pytestmark = [pytest.mark.slow, pytest.mark.gpu]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = device_of_kernels()
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 0.1}
 
 ALL_SHAPES = {**SHAPES, "float16": Shape(dtype=torch.float16), "bfloat16": Shape(dtype=torch.bfloat16)}

@@ -12,7 +12,7 @@ from torch import nn
 
 from patches.model.fusion.detection import activation_of, norm_of, rotations_of
 from patches.model.fusion.forms import Activation, Layout, Norm, Rotation
-from patches.model.fusion.replacement import ROTATION, fused_forwards, rotating
+from patches.model.fusion.replacement import ROTATION, fused_forwards, measured, rotating
 from tests.models import tiny_model
 
 NORMS: dict[str, set[Norm]] = {
@@ -35,8 +35,12 @@ GATED = {
 }
 
 
+def forwards(model: nn.Module) -> list[tuple[nn.Module, Any]]:
+    return list(fused_forwards(model, measured(model, norm_of)))
+
+
 def found(family: str, kind: type[Any]) -> set[Any]:
-    replaced = [fused.args for _, fused in fused_forwards(tiny_model(family)[1])]  # type: ignore[attr-defined]
+    replaced = [fused.args for _, fused in forwards(tiny_model(family)[1])]  # type: ignore[attr-defined]
     return {value for args in replaced for value in args if isinstance(value, kind)}
 
 
@@ -52,7 +56,7 @@ def test_gated_products_have_the_activation_of_their_family(family: str) -> None
 
 def test_every_norm_and_gated_product_of_a_llama_is_found() -> None:
     model = tiny_model("llama")[1]
-    fused = {module for module, _ in fused_forwards(model)}
+    fused = {module for module, _ in forwards(model)}
     assert {type(module).__name__ for module in fused} == {"LlamaRMSNorm", "LlamaMLP"}
     assert len(fused) == 2 * model.config.num_hidden_layers + 1 + model.config.num_hidden_layers
 
@@ -100,7 +104,7 @@ def test_measuring_changes_nothing() -> None:
     model = tiny_model("llama")[1]
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     state, attributes = torch.get_rng_state(), [dict(vars(module)) for module in model.modules()]
-    list(fused_forwards(model))
+    forwards(model)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert [dict(vars(module)) for module in model.modules()] == attributes

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from patches.model.fusion import launch
 from patches.model.fusion.forms import DTYPES, Activation, Layout, Norm, Rotation
-
-pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
-if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernel on the CPU", allow_module_level=True)
+from tests.kernels import device_of_kernels
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpu]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = device_of_kernels()
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 

@@ -42,8 +42,9 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def fuse(model: nn.Module) -> list[Layer]:
-    summed = list(summing(model, measured(model, norm_of)))
-    for module, forward in [*fused_forwards(model), *summed]:
+    norms = measured(model, norm_of)
+    summed = list(summing(model, norms))
+    for module, forward in [*fused_forwards(model, norms), *summed]:
         module.forward = forward
     return [forward for _, forward in summed]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any
 
@@ -13,15 +12,12 @@ from patches import parse, patched
 from patches.model import hf
 from patches.model.fusion import launch
 from service.engine.choice import EngineChoice
+from tests.kernels import device_of_kernels
 from tests.models import tiny_model
 from tests.service.engine.test_paged_attention import SEGMENTS, generated
 
-pytest.importorskip("triton", reason="Triton is installed only where CUDA is")
-if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernel on the CPU", allow_module_level=True)
-
 pytestmark = [pytest.mark.slow, pytest.mark.gpu]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = device_of_kernels()
 TRITON = EngineChoice(attention="triton")
 
 METHODS = [parse({"method": "default"}), parse({"method": "yarn", "factor": 4.0})]
