@@ -82,6 +82,7 @@ ENGINE = "tests/service/engine/test_engine.py"
 SAMPLING = "tests/service/engine/test_sampling.py"
 GRAPHS = "tests/service/engine/test_graphs.py"
 AHEAD = "tests/service/engine/test_ahead.py"
+LATE = "tests/service/engine/test_late.py"
 JOINING, MOVING = "test_requests_join_a_batch_and_leave_it", "test_encodings_that_move_positions_have_other_graphs"
 EVICTION = "tests/service/engine/test_paged_eviction.py"
 FAIRNESS = "tests/service/engine/test_fairness.py"
@@ -306,6 +307,15 @@ CARRIED = [
              "state.generated_len()\n", (f"{AHEAD}::test_tokens_are_those_of_ordinary_steps",)),
     Mutation("a step ahead into the same page", "patches", "is_written and (rows[:, 1] % self.page_size).all() else",
              "is_written else", (f"{AHEAD}::test_one_request_waits_for_the_host_at_edges_only",)),
+    Mutation("a step that is being read, overwritten", "patches",
+             "self._now, self._next = (_Numbers(count, longs, integers, self.device) for _ in range(2))",
+             "self._now = self._next = _Numbers(count, longs, integers, self.device)",
+             (f"{LATE}::test_tokens_are_those_of_steps_at_once",)),
+    Mutation("tokens read before they are drawn", "service/engine", "                self._arrival.synchronize()\n",
+             "                pass\n", (f"{LATE}::test_tokens_are_those_of_steps_at_once",)),
+    Mutation("scoring beside a step in flight", "service/engine",
+             "            torch.cuda.current_stream(stream.device).wait_stream(stream)\n", "            pass\n",
+             (f"{LATE}::test_scoring_between_steps_comes_behind_them",)),
     Mutation("a step in flight behind the last request", "service/engine",
              "            self.hand_out()\n            self.model_runner.drop_ahead()\n        return ready",
              "            self.hand_out()\n        return ready",

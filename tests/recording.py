@@ -33,8 +33,9 @@ class Recorded:
 
     def replay(self) -> None:
         self.replays += 1
-        for call in self.calls:
-            call()
+        with torch._C._AutoDispatchBelowADInplaceOrView():  # of tensors from inside and outside of inference mode
+            for call in self.calls:
+                call()
 
 
 class Recorder:

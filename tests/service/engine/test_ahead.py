@@ -46,6 +46,10 @@ def _recorder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(name="ends")
 def _ends(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
+    return early_steps(monkeypatch)
+
+
+def early_steps(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     """Counts steps that were launched early: True if used."""
     ends, ordinary = Counter[bool](), Ahead.is_step_of
 

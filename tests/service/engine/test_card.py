@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
-from transformers.generation.continuous_batching import input_outputs
 
 from patches import Method, Patched, parse, patched
-from patches.attention import paged
-from patches.attention.layer import Layer
-from patches.attention.paged import launch
-from patches.attention.paged.launch import Blocks, Plan
-from service.engine.adapter import graphs
 from service.engine.choice import EngineChoice
 from service.engine.request import SamplingParams
 from service.engine.verification import _check
 from service.evaluation.scoring import prompt_scores
-from tests.card import Card, CardTensor, Wait, WrongDevice, card, download, upload
+from tests.card import Wait, WrongDevice, card
 from tests.methods import Fields
 from tests.models import VOCAB_SIZE, by_tier, tiny_model
-from tests.patches.attention.paged import by_tables
-from tests.recording import Recorder
+from tests.service.engine.cards import on_card, recorded_on_card
 from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, Run, requests_of, run
 from tests.service.engine.test_paged_attention import every_encoding, prompts_for
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card, and tests of its own run on it")
 
 LOOP = EngineChoice()
-SPLIT = 8
 FOR_TOKENS = {("read", "input_outputs.py"), ("synchronize", "ahead.py")}
 """Waits for the tokens of ordinary steps and of replayed ones."""
 DRAWN = (SamplingParams(), SamplingParams(temperature=0.7, top_k=5), SamplingParams(temperature=1.1, top_p=0.9))
@@ -51,51 +37,9 @@ WINDOWS: list[Fields] = [
 ]
 
 
-class _Kernel:
-    """In place of a Triton kernel: all its tensors must be on the card."""
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        def launched(*arguments: object, **constants: object) -> None:
-            if any(isinstance(each, torch.Tensor) and not isinstance(each, CardTensor) for each in arguments):
-                raise WrongDevice("a kernel has a tensor of the host")
-
-        return launched
-
-
 @pytest.fixture(autouse=True)
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """Steps are recorded, and kernels launched with all their arguments. Their numbers are those of plain torch."""
-    recorder, attend = Recorder(), launch.attend
-    kernel = SimpleNamespace(attention=_Kernel(), merge=_Kernel(), INTERPRETED=False)
-    monkeypatch.setitem(sys.modules, "patches.attention.paged.kernel", kernel)
-    monkeypatch.setattr(paged, "kernel", kernel, raising=False)
-
-    def attended(
-        query: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, plan: Plan, layer: Layer
-    ) -> torch.Tensor:
-        if not isinstance(query, CardTensor):
-            return by_tables.attend(query, key_pages, value_pages, plan, layer)
-        out = attend(query, key_pages, value_pages, plan, layer)
-        recorder.call(
-            lambda: download(out).copy_(by_tables.attend(*download([query, key_pages, value_pages, plan, layer])))
-        )
-        return out
-
-    monkeypatch.setattr(graphs, "CudaCapture", lambda: recorder)
-    monkeypatch.setattr("patches.attention.paged.launch.attend", attended)
-    monkeypatch.setattr("patches.attention.paged.launch.write", by_tables.write)
-    monkeypatch.setattr("patches.attention.paged.launch.blocks_for", lambda *_: Blocks(32, 16, SPLIT))
-    monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SPLIT)
-    return recorder
-
-
-@contextmanager
-def on_card(model: PreTrainedModel) -> Iterator[tuple[Card, Patched]]:
-    devices = mock.patch.object(input_outputs, "get_available_devices", return_value=("cpu", "cuda"))
-    with torch.inference_mode(), devices, card() as made:
-        upload(model)
-        with patched(model) as patch:
-            yield made, patch
+def _recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_on_card(monkeypatch)
 
 
 def generated(patch: Patched, choice: EngineChoice) -> Run:

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from patches.attention.log_sum_exp import eager_with_lse
+from tests.card.kernels import KERNELS, check_kernel
 from tests.recording import HOST_READS, leaves
 
 CARD = torch.device("cuda:0")
+ATEN = torch.ops.aten
 
 READS = {"tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__"}
 """Methods of tensors that give numbers to Python."""
 
 GUARDED: dict[str, Callable[..., Any]] = {
-    "__invert__": torch.ops.aten.bitwise_not,
+    "__invert__": ATEN.bitwise_not,
     "contiguous": lambda one: one if one.host.is_contiguous() else one.clone(memory_format=torch.contiguous_format),
-    "copy_": lambda one, other, non_blocking=False: torch.ops.aten.copy_(one, other, non_blocking),
+    "copy_": lambda one, other, non_blocking=False: ATEN.copy_(one, other, non_blocking),
     "is_contiguous": lambda one: one.host.is_contiguous(),
-    "nonzero": torch.ops.aten.nonzero,
+    "nonzero": ATEN.nonzero,
 }
 """Methods for which torch asks for a device before it looks at the type of a tensor, and ways around."""
 
@@ -69,10 +70,42 @@ class CardTensor(torch.Tensor):
         raise AssertionError("tensors of the card are for use inside of `card`")
 
 
+class Stream:
+    """Work of the card in its order."""
+
+    device = CARD
+    _numbers = itertools.count(1)
+
+    def __init__(self, card: Card) -> None:
+        self.cuda_stream, self._card = next(self._numbers), card
+
+    def wait_stream(self, stream: Stream) -> None:
+        self._card.end(stream)
+
+    def synchronize(self, count: int | None = None) -> None:
+        """Have the host wait, for the first ``count`` operations or all."""
+        self._card.wait("synchronize")
+        self._card.end(self, count)
+
+    def record_event(self) -> Event:
+        return Event(self, self._card.begun(self))
+
+
+class Event(NamedTuple):
+    """A place in the work of a stream, behind ``count`` operations."""
+
+    stream: Stream
+    count: int
+
+    def synchronize(self) -> None:
+        self.stream.synchronize(self.count)
+
+
 class Card:
     """``waits`` has every wait of the host so far, in their order."""
 
     def __init__(self) -> None:
+        self.current = self.first = Stream(self)
         self.waits: list[Wait] = []
         self._pinned: dict[int, torch.Tensor] = {}
 
@@ -88,20 +121,36 @@ class Card:
         frames = [frame for frame in traceback.extract_stack() if not _is_below(frame.filename)]
         self.waits.append(Wait(kind, f"{frames[-1].filename}:{frames[-1].lineno}"))
 
+    def compute(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The result of an operation on tensors of the host. Their memory is the card's."""
+        return func(*args, **kwargs)
+
+    def launch(self, call: Callable[[], object]) -> None:
+        """``call`` on tensors of the host, in place of a kernel."""
+        call()
+
+    def end(self, stream: Stream, count: int | None = None) -> None:
+        """End the work of a stream, the first ``count`` operations or all: here, work ends at once."""
+
+    def begun(self, stream: Stream) -> int:
+        """Operations of a stream so far."""
+        return 0
+
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation of torch, on the numbers of its tensors."""
         name = func.overloadpacket.__name__
         taken = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         ours = [tensor for tensor in taken if isinstance(tensor, CardTensor)]
         target = None if kwargs.get("device") is None else torch.device(kwargs["device"])
+        if not (ours or target == CARD):
+            return func(*args, **kwargs)
         if ours:
             self._check(func, name, args, kwargs, taken)
         numbers = tree_map(_host, kwargs)
         if target is not None:
             numbers["device"] = torch.device("cpu")
-        result = KERNELS.get(name, func)(*tree_map(_host, args), **numbers)
-        to_host = target is not None and target.type == "cpu"
-        if to_host or not (ours or target == CARD):
+        result = self.compute(KERNELS.get(name, func), tree_map(_host, args), numbers)
+        if target is not None and target.type == "cpu":
             return result
         known = {id(tensor.host): tensor for tensor in ours}
         return tree_map(lambda each: known[id(each)] if id(each) in known else _on_card(each), result)
@@ -117,24 +166,53 @@ class Card:
                 self.wait("copy")
         elif any(tensor.ndim for tensor in from_host):
             raise WrongDevice(f"{func} has tensors of both devices")
-        elif name in HOST_READS or func is torch.ops.aten.repeat_interleave.Tensor:
+        elif name in HOST_READS or func is ATEN.repeat_interleave.Tensor:
             self.wait("read")
 
     def index(self, name: str, one: Any, index: Any, *value: Any) -> Any:
-        """``one[index]`` or ``one[index] = value``."""
-        for part in leaves(list(index) if isinstance(index, tuple) else [index]):
-            if isinstance(part, torch.Tensor) and part.ndim and not isinstance(part, CardTensor):
-                self.wait("copy")
-            if isinstance(part, torch.Tensor) and part.dtype == torch.bool:
-                self.wait("read")
+        """``one[index]`` or ``one[index] = value``, in operations that torch dispatches."""
         if not isinstance(one, CardTensor):
             raise WrongDevice("a tensor of the host by an index of the card")
+        view, places = self._viewed(one, index if isinstance(index, tuple) else (index,))
         if name == "__getitem__":
-            return _on_card(one.host[tree_map(_host, index)])
-        if isinstance(value[0], torch.Tensor) and value[0].ndim and not isinstance(value[0], CardTensor):
-            self.wait("copy")
-        one.host[tree_map(_host, index)] = _host(value[0])
+            return ATEN.index(view, places) if places else view
+        new = value[0]
+        if isinstance(new, torch.Tensor) and new.ndim and not isinstance(new, CardTensor):
+            new = self._moved(new)
+        if not places:
+            ATEN.copy_(view, new) if isinstance(new, torch.Tensor) and new.ndim else ATEN.fill_(view, new)
+        else:
+            number = new if isinstance(new, torch.Tensor) else _on_card(torch.full((), new, dtype=one.dtype))
+            ATEN.index_put_(view, places, number)
         return None
+
+    def _viewed(self, one: torch.Tensor, index: tuple[Any, ...]) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """(``one`` by the slices of ``index``, the tensors of ``index`` by dimension)."""
+        places: list[torch.Tensor | None] = []
+        dims, dim = one.ndim - sum(_taken_dims(part) for part in index), 0
+        for part in index:
+            if part is Ellipsis:
+                dim += dims
+            elif part is None:
+                one, dim = ATEN.unsqueeze(one, dim), dim + 1
+            elif isinstance(part, slice):
+                one, dim = ATEN.slice(one, dim, part.start, part.stop, part.step or 1), dim + 1
+            elif isinstance(part, torch.Tensor | list):
+                part = torch.tensor(part) if isinstance(part, list) else part
+                if part.dtype == torch.bool:
+                    self.wait("read")
+                places += [None] * (dim - len(places)) + [part if isinstance(part, CardTensor) else self._moved(part)]
+                dim += 1
+            else:
+                one = ATEN.select(one, dim, part)
+        return one, places
+
+    def _moved(self, one: torch.Tensor) -> torch.Tensor:
+        """``one`` of the host on the card."""
+        if one.ndim:
+            self.wait("copy")
+        moved: torch.Tensor = _on_card(self.compute(lambda host: host.detach().clone(), (one,), {}))
+        return moved
 
     def made(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """A new tensor of the card, from numbers of Python or of the host."""
@@ -143,10 +221,10 @@ class Card:
             others = [each for each in args[1:] if not _names_card(each)]
             own = {key: each for key, each in kwargs.items() if key not in ("device", "non_blocking")}
             if isinstance(one, CardTensor):
-                return torch.ops.aten.to(one, *others, **own) if others or own else one
+                return ATEN.to(one, *others, **own) if others or own else one
             if not (kwargs.get("non_blocking") and self.is_pinned(one)):
                 self.wait("copy")
-            return _on_card(one.to(*others, **own).detach().clone())
+            return _on_card(self.compute(lambda one: one.to(*others, **own).detach().clone(), (one,), {}))
         if name in ("tensor", "as_tensor", "new_tensor"):
             self.wait("copy")
         return _on_card(func(*args, **kwargs | {"device": "cpu"}))
@@ -176,12 +254,13 @@ class _Functions(TorchFunctionMode):
         if name == "pin_memory":
             return self._card.pin(args[0].clone())
         if name in ("__getitem__", "__setitem__") and is_ours:
-            return self._card.index(name, *args)
+            with torch._C._AutoDispatchBelowADInplaceOrView():  # a view of a tensor from outside of inference mode
+                return self._card.index(name, *args)
         if name in READS and is_ours:
             self._card.wait("read")
             return func(args[0].host, *args[1:], **kwargs)
         if name == "scaled_dot_product_attention" and is_ours:
-            _check_kernel(*args[:4], **kwargs)
+            check_kernel(*args[:4], **kwargs)
         if name in GUARDED and is_ours:
             return GUARDED[name](*args, **kwargs)
         if _is_card(kwargs.get("device")) or (name in ("to", "cuda") and any(map(_names_card, args[1:]))):
@@ -192,15 +271,26 @@ class _Functions(TorchFunctionMode):
 
 
 @contextmanager
-def card() -> Iterator[Card]:
-    """Inside, there is a card. For one thread."""
-    made = Card()
+def card(kind: Callable[[], Card] = Card) -> Iterator[Card]:
+    """Inside, there is a card, of another ``kind`` perhaps. For one thread."""
+    made = kind()
     with ExitStack() as undo:
         for name, replacement in _of_cuda(made).items():
             undo.enter_context(mock.patch.object(torch.cuda, name, replacement))
+        undo.enter_context(mock.patch.object(torch, "get_device_module", return_value=torch.cuda))
         undo.enter_context(_Operations(made))
         undo.enter_context(_Functions(made))
+        undo.callback(_present.pop)
+        _present.append(made)
         yield made
+
+
+_present: list[Card] = []
+
+
+def launch(call: Callable[[], object]) -> None:
+    """Have the card ``call`` in its turn, on tensors of the host."""
+    _present[-1].launch(call)
 
 
 def upload(model: torch.nn.Module) -> None:
@@ -227,38 +317,22 @@ def download(value: Any) -> Any:
     return value
 
 
-@contextmanager
-def on_host() -> Iterator[None]:
-    """Inside, operations are ordinary ones of the CPU."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        yield
-
-
 def _of_cuda(made: Card) -> dict[str, Any]:
     """Functions of ``torch.cuda`` that need no tensor."""
 
-    class Stream:
-        device = CARD
-        numbers = itertools.count(1)
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        before, made.current = made.current, stream
+        try:
+            yield
+        finally:
+            made.current = before
 
-        def __init__(self, *_: object, **__: object) -> None:
-            self.cuda_stream = next(self.numbers)
-
-        def wait_stream(self, stream: Stream) -> None:
-            """Nothing: work is done in its order."""
-
-        def synchronize(self) -> None:
-            made.wait("synchronize")
-
-        def record_event(self) -> Stream:
-            return self
-
-    current = Stream()
     return {
-        "Stream": Stream,
-        "stream": nullcontext,
+        "Stream": lambda *_: Stream(made),
+        "stream": on,
         "device": nullcontext,
-        "current_stream": lambda *_: current,
+        "current_stream": lambda *_: made.current,
         "current_device": lambda: 0,
         "device_count": lambda: 1,
         "is_available": lambda: True,
@@ -272,58 +346,11 @@ def _of_cuda(made: Card) -> dict[str, Any]:
     }
 
 
-def _check_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, **_: object
-) -> None:
-    """No kernel of CUDA takes a mask and shared key heads; torch would write down all scores."""
-    assert attn_mask is None or query.shape[1] == key.shape[1], "a mask, and heads that share key heads"
-
-
-def _efficient_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, *given: Any, scale: float
-) -> tuple[torch.Tensor, ...]:
-    """CUDA's kernel wants as many key heads as query heads, and a bias of whole size in aligned rows.
-
-    It computes powers of two, see torch's ``mem_eff_attention/kernel_forward.h``. The most negative number overflows
-    by the factor. A row without another score then has no sum.
-    """
-    assert query.shape[1] == key.shape[1] == value.shape[1]
-    with on_host():
-        scores = query.float() @ key.float().transpose(-1, -2) * scale
-        if bias is not None:
-            assert bias.shape == scores.shape
-            assert bias.dtype == query.dtype
-            assert (bias.stride(-1), bias.stride(-2) % 8) == (1, 0)
-            scores = scores + bias.float()
-        scores = scores * math.log2(math.e)
-        if given[2:] == (True,):
-            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
-        top = scores.amax(-1, keepdim=True)
-        weights = torch.where(top == float("-inf"), 0.0, (scores - top).exp2())
-        total = weights.sum(-1, keepdim=True)
-        out = (weights @ value.float() / torch.where(total == 0, 1.0, total)).to(query.dtype)
-        sums = (top / math.log2(math.e) + total.log())[..., 0]
-        return out, torch.nn.functional.pad(sums, (0, -sums.shape[-1] % 32)), torch.zeros(()), torch.zeros(())
-
-
-def _flash_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *given: Any, scale: float
-) -> tuple[torch.Tensor | int, ...]:
-    """CUDA's kernel takes states of half precision and one width, and heads that share key heads."""
-    assert query.dtype in (torch.float16, torch.bfloat16)
-    assert query.shape[-1] == key.shape[-1] == value.shape[-1]
-    assert query.shape[-1] % 8 == 0
-    with on_host():
-        attended = eager_with_lse(query, key, value, None, scale, causal=given == (0.0, True))
-        unused = torch.zeros(())
-        return *attended, unused, unused, query.shape[2], key.shape[2], unused, unused, unused
-
-
-KERNELS: dict[str, Callable[..., Any]] = {
-    "_scaled_dot_product_efficient_attention": _efficient_attention,
-    "_scaled_dot_product_flash_attention": _flash_attention,
-    "histc": lambda one, *arguments: torch.histc(one.float(), *arguments).to(one.dtype),  # for integers on CUDA only
-}
+def _taken_dims(part: object) -> int:
+    """Dimensions of a tensor that a part of an index takes."""
+    if part is None or part is Ellipsis:
+        return 0
+    return part.ndim if isinstance(part, torch.Tensor) and part.dtype == torch.bool else 1
 
 
 def _host(one: Any) -> Any:
@@ -348,4 +375,4 @@ def _memory(one: torch.Tensor) -> int:
 
 
 def _is_below(filename: str) -> bool:
-    return filename == __file__ or "/torch/" in filename
+    return filename.startswith(str(Path(__file__).parent)) or "/torch/" in filename

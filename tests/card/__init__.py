@@ -1,0 +1,18 @@
+"""A card without a card: tensors that say they are on ``cuda:0``, and compute on the CPU."""
+
+from tests.card.card import Card, CardTensor, Wait, WrongDevice, card, download, launch, upload
+from tests.card.kernels import on_host
+from tests.card.late import LateCard
+
+__all__ = [
+    "Card",
+    "CardTensor",
+    "LateCard",
+    "Wait",
+    "WrongDevice",
+    "card",
+    "download",
+    "launch",
+    "on_host",
+    "upload",
+]
