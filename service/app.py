@@ -34,6 +34,7 @@ from service.models.policies import assign_policies
 from service.models.registry import ModelRegistry
 from service.policy.policy import read_policies
 from service.settings import Settings
+from service.sharing import cpus
 from service.sharing.admission import Admission
 from service.sharing.limits import Concurrency, SharedConcurrency, SharedLimits, opened
 from service.sharing.workers import Workers
@@ -48,8 +49,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
+        _set_threads(settings)
         policies = read_policies(settings.policy)
         models = app.state.models = await _loaded(settings, app.state.metrics)
         app.state.metrics.watch(lambda: {served.name: served.engine.load() for served in models})
@@ -106,6 +106,12 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(metrics.router, responses=failures([]))
     page.install(app, keys_asked_for=keys.asked_for)
     return app
+
+
+def _set_threads(settings: Settings) -> None:
+    usual = torch.get_num_threads()
+    if (threads := cpus.threads(settings.threads, usual)) != usual:
+        torch.set_num_threads(threads)
 
 
 async def _loaded(settings: Settings, metrics: Metrics) -> ModelRegistry:

@@ -54,7 +54,9 @@ HashedKeys = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hashes)]
 class Settings(BaseSettings):
     """Validated once, at start; a value out of range stops the start with its name."""
 
-    model_config = SettingsConfigDict(env_prefix="ROPEWAY_", env_file=".env", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="ROPEWAY_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
+    )
 
     model: str = Field(
         "demo",
@@ -91,9 +93,11 @@ class Settings(BaseSettings):
         description="Policy of `auto`: a JSON file, or a folder of such files; each is for the model that it names.",
     )
     threads: int | None = Field(
-        None, ge=1, description="CPU threads for the model, all ranks together; torch's choice when unset."
+        None,
+        ge=1,
+        description="CPU threads for the model, all ranks together; when unset, torch's choice or the CPUs that the "
+        "container may use.",
     )
-
     tensor_parallel: Count = Field(
         1, description="Processes that compute each model together, each with a part of its weights."
     )

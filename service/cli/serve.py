@@ -180,6 +180,19 @@ def _refuse(settings: Settings, error: Exception, *, expected: bool = True) -> N
     fail(str(error))
 
 
+def _warn(settings: Settings) -> None:
+    """Log variables without effect, and a key that protects nothing."""
+    import structlog
+
+    from service.cli.environment import unknown
+
+    log = structlog.get_logger()
+    if names := unknown():
+        log.warning("unknown_settings", names=names)
+    if "ROPEWAY_API_KEY" in os.environ and not settings.has_keys:
+        log.warning("no_api_keys", hint="ROPEWAY_API_KEY is the client's; the server's keys are in ROPEWAY_API_KEYS")
+
+
 def _serve(settings: Settings) -> None:
     from service.cli.server import StartWatch, load_libraries
     from service.sharing.heap import share_arenas
@@ -206,6 +219,7 @@ def _serve(settings: Settings) -> None:
     except (InvalidKeyFile, LimitsUnusable, TracingUnavailable, OSError) as error:
         _refuse(settings, error)
     logs.configure(settings.log_level, settings.log_format, libraries=True)
+    _warn(settings)
     watch = StartWatch(app)
     config = uvicorn.Config(
         watch,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from service import logs
+from service.cli.environment import misspelt, unknown
 from service.settings import Settings
 from service.sharing.heap import frozen
 
@@ -52,8 +53,10 @@ def settings_with(**given: Any) -> Settings:
     """Settings from the environment; ``given`` takes precedence.
 
     Raises:
-        StartFailed: naming every setting that is out of range.
+        StartFailed: naming every setting that is out of range, and every misspelt one.
     """
+    if slips := misspelt(unknown()):
+        raise StartFailed("; ".join(slips))
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import structlog
+import torch
 
 from patches import Patched
 from service import context
@@ -19,6 +20,7 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.padded import PaddedLoop
 from service.engine.request import EngineRequest
+from service.sharing.cpus import Neighbours
 
 log = structlog.get_logger()
 
@@ -117,9 +119,12 @@ class GenerationThread:
         """Check the thread from time to time while any work waits for it."""
 
         async def watch() -> None:
+            on_cpu = self._patch.model.device.type == "cpu"
+            neighbours = Neighbours(torch.get_num_threads() if on_cpu else 1)
             while self._listening or self._interleaved:
                 await asyncio.sleep(min(WATCH_S, self._limits.stall_timeout_s / 4))
                 self.revive()
+                neighbours.look()
 
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(watch())

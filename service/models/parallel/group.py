@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from service.models.loading import ModelLoadError, device_of
 from service.settings import Settings
+from service.sharing import cpus
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 """Name of the loopback interface."""
@@ -66,7 +67,7 @@ def joined(settings: Settings, rank: int, store: Path) -> Iterator[None]:
     former = {name: os.environ.get(name) for name in names}
     os.environ.update({name: str(value) for name, value in names.items()})
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, (settings.threads or threads) // size))
+    torch.set_num_threads(max(1, cpus.threads(settings.threads, threads) // size))
     backend, timeout = _backend(settings), timedelta(seconds=settings.stall_timeout_s)
     try:
         try:
