@@ -44,7 +44,7 @@ class Judge:
         runner_up = others[0] if others else None
         confidence = None if runner_up is None else self._confidence(best, runner_up)
         adequate = [index for index in self._order if methods[index].adequate]
-        cheapest = min(adequate, key=lambda index: weight_of(methods[index].cost), default=None)
+        cheapest = min(adequate, key=lambda i: (self._may_forget(i), weight_of(methods[i].cost)), default=None)
         chosen = None if cheapest is None else methods[cheapest]
         return Answer(
             best=methods[best].label,
@@ -64,11 +64,26 @@ class Judge:
             pe=subject.patch.describe(subject.method, self._target),
             model=subject.model,
             cost=cost_of(subject, self._target),
-            windowed=subject.patch.resolve(subject.method, self._target).recipe.sink_window is not None,
+            windowed=self._is_windowed(index),
             judgements=judgements,
             adequate=adequate,
             sure=all(at.sure for at in deciding) if adequate else any(at.sure and not at.adequate for at in deciding),
             rank=1 + sum(rank < self._mean_ranks[index] for rank in self._mean_ranks),
+        )
+
+    def _is_windowed(self, index: int) -> bool:
+        subject = self._subjects[index]
+        return subject.patch.resolve(subject.method, self._target).recipe.sink_window is not None
+
+    def _may_forget(self, index: int) -> bool:
+        """True for a windowed method without evidence of its recall; the checkpoint's own encoding needs none."""
+        return self._is_windowed(index) and index != self._reference and not self._recall_decides()
+
+    def _recall_decides(self) -> bool:
+        """True if an evaluation with a limit measures recall."""
+        limits = [at.limit for at in self._judgements_of[0]]
+        return any(
+            limit is not None and not scores.lower_is_better for limit, scores in zip(limits, self._scores, strict=True)
         )
 
     def _judgements(self, part: int) -> list[Judgement]:
@@ -132,12 +147,14 @@ class Judge:
 
     def _caution(self) -> str:
         """Perplexity alone finds windows as good as memory."""
-        if any(not scores.lower_is_better for scores in self._scores):
+        if self._recall_decides():
             return ""
+        measured = any(not scores.lower_is_better for scores in self._scores)
+        more = ", and the model itself recalls nothing." if measured else ": add passkey or ruler."
         windowed = [method.label for method in self.methods() if method.windowed]
         if windowed:
-            return f" Perplexity does not show that {' and '.join(windowed)} cannot recall: add passkey or ruler."
-        return " Perplexity alone says little about recall: add passkey or ruler."
+            return f" Perplexity does not show that {' and '.join(windowed)} cannot recall{more}"
+        return f" Perplexity alone says little about recall{more}"
 
 
 def _nothing(words: str) -> Answer:

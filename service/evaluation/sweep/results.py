@@ -66,8 +66,9 @@ class SweepMethod(MethodInResult):
 
 
 class Answer(BaseModel):
-    """Labels of the best method, and of the cheapest adequate one: least cost, then the better rank. Of equally good
-    ones the first asked for is named, and ``words`` name all. Without a number at the target length there is no best.
+    """Labels of the best method, and of the cheapest adequate one: least cost, then the better rank. A
+    windowed method comes last, unless an evaluation with a limit measures recall. Of equally good ones the first asked
+    for is named, and ``words`` name all. Without a number at the target length there is no best.
 
     ``confidence`` is the probability, by paired bootstrap over documents or blocks, that the best beats ``runner_up``
     by the first evaluation. It is null without pairs to resample.

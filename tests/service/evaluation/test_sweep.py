@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from service.evaluation.perplexity.plan import plan_of as perplexity_plan
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.proportion import wilson
-from service.evaluation.results import Interval
+from service.evaluation.results import EvaluationResult, Interval
 from service.evaluation.sweep.judging import Judge
 from service.evaluation.sweep.plan import plan_of
 from service.evaluation.sweep.request import SweepRequest
@@ -191,10 +191,10 @@ def test_costs_are_of_the_encoding(models: ModelRegistry) -> None:
     assert [cost.rotated_when_read for cost in costs] == [False, True, False, False]
 
 
-def shares(models: ModelRegistry, *grids: list[list[float]]) -> Judge:
-    """Judges the four methods by the shares that they find at 64 and 256 tokens, of 20 prompts."""
+def shares(models: ModelRegistry, *grids: list[list[float]], curves: Sequence[list[list[float]]] = ()) -> Judge:
+    """Judges the four methods by shares found at 64 and 256 tokens, of 20 prompts; ``curves`` are perplexities."""
     subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
-    results = []
+    results: list[EvaluationResult] = [result(subjects, curve, 0.0) for curve in curves]
     for grid in grids:
         found = examples.passkey([subject.label for subject in subjects])
         for method, values in zip(found.methods, grid, strict=True):
@@ -231,6 +231,26 @@ def test_a_reference_that_finds_nothing_is_no_limit(models: ModelRegistry) -> No
     )
     assert {(method.adequate, method.sure) for method in methods} == {(False, False)}
     assert {method.judgements[0].adequate for method in methods} == {None}
+
+
+GOOD = [[10, 90], [10, 10.2], [10, 60], [10, 10.1]]
+"""Perplexities: self_extend and streaming are good enough, and streaming costs less."""
+
+
+def test_retrieval_that_finds_nothing_leaves_the_caution(models: ModelRegistry) -> None:
+    answer = shares(models, [[0, 0]] * 4, curves=[GOOD]).answer()
+    assert answer.words.endswith(
+        " Perplexity does not show that streaming cannot recall, and the model itself recalls nothing."
+    )
+    assert "recall" not in shares(models, [[1, 1]] * 4, curves=[GOOD]).answer().words
+
+
+def test_a_windowed_method_is_the_cheapest_with_evidence_of_recall_or_without_a_rival(models: ModelRegistry) -> None:
+    assert judged(models, GOOD).answer().cheapest_adequate == "self_extend"
+    assert shares(models, [[0, 0]] * 4, curves=[GOOD]).answer().cheapest_adequate == "self_extend"
+    assert shares(models, [[1, 1]] * 4, curves=[GOOD]).answer().cheapest_adequate == "streaming"
+    alone = [[10, 90], [10, 60], [10, 60], [10, 10.1]]
+    assert judged(models, alone).answer().cheapest_adequate == "streaming"
 
 
 def test_one_evaluation_that_is_sure_of_a_failure_is_enough(models: ModelRegistry) -> None:
