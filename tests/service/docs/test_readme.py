@@ -19,6 +19,7 @@ from patches import METHODS, parse
 from service.api.export import ExportRequest
 from service.api.responses import AutoChoice
 from service.cli.demo import ENCODINGS
+from service.cli.server import local_server
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.results import PerplexityResult
 from service.models.loading import DEMO
@@ -50,6 +51,28 @@ def test_the_files_it_names_exist() -> None:
             assert (ROOT / name if not line.startswith(" ") else folder / name).exists(), line
     for link in re.findall(r"\]\(([\w/.]+)(?:#\w+)?\)|`([\w/]+\.(?:py|md))`", README):
         assert (ROOT / (link[0] or link[1])).exists(), link
+
+
+UNIT = 0.1
+"""Of the last printed digit: processors may round to the next."""
+
+
+def test_its_first_answer_is_that_of_the_demo_model() -> None:
+    request = next(block for block in blocks(ROOT / "README.md") if "localhost:8000/perplexity" in block)
+    table = re.search(r"^\| perplexity \|.*\n(?:\|.*\n)+", README, re.MULTILINE)
+    assert table is not None
+    (_, *lengths), _, *rows = [re.findall(r"[^|` ]+", line) for line in table[0].splitlines()]
+    body = json.loads(shlex.split(request)[-1])
+    demo = Settings(_env_file=None, device="cpu", cache_tokens=2048, model=str(DEMO / "ropeway-demo"))
+    with local_server(demo) as url:
+        answer = httpx.post(f"{url}/perplexity", json=body, timeout=60).json()
+    result = PerplexityResult.model_validate(answer)
+    assert lengths == [f"{length:,}" for length in result.lengths]
+    assert [name for name, *_ in rows] == body["methods"]
+    for (_, *values), method in zip(rows, result.methods, strict=True):
+        for printed, at in zip(values, method.lengths, strict=True):
+            assert float(printed) == pytest.approx(round(at.perplexity, 1), abs=1.001 * UNIT), (method.label, at.length)
+    assert f"{result.documents[0].tokens:,} tokens" in (ROOT / "docs/evaluations.md").read_text()
 
 
 # The commands of every page
