@@ -116,6 +116,11 @@ class Auto(Method):
             f"{AUTO}: a reserved length of {length} tokens is beyond its last range, which ends at {above}"
         )
 
+    @property
+    def longest(self) -> int | None:
+        """The longest reserved length with an encoding; None for no end."""
+        return self.ranges[-1].up_to if self.ranges else None
+
     def at(self, length: int) -> Method:
         return self.chosen(length)[1].pe
 

@@ -24,6 +24,7 @@ from service.engine.request import SamplingParams, TokenLogprobs
 from service.errors import context_length_exceeded
 from service.evaluation.scoring import TokenScores, prompt_scores
 from service.models.registry import ServedModel
+from service.policy.auto import Auto
 from service.settings import Settings
 from service.sharing.admission import Ticket
 
@@ -32,10 +33,10 @@ from service.sharing.admission import Ticket
 class Wanted:
     """Work that a request asks for each of its prompts.
 
-    ``max_tokens`` None is as many as the server and the context allow; ``answers`` counts generations, and
-    ``scored`` says whether the prompt is scored, ``echoed`` whether its text is needed. ``alternatives`` are reported
-    for every token, ``copies`` times where the prompt is echoed. ``param`` is the field that prompts came in.
-    ``min_tokens`` is how many tokens an answer must have room for.
+    ``max_tokens`` None is as many as the server, the context and the ranges of ``auto`` allow; ``answers`` counts
+    generations, and ``scored`` says whether the prompt is scored, ``echoed`` whether its text is needed.
+    ``alternatives`` are reported for every token, ``copies`` times where the prompt is echoed. ``param`` is the field
+    that prompts came in. ``min_tokens`` is how many tokens an answer must have room for.
     """
 
     max_tokens: int | None
@@ -159,7 +160,7 @@ async def prepare(
     prepared = []
     for number, (index, (model, method)) in enumerate(pairs):
         tokens = len(prompts[index].token_ids)
-        max_tokens = max(1, min(most_new, model.max_length - tokens)) if wanted.max_tokens is None else most_new
+        max_tokens = max(1, min(most_new, _longest(model, method) - tokens)) if wanted.max_tokens is None else most_new
         check_min_tokens(wanted.min_tokens, max_tokens)
         resolved = check_prompt(prompts[index].token_ids, max_tokens, method, model, wanted.param)
         if wanted.scored and tokens > model.engine.scores.most:
@@ -173,3 +174,9 @@ async def prepare(
     check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))
     await charge(request, sum(prompt + new for prompt, new in sizes))
     return prepared
+
+
+def _longest(model: ServedModel, method: Method) -> int:
+    """The longest reserved length that the context and the ranges of ``auto`` allow."""
+    last = method.longest if isinstance(method, Auto) else None
+    return model.max_length if last is None else min(model.max_length, last)

@@ -200,7 +200,7 @@ class ChatRequest(GenerationBody):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Default: the most that the server and the context allow."
+        None, description="Default: the most that the server, the context and the ranges of `auto` allow."
     )
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="The older name of the same.")
     logprobs: bool = False

@@ -38,7 +38,7 @@ def served(
     """A server with the operator's policy."""
     file = tmp_path_factory.mktemp("policies") / "tiny.json"
     file.write_text(json.dumps(policy))
-    with serving(checkpoints, policy=file) as running:
+    with serving(checkpoints, policy=file, chat_template="plain") as running:
         yield running
 
 
@@ -134,6 +134,19 @@ class TestWithAPolicy:
         assert error["param"] == "pe"
         assert "auto:4" in refusal(url, "/v1/completions", 404, **greedy, model="tiny@auto:4")["message"]
         assert httpx.get(f"{url}/v1/models/tiny@auto").json()["parent"] == "tiny"
+
+    def test_a_chat_without_a_limit_ends_with_the_last_range(self, served: tuple[str, FastAPI]) -> None:
+        url, path = served[0], "/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "The 3 ropes?"}], "temperature": 0, "ignore_eos": True}
+        for names in ({"pe": "auto"}, {"model": "tiny@auto"}):
+            answer = post(url, path, **body, **names)
+            assert answer["usage"]["total_tokens"] == 256
+            (choice,) = answer["choices"]
+            assert (choice["pe"]["method"], choice["auto"]["up_to"]) == ("yarn", 256)
+        long = body | {"messages": [{"role": "user", "content": "The 3 ropes? " * 100}]}
+        assert "ends at 256" in refusal(url, path, **long, pe="auto")["message"]
+        assert "ends at 256" in refusal(url, path, **body, pe="auto", max_tokens=256)["message"]
+        assert "min_tokens" in refusal(url, path, **body, pe="auto", min_tokens=256)["message"]
 
     def test_metrics_name_the_encoding_in_effect(self, served: tuple[str, FastAPI]) -> None:
         url = served[0]
