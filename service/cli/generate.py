@@ -41,7 +41,8 @@ def generate(  # noqa: PLR0913 - one argument per option
         int | None, typer.Option(min=0, help="Keep this many of the most likely tokens; 0 keeps all.", show_default="0")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="The same seed gives the same text.", show_default="random")
+        int | None,
+        typer.Option(min=0, help="The same seed gives the same text, up to rounding.", show_default="random"),
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; repeatable.")] = None,
     model: ModelName = None,

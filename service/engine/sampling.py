@@ -1,4 +1,4 @@
-"""Tokens of a step, drawn in one batch. Seed and index of a token decide its noise: company changes nothing."""
+"""Tokens of a step, drawn in one batch. Seed and index of a token decide its noise in any company."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ EXAMPLE: JsonDict = {
 
 
 class GenerateRequest(KnownFields):
-    """Greedy unless ``temperature`` is above 0. The same ``seed`` gives the same text in any company."""
+    """Greedy unless ``temperature`` is above 0. The same ``seed`` draws the same noise in any company. Other batches
+    round differently, so a token near a boundary may still change."""
 
     model_config = ConfigDict(allow_inf_nan=False, json_schema_extra={"examples": [EXAMPLE]})
 

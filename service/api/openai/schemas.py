@@ -49,7 +49,9 @@ class Drawing(Body):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = Field(0, description="0 and -1 keep all tokens.")
     seed: Annotated[int, Field(ge=0, lt=1 << 62)] | None = Field(
-        None, description="The same seed gives the same answer in any company; choice i draws with seed + i."
+        None,
+        description="The same seed draws the same noise in any company, so the answer is the same up to rounding. "
+        "Choice i draws with seed + i.",
     )
     stop: Stops | None = None
     min_tokens: Annotated[int, Field(ge=0)] = Field(
