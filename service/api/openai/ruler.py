@@ -14,8 +14,9 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
 from service.api.generation.prompts import check_at_most
 from service.api.http.routing import Route
+from service.api.openai.body import Body
 from service.api.openai.names import named
-from service.api.openai.schemas import PROMPT, Body, Drawing, ModelName, example
+from service.api.openai.schemas import PROMPT, Drawing, ModelName, example
 from service.inputs import Text
 from service.policy.auto import Encoding
 from service.settings import Settings

@@ -7,39 +7,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from patches import KnownFields, examples, to_shorthand
 from service.api.generation.pieces import FinishReason
-from service.api.openai.unsupported import NOT_SUPPORTED, not_supported, only
+from service.api.openai.body import Body
+from service.api.openai.messages import Message
+from service.api.openai.unsupported import only
 from service.api.responses import AutoChoice
 from service.engine.request import SamplingParams
 from service.errors import bad_request
-from service.inputs import Stops, TextOrTokens, one_or_several
+from service.inputs import Stops, TextOrTokens
 from service.policy.auto import Encoding
 
 Zero = Annotated[float, Field(ge=0, le=0), only(0)]
 One = Annotated[float, Field(ge=1, le=1), only(1)]
 ModelName = Annotated[str, Field(max_length=1024)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
-
-
-class Body(KnownFields):
-    """A field that is null is a field that is absent."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        known = {*cls.model_fields, *NOT_SUPPORTED}
-        return {key: value for key, value in fields.items() if value is not None or key not in known}
-
-    @classmethod
-    def unknown_field(cls, name: str) -> str:
-        return not_supported(name) if name in NOT_SUPPORTED else super().unknown_field(name)
 
 
 class Drawing(Body):
@@ -161,34 +145,6 @@ class CompletionRequest(GenerationBody):
     def scores_answer(self) -> bool:
         """True if scoring the prompt yields the answer too: the one greedy token that harnesses want."""
         return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and self.min_tokens == 0
-
-
-class TextPart(KnownFields):
-    """The one kind of part that models of text read."""
-
-    type: Literal["text"]
-    text: str
-
-    @classmethod
-    def unknown_field(cls, name: str) -> str:
-        return "unknown field: parts of a message are {type: text, text: ...} here, no images and no sound"
-
-
-Content = Annotated[
-    Annotated[str, Tag("one")] | Annotated[list[TextPart], Tag("several")], Discriminator(one_or_several)
-]
-
-
-class Message(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content = Field(description="Text, or parts of it.")
-    name: str | None = None
-
-    def for_template(self) -> dict[str, str]:
-        """The message for chat templates."""
-        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        fields = {"role": self.role, "content": "".join(parts)}
-        return fields if self.name is None else {**fields, "name": self.name}
 
 
 class PlainText(KnownFields):

@@ -10,8 +10,9 @@ from pydantic import BaseModel, Field, StrictInt
 from service.api.files import json_response
 from service.api.generation.prompts import prompts_of
 from service.api.http.routing import Route
+from service.api.openai.body import Body
 from service.api.openai.names import named
-from service.api.openai.schemas import PROMPT, Body, ModelName, example
+from service.api.openai.schemas import PROMPT, ModelName, example
 from service.api.quotas import admit
 from service.errors import bad_request
 from service.inputs import MOST_TOKENS

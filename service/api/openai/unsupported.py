@@ -28,6 +28,11 @@ NOT_SUPPORTED = frozenset(
 )
 """Fields without such a value."""
 
+NOT_SUPPORTED_IN_MESSAGES = frozenset(
+    ("annotations", "audio", "function_call", "reasoning", "reasoning_content", "refusal", "tool_call_id", "tool_calls")
+)
+"""Fields of a message. Clients store an answer with all of them, and nothing in them."""
+
 
 def not_supported(name: str, neutral: object = None) -> str:
     """The refusal of a field; ``neutral`` is its value without effect, if it has one."""

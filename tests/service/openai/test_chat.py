@@ -96,6 +96,14 @@ def test_a_model_without_a_template_says_so(client: httpx.Client) -> None:
             "messages.0.content.0.image_url",
             "no images",
         ),
+        (
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]},
+            "messages.0.tool_calls",
+            "tool_calls is not supported by this server; leave it out",
+        ),
+        ({"messages": [{"role": "assistant", "content": "a", "refusal": "b"}]}, "messages.0.refusal", "not supported"),
+        ({"messages": [{"role": "assistant"}]}, "messages.0.content", "required"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "required"),
         ({"messages": [{"role": "user", "content": 4}]}, "messages.0.content", "must be text, not 4"),
         ({"max_tokens": 0}, "max_tokens", "must be at least 1, not 0"),
         ({"max_completion_tokens": 1025}, "max_completion_tokens", "at most 1024"),
@@ -136,6 +144,17 @@ def test_what_is_not_supported_says_so(http: httpx.Client, field: str, value: An
     assert (error["param"], error["code"]) == (field, "invalid_request")
     asks_for_nothing = None if neutral is None else json.loads(neutral)
     answer(http, PATH, messages=MESSAGES, max_tokens=1, **{field: asks_for_nothing})
+
+
+def test_nothing_in_a_message_is_absent(http: httpx.Client) -> None:
+    def prompt_tokens(**fields: Any) -> int:
+        messages = [{"role": "assistant", **fields}, *MESSAGES]
+        found: int = answer(http, PATH, messages=messages, max_tokens=1)["usage"]["prompt_tokens"]
+        return found
+
+    nothing = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": []}
+    assert prompt_tokens(content="hi", **nothing, name=None, reasoning="") == prompt_tokens(content="hi")
+    assert prompt_tokens(content=None, **nothing) == prompt_tokens(content="")
 
 
 def test_tools_and_formats_that_ask_for_nothing(http: httpx.Client) -> None:

@@ -79,6 +79,19 @@ def test_chat_and_its_stream(client: openai.OpenAI) -> None:
     assert chunks[-1].usage == whole.usage
 
 
+def test_an_answer_goes_back_as_the_client_stores_it(client: openai.OpenAI, http: httpx.Client) -> None:
+    options: dict[str, Any] = {"model": "tiny", "max_completion_tokens": 4, "temperature": 0}
+    first = client.chat.completions.create(messages=MESSAGES, **options).choices[0].message
+    stored = first.model_dump()
+    assert {key for key, value in stored.items() if value is None} > {"refusal", "audio", "tool_calls"}
+    second = client.chat.completions.create(messages=[*MESSAGES, stored, *MESSAGES], **options)
+    plain = [*MESSAGES, {"role": "assistant", "content": first.content}, *MESSAGES]
+    same = answer(http, "/v1/chat/completions", messages=plain, **options)
+    assert second.choices[0].message.content == same["choices"][0]["message"]["content"]
+    assert second.usage is not None
+    assert second.usage.prompt_tokens == same["usage"]["prompt_tokens"]
+
+
 def test_models(client: openai.OpenAI) -> None:
     listed = [model.id for model in client.models.list()]
     assert "tiny" in listed

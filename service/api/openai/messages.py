@@ -1,0 +1,54 @@
+"""Messages of a conversation, as OpenAI's chat completions take them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from patches import KnownFields
+from service.api.openai.body import Body
+from service.api.openai.unsupported import NOT_SUPPORTED_IN_MESSAGES
+from service.inputs import one_or_several
+
+
+class TextPart(KnownFields):
+    """The one kind of part that models of text read."""
+
+    type: Literal["text"]
+    text: str
+
+    @classmethod
+    def unknown_field(cls, name: str) -> str:
+        return "unknown field: parts of a message are {type: text, text: ...} here, no images and no sound"
+
+
+Content = Annotated[
+    Annotated[str, Tag("one")] | Annotated[list[TextPart], Tag("several")], Discriminator(one_or_several)
+]
+
+
+class Message(Body):
+    """A message, also in the form in which OpenAI's client stores an answer."""
+
+    NOT_SUPPORTED: ClassVar[frozenset[str]] = NOT_SUPPORTED_IN_MESSAGES
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = Field(description="Text, or parts of it.")
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_absent(cls, fields: Any) -> Any:
+        """Empty values of unsupported fields ask for nothing; an assistant may have said nothing."""
+        if not isinstance(fields, dict):
+            return fields
+        kept = {key: value for key, value in fields.items() if key not in cls.NOT_SUPPORTED or value not in ([], "")}
+        silent = kept.get("role") == "assistant" and "content" in kept and kept["content"] is None
+        return {**kept, "content": ""} if silent else kept
+
+    def for_template(self) -> dict[str, str]:
+        """The message for chat templates."""
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        fields = {"role": self.role, "content": "".join(parts)}
+        return fields if self.name is None else {**fields, "name": self.name}
