@@ -24,6 +24,7 @@ Zero = Annotated[float, Field(ge=0, le=0), only(0)]
 One = Annotated[float, Field(ge=1, le=1), only(1)]
 ModelName = Annotated[str, Field(max_length=1024)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
+NOT_USED = "Accepted and not used."
 
 
 class Drawing(Body):
@@ -78,7 +79,12 @@ class GenerationBody(Drawing):
         None, description="Share cached prefixes only with requests of the same API key and the same salt."
     )
 
-    user: str | None = Field(None, description="Accepted and not used.")
+    user: str | None = Field(None, description=NOT_USED)
+    metadata: dict[str, str] | None = Field(None, description=NOT_USED)
+    store: Annotated[bool, only(False)] | None = None
+    service_tier: Annotated[Literal["auto", "default"], only("auto", "default")] | None = None
+    modalities: Annotated[list[str], only(["text"])] | None = None
+    parallel_tool_calls: bool | None = Field(None, description=NOT_USED)
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     repetition_penalty: One | None = None

@@ -15,9 +15,8 @@ from patches import problem
 NOT_SUPPORTED = frozenset(
     {
         # OpenAI
-        *("audio", "function_call", "functions", "metadata", "modalities", "parallel_tool_calls", "prediction"),
-        *("prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier"),
-        *("store", "verbosity", "web_search_options"),
+        *("audio", "function_call", "functions", "prediction", "prompt_cache_key", "prompt_cache_retention"),
+        *("reasoning_effort", "safety_identifier", "verbosity", "web_search_options"),
         # vLLM
         *("add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "chat_template"),
         *("chat_template_kwargs", "continue_final_message", "documents", "early_stopping", "guided_choice"),

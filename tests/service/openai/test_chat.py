@@ -109,6 +109,8 @@ def test_a_model_without_a_template_says_so(client: httpx.Client) -> None:
         ({"max_completion_tokens": 1025}, "max_completion_tokens", "at most 1024"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differs"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"metadata": {"run": 1}}, "metadata.run", "must be text, not 1"),
+        ({"parallel_tool_calls": "maybe"}, "parallel_tool_calls", "must be true or false"),
         ({"echo": True}, "echo", "unknown field: there are "),
         ({"temprature": 1}, "temprature", "unknown field: did you mean temperature?"),
     ],
@@ -132,6 +134,9 @@ def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], par
         ("repetition_penalty", 1.1, "1"),
         ("min_p", 0.1, "0"),
         ("logit_bias", {"5": 1}, "{}"),
+        ("store", True, "false"),
+        ("service_tier", "flex", '"auto"'),
+        ("modalities", ["text", "audio"], '["text"]'),
         ("functions", [], None),
         ("reasoning_effort", "low", None),
         ("stop_token_ids", [5], None),
@@ -159,5 +164,7 @@ def test_nothing_in_a_message_is_absent(http: httpx.Client) -> None:
 
 def test_tools_and_formats_that_ask_for_nothing(http: httpx.Client) -> None:
     nothing: dict[str, Any] = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "user": "me"}
+    nothing |= {"parallel_tool_calls": True, "store": False, "service_tier": "default", "modalities": ["text"]}
+    nothing |= {"metadata": {"run": "a"}}
     plainly = answer(http, PATH, messages=MESSAGES, temperature=0, max_completion_tokens=4)["choices"]
     assert answer(http, PATH, messages=MESSAGES, temperature=0, max_tokens=4, **nothing)["choices"] == plainly
