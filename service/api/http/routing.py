@@ -34,6 +34,9 @@ MOST_STRINGS, MOST_FIELDS = 1 << 16, 1 << 14
 MOST_KEYS = 256
 """Keys of one object; each unknown one would be a separate problem."""
 
+MAX_SHOWN = 64
+"""Characters of a wrong header that are repeated."""
+
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -57,8 +60,10 @@ class Route(APIRoute):
         return answer
 
     async def _validated(self, request: Request, raw: bytes) -> Request:
-        if not _is_json(request):
+        if not raw:
             return _Checked(request, raw)
+        if not _is_json(request):
+            raise _not_json(request)
         if len(raw) <= SMALL:
             return _Checked(request, b"{}", self._value(raw))
         workers: Workers = request.app.state.workers
@@ -110,6 +115,12 @@ def _is_json(request: Request) -> bool:
     message["content-type"] = request.headers.get("content-type", "")
     subtype = message.get_content_subtype()
     return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
+
+
+def _not_json(request: Request) -> ApiError:
+    sent = request.headers.get("content-type", "")[:MAX_SHOWN]
+    instead = f", not {sent!r}" if sent else ""
+    return bad_request(f"a body needs the header Content-Type: application/json{instead}", code="invalid_request")
 
 
 async def _read(request: Request, limit: str) -> bytes:

@@ -19,6 +19,7 @@ from service.errors import ApiError
 from tests.service.serving import SHORT, idle, serving, wait_for
 
 JSON = {"Content-Type": "application/json"}
+FORM = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,20 @@ FLOODS: dict[str, tuple[str, dict[str, Any] | bytes, str | None]] = {
     "values": ("/generate", b'{"prompt": [' + b"1," * (1 << 18) + b"1]}", None),
     "nesting": ("/generate", b"[" * 1_000_000, None),
 }
+
+
+def test_a_body_without_the_header_of_json_is_asked_for_it(served: tuple[str, FastAPI]) -> None:
+    url, app = served
+    paths = app.openapi()["paths"]
+    routes = [(verb, path) for path, verbs in paths.items() for verb in verbs if "requestBody" in verbs[verb]]
+    assert len(routes) > 15
+    for verb, path in routes:
+        for sent, instead in ((f"{FORM};a=b", f", not '{FORM};a=b'"), ("x" * 999, f", not '{'x' * 64}'"), (None, "")):
+            headers = {} if sent is None else {"Content-Type": sent}
+            answer = httpx.request(verb, f"{url}{path}", content=b'{"prompt": "a"}', headers=headers)
+            expected = f"a body needs the header Content-Type: application/json{instead}"
+            assert (answer.status_code, answer.json()["error"]["message"]) == (400, expected), path
+    assert httpx.post(f"{url}/generate").json()["error"]["message"] == "body: required"
 
 
 @pytest.mark.parametrize("name", FLOODS)
