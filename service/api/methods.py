@@ -27,6 +27,7 @@ from patches import (
 )
 from service.api.auto import in_listings
 from service.api.files import RenderedFiles, file_response
+from service.api.http.queries import AnyParameters
 from service.api.http.routing import Route
 from service.api.responses import (
     FullMethodList,
@@ -91,20 +92,27 @@ async def method(name: str) -> MethodInfo:
 async def frequencies(
     name: str,
     request: Request,
+    given: AnyParameters,
     model: str | None = None,
     length: Reserved = None,
 ) -> FrequencyTable:
     """Rotary frequencies before and after. The method's parameters are further query parameters."""
-    return _resolved(name, request, model, length)[0]
+    return _resolved(name, request, given, model, length)[0]
 
 
 @router.get("/methods/{name}/frequencies.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
-async def frequencies_png(name: str, request: Request, model: str | None = None, length: Reserved = None) -> Response:
+async def frequencies_png(
+    name: str,
+    request: Request,
+    given: AnyParameters,
+    model: str | None = None,
+    length: Reserved = None,
+) -> Response:
     """Rotary frequencies as a picture: wavelengths before and after, and the stretch of each pair.
 
     A bias replaces the stretch in the picture. An encoding that only moves positions is drawn as its distances.
     """
-    table, label, recipe = _resolved(name, request, model, length)
+    table, label, recipe = _resolved(name, request, given, model, length)
     title = f"{label} on {table.model}"
     pairs = [pair.model_dump() for pair in table.pairs]
     files: RenderedFiles = request.app.state.files
@@ -156,7 +164,9 @@ def _in_short(name: str) -> MethodSummary:
     return MethodSummary(method=name, parameters=parameters, **about)
 
 
-def _resolved(name: str, request: Request, model: str | None, length: int | None) -> tuple[FrequencyTable, str, Recipe]:
+def _resolved(
+    name: str, request: Request, given: dict[str, str], model: str | None, length: int | None
+) -> tuple[FrequencyTable, str, Recipe]:
     """The table of frequencies, the method's label, and the recipe with its numbers for the length.
 
     Raises:
@@ -166,9 +176,9 @@ def _resolved(name: str, request: Request, model: str | None, length: int | None
     models: ModelRegistry = request.app.state.models
     served = models.get(model)
     length = length or served.trained_length
-    given = {key: text for key, text in request.query_params.items() if key not in ("model", "length")}
+    own = {key: text for key, text in given.items() if key not in ("model", "length")}
     try:
-        method = parse({"method": name, **{key: field_value(METHODS[name], key, given[key]) for key in given}})
+        method = parse({"method": name, **{key: field_value(METHODS[name], key, own[key]) for key in own}})
         resolved = served.patch.resolve(method, length)
         before = served.patch.resolve(parse({"method": "default"}), served.trained_length)
     except InvalidEncoding:

@@ -1,5 +1,7 @@
 """Every route: its body is read within limits and checked off the event loop. Its work ends with its client.
 
+It refuses query parameters that it does not declare.
+
 FastAPI parses and validates bodies on the event loop: megabytes of JSON would stop every other answer.
 """
 
@@ -17,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from service import context
+from service.api.http.queries import check_query, declared
 from service.api.http.streaming import unless_disconnected
 from service.errors import ApiError, bad_request, shutting_down
 from service.sharing.admission import Admission
@@ -49,9 +52,10 @@ class Route(APIRoute):
     """The setting that bounds the body."""
 
     def get_route_handler(self) -> Handler:
-        handler, validate = super().get_route_handler(), self._validated
+        handler, validate, known = super().get_route_handler(), self._validated, declared(self.dependant)
 
         async def answer(request: Request) -> Response:
+            check_query(request, known)
             if self.body_field is None:
                 return await unless_disconnected(request, handler(request))
             raw = await _read(request, self.limit)

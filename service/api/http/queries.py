@@ -1,0 +1,44 @@
+"""Query parameters: a route refuses those that it does not declare."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+
+from patches import unknown
+from service.errors import MAX_CHARS, bad_request
+
+
+async def _all(request: Request) -> dict[str, str]:
+    return dict(request.query_params)
+
+
+AnyParameters = Annotated[dict[str, str], Depends(_all)]
+"""All query parameters, for a route that takes any name and checks them itself."""
+
+
+def declared(dependant: Dependant) -> dict[str, None] | None:
+    """The names of a route's query parameters, in order; None if it takes any."""
+    names = dict.fromkeys(field.alias for field in dependant.query_params)
+    for inner in dependant.dependencies:
+        within = declared(inner)
+        if inner.call is _all or within is None:
+            return None
+        names |= within
+    return names
+
+
+def check_query(request: Request, known: dict[str, None] | None) -> None:
+    """Raises:
+    ApiError: for a parameter that is not ``known``, with the nearest or all names.
+    """
+    if known is None or not request.scope["query_string"]:
+        return
+    wrong = next((name for name in request.query_params if name not in known), None)
+    if wrong is None:
+        return
+    kind = "query parameter"
+    message = unknown(kind, wrong, known) if known else f"unknown {kind} {wrong[:MAX_CHARS]!r}: this route takes none"
+    raise bad_request(message, wrong, "invalid_request")

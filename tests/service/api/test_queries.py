@@ -1,0 +1,59 @@
+"""Query parameters: unknown ones are refused by name on every route of the API; pages and probes take any."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service.app import create_app
+from service.settings import Settings
+
+OPEN = ("/health", "/v1/health", "/metrics")
+ID = "0" * 32
+
+
+@pytest.mark.parametrize(
+    ("verb", "address", "says"),
+    [
+        ("GET", "/jobs?sate=failed", "'sate': did you mean state?"),
+        ("GET", "/jobs?state=failed&x=1", "'x': there are state, limit, before"),
+        ("GET", "/methods?ful=true", "'ful': did you mean full?"),
+        ("GET", f"/jobs/{ID}/report.html?standalon=true", "'standalon': did you mean standalone?"),
+        ("DELETE", f"/jobs/{ID}?forgett=true", "'forgett': did you mean forget?"),
+        ("POST", "/generate?stream=true", "'stream': this route takes none"),
+        ("GET", "/methods/linear/frequencies?factr=4", None),
+    ],
+)
+def test_an_unknown_parameter_is_refused_by_name(
+    client: httpx.Client, verb: str, address: str, says: str | None
+) -> None:
+    answer = client.request(verb, address)
+    error = answer.json()["error"]
+    assert answer.status_code == 400, answer.text
+    if says is not None:
+        assert error["message"] == f"unknown query parameter {says}"
+        assert (error["param"], error["code"]) == (says.split("'")[1], "invalid_request")
+
+
+def test_every_route_of_the_api_looks(client: httpx.Client) -> None:
+    app: FastAPI = create_app(Settings(_env_file=None))
+    paths = [(verb, path) for path, verbs in app.openapi()["paths"].items() for verb in verbs]
+    assert len(paths) > 60
+    for verb, path in paths:
+        if path.startswith(OPEN):
+            continue
+        known = path.replace("{name}", "linear")
+        answer = client.request(verb, known, params={"nonsense": 1, "factor": 2} if known != path else {"nonsense": 1})
+        assert (answer.status_code, "nonsense" in answer.text) == (400, True), path
+
+
+@pytest.mark.parametrize("address", ["/ui/", "/docs", "/openapi.json", "/metrics", "/health", "/health/ready"])
+def test_pages_and_probes_take_any(client: httpx.Client, address: str) -> None:
+    assert client.get(address, params={"v": "1", "t": "2"}).status_code == 200
+
+
+def test_a_long_name_is_cut(client: httpx.Client) -> None:
+    error = client.get("/models", params={"x" * 9000: 1}).json()["error"]
+    assert len(error["message"]) < 300
+    assert len(error["param"]) < 300
