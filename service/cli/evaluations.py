@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,9 @@ from service.cli.budget import MINUTES, minutes_of, tokens_within
 from service.cli.client import connected
 from service.cli.files import check_outputs, save
 from service.cli.measuring import AsCsv, AsJson, Files, LengthList, MaxTokens, Plots, body_of, deliver
-from service.cli.options import Encodings, ModelName, Server
+from service.cli.options import Encodings, ModelName, Server, encodings_option
 from service.cli.progress import progress
-from service.cli.terminal import fail, new_table, stderr, stdout
+from service.cli.terminal import fail, new_table, print_table, stderr, stdout
 from service.evaluation.catalogue import EVALUATIONS, Evaluation
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def print_fields(name: str) -> None:
             table.add_row(*map(Text, row))
     table.caption = "An object is one argument of JSON, with the fields that are indented below it."
     table.caption_justify = "left"
-    stdout.print(table)
+    print_table(table)
 
 
 def value_of(text: str) -> Any:
@@ -110,7 +111,6 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
     name = evaluation.name
     help_text = f"{evaluation.summary}\n\nEvery other field of the request is an option too: --fields lists them."
 
-    @app.command(name.replace("_", "-"), help=help_text, context_settings={"ignore_unknown_options": True})
     def run(  # noqa: PLR0913 - one argument per option
         files: Files = None,
         pe: Encodings = None,
@@ -139,8 +139,6 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         check_outputs(plots, report, policy, as_json=as_json, as_csv=as_csv)
         if background and server is None:
             raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
-        if policy is not None and not EVALUATIONS[name].chooses:
-            raise typer.BadParameter(f"{name} chooses no encodings by length", param_hint="--policy")
         if include_text and report is None:
             raise typer.BadParameter("--include-text needs a report: add --report")
         paths, own = separated(files or [], own_fields(name))
@@ -160,6 +158,20 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
             if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:
                 save(policy, made.model_dump_json(indent=2).encode())
         deliver(result, names, plots, as_json=as_json, as_csv=as_csv)
+
+    _fit_options(run, evaluation)
+    app.command(name.replace("_", "-"), help=help_text, context_settings={"ignore_unknown_options": True})(run)
+
+
+def _fit_options(run: Callable[..., None], evaluation: Evaluation) -> None:
+    """An evaluation that chooses encodings proposes them itself; any other one has no choice to save."""
+    signature = inspect.signature(run, eval_str=True)
+    options = dict(signature.parameters)
+    if evaluation.chooses:
+        options["pe"] = options["pe"].replace(annotation=encodings_option("the candidates of all methods"))
+    else:
+        del options["policy"]
+    run.__signature__ = signature.replace(parameters=list(options.values()))  # type: ignore[attr-defined] # typer reads it
 
 
 def finish(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> JobInfo:

@@ -17,7 +17,7 @@ from service.cli.evaluations import IncludeText, finish
 from service.cli.files import save
 from service.cli.measuring import AsCsv, AsJson, show
 from service.cli.options import Server
-from service.cli.terminal import new_table, printable, stderr, stdout
+from service.cli.terminal import new_table, print_table, printable, stderr, stdout
 
 if TYPE_CHECKING:
     from service.client import JobInfo, Ropeway
@@ -70,7 +70,7 @@ def list_jobs(
         created = f"{job.created_at:%Y-%m-%d %H:%M}"
         waits = f", waits for {', '.join(job.not_served)}" if job.not_served else ""
         table.add_row(job.id[:12], job.evaluation, Text(job.state + waits, style=_style(job)), units, created)
-    stdout.print(table)
+    print_table(table)
 
 
 @jobs.command("show")
@@ -150,7 +150,7 @@ def _show_units(client: Ropeway, job_id: str, *, as_json: bool, as_csv: bool) ->
         for unit in units:
             numbers = ", ".join(f"{name} {value:.4g}" for name, value in unit.summary.items())
             table.add_row(*map(Text, (unit.label, f"{unit.length:,}", unit.name, numbers)))
-        stdout.print(table)
+        print_table(table)
 
 
 def report(

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from service.cli.terminal import fail, new_table, printable, stderr, stdout
+from service.cli.terminal import fail, new_table, print_table, printable, stderr, stdout
 
 keys = typer.Typer(help="API keys: new, list, revoke.", no_args_is_help=True)
 
@@ -48,7 +48,7 @@ def list_keys(file: File = None) -> None:
     with _failures():
         for key in key_file.read(_needed(file)):
             table.add_row(key.digest[: key_file.SHOWN], str(key.created or "-"), Text(printable(key.name)))
-    stdout.print(table)
+    print_table(table)
 
 
 @keys.command("revoke")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.options import ModelName, Server, method_names
-from service.cli.terminal import fail, new_table, stdout
+from service.cli.terminal import fail, new_table, print_table, stdout
 from service.reports.schema import default_text, type_text
 
 FACTS = {
@@ -59,7 +59,7 @@ def methods(
     elif as_json:
         typer.echo(json.dumps(describe_method(name) if name else describe_methods(), indent=2))
     elif name is None:
-        stdout.print(_all_methods(describe_methods()))
+        print_table(_all_methods(describe_methods()))
     else:
         _print_method(describe_method(name))
 
@@ -71,18 +71,20 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
     if as_json:
         typer.echo(json.dumps([info.model_dump() for info in served], indent=2))
         return
-    numbers = ("parameters", "trained length", "longest")
-    table = new_table("model", *numbers, "device", "engine", "variants", numbers=numbers)
+    numbers = ("parameters", "trained\nlength", "longest")
+    table = new_table("model", *numbers, "device", "engine", numbers=numbers)
+    variants = []
     for info in served:
-        variants = ", ".join(f"{kind}: {name}" for kind, name in info.variants.items())
+        variants += [f"variant of {info.id} for {kind}: {name}" for kind, name in info.variants.items()]
         counts = [f"{count:,}" for count in (info.parameters, info.trained_length, info.max_length)]
         numbers_in = info.dtype if info.quantization is None else f"{info.dtype}, {info.quantization.scheme}"
         numbers_in += ", packed" if info.packed_weights else ""
         engine = info.engine if info.attention == "segments" else f"{info.engine}, {info.attention}"
         engine += ", CUDA graphs" if info.cuda_graphs else ""
         engine += ", recorded steps" if info.recorded_steps else ""
-        table.add_row(info.id, *counts, f"{info.device} {numbers_in}", engine, variants)
-    stdout.print(table)
+        table.add_row(info.id, *counts, f"{info.device} {numbers_in}", engine)
+    table.caption, table.caption_justify = Text("\n".join(variants)), "left"
+    print_table(table)
 
 
 def _all_methods(known: list[dict[str, Any]]) -> Table:
@@ -108,4 +110,4 @@ def _print_method(info: dict[str, Any]) -> None:
         if name != "method":
             cells = (type_text(field), default_text(name, schema), field.get("description", ""))
             table.add_row(Text(name, style="bold"), *map(Text, cells))
-    stdout.print(table)
+    print_table(table)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from service.cli.files import documents, picture, save
 from service.cli.options import check_body, encodings, lengths
-from service.cli.terminal import printable, stderr, stdout
+from service.cli.terminal import print_table, printable, stderr, stdout
 
 if TYPE_CHECKING:
     from service.client import EvaluationResult
@@ -102,4 +102,4 @@ def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = Fals
         typer.echo(csv_of(result), nl=False)
     else:
         stdout.print(Text(printable(result.heading()), style="bold"))
-        stdout.print(table_of(result))
+        print_table(table_of(result))

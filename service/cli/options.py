@@ -26,17 +26,25 @@ ModelName = Annotated[
         show_default="ROPEWAY_MODEL, or demo",
     ),
 ]
-Encodings = Annotated[
-    list[str] | None,
-    typer.Option(
+
+
+def encodings_option(default: str) -> Any:
+    """The type of ``--pe``, with the words for its default."""
+    option = typer.Option(
         "--pe",
         "--method",
         metavar="ENCODING",
         help="yarn:4, yarn:factor=4,truncate=false, auto, JSON; repeatable.",
-        show_default="default",
+        show_default=default,
         autocompletion=method_names,
-    ),
-]
+    )
+    return Annotated[list[str] | None, option]
+
+
+if TYPE_CHECKING:
+    Encodings = list[str] | None
+else:
+    Encodings = encodings_option("default")
 
 
 def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, Any]] | None:

@@ -12,7 +12,7 @@ import typer
 
 from service.cli.listings import AsJson
 from service.cli.serve import assignments
-from service.cli.terminal import fail, new_table, printable, stderr, stdout
+from service.cli.terminal import fail, new_table, print_table, printable, stderr, stdout
 
 if TYPE_CHECKING:
     from service.scale.private_names import ClusterClient
@@ -113,7 +113,7 @@ def _print_status(found: Status) -> None:
     table = new_table("replica", "node", "pid", "state", "running", numbers=("pid", "running"))
     for replica in found.replicas:
         table.add_row(*(_shown(value) for value in asdict(replica).values()))
-    stdout.print(table)
+    print_table(table)
     stdout.print(f"application {found.state}: {len(found.replicas)} of {found.wanted} replicas")
     stdout.print(f"requests that wait for a replica: {_shown(found.queued)}")
     for node, state in found.proxies.items():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.text import Text
 
-from service.cli.terminal import fail, new_table, stdout
+from service.cli.terminal import fail, new_table, print_table
 from service.engine import SWITCH_S, THREAD_NAME
 
 if TYPE_CHECKING:
@@ -26,11 +26,10 @@ def _print_settings(asked: bool) -> None:
     from service.settings import Settings
 
     table = new_table("setting", "value", "default", "meaning")
-    table.columns[0].min_width = max(map(len, Settings.model_fields)) + 1  # names stay whole, for copying
     for name, field in Settings.model_json_schema()["properties"].items():
         for row in field_rows(name, field, {}):
             table.add_row(*map(Text, row))
-    stdout.print(table)
+    print_table(table)
     raise typer.Exit
 
 

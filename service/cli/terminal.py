@@ -9,11 +9,15 @@ from typing import NoReturn
 import typer
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.status import Status
-from rich.table import Table
+from rich.table import Column, Table
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
+
+LEAST_WIDTH, BETWEEN = 8, 3
+"""Characters of a column that folds its text, and between two columns."""
 
 CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
@@ -24,11 +28,27 @@ def printable(text: str) -> str:
 
 
 def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
-    """A table without frame; the columns among ``numbers`` are aligned to the right."""
+    """A table without frame; the columns among ``numbers`` are aligned to the right and stay whole."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        made.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
+        made.add_column(
+            column, overflow="fold", justify="right" if column in numbers else "left", no_wrap=column in numbers
+        )
     return made
+
+
+def print_table(table: Table) -> None:
+    """Print to stdout. Names, in the first column, stay in one piece if the others have room enough beside them."""
+    first, *others = table.columns
+    widths = [_width(first), *(_width(column) if column.no_wrap else LEAST_WIDTH for column in others)]
+    first.no_wrap = sum(widths) + BETWEEN * len(widths) <= stdout.width
+    stdout.print(table)
+
+
+def _width(column: Column) -> int:
+    """Characters that a column takes unfolded."""
+    cells = (column.header, *column.cells)
+    return max(Measurement.get(stdout, stdout.options.update(width=1 << 16), cell).maximum for cell in cells)
 
 
 def status(message: str) -> Status:

@@ -47,6 +47,13 @@ def test_every_evaluation_has_a_command_with_its_fields() -> None:
         assert all(option in shown for option in options), shown
 
 
+def test_help_says_which_encodings_are_measured_without_any() -> None:
+    recommend, sweep = ("".join(succeeded(name, "--help").replace("│", "").split()) for name in ("recommend", "sweep"))
+    assert "[default:(thecandidatesofallmethods)]" in recommend
+    assert "[default:(default)]" not in recommend
+    assert "[default:(default)]" in sweep
+
+
 def test_fields_that_are_objects_are_explained() -> None:
     shown = " ".join(succeeded("sweep", "--fields").split())
     for told in (

@@ -87,4 +87,6 @@ def test_the_shell_saves_a_policy_that_a_server_starts_with(
 
 def test_other_commands_save_no_policy(tmp_path: Path) -> None:
     shown = ropeway("passkey", "--policy", str(tmp_path / "a.json"))
-    assert (shown.exit_code, "chooses no encodings by length" in shown.output) == (2, True)
+    assert (shown.exit_code, "no option --policy" in shown.output) == (2, True)
+    assert "--policy" not in ropeway("sweep", "--help").stdout
+    assert "--policy" in ropeway("recommend", "--help").stdout

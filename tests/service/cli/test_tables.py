@@ -1,0 +1,67 @@
+"""Tables at 80 columns: names stay in one piece, numbers too, and no word is cropped."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.table import Table
+
+from service.cli.terminal import new_table, print_table, stdout
+from service.evaluation.results import Overview
+from service.reports.terminal import table_of
+from service.settings import Settings
+from tests.service.cli.shell import ropeway
+
+NAME = "ropeway-demo-alibi-of-many-words"
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdout, "_width", 80)
+
+
+def printed(table: Table, capsys: pytest.CaptureFixture[str]) -> str:
+    print_table(table)
+    shown = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    return shown
+
+
+def test_settings_crop_no_word() -> None:
+    words = set(re.split(r"\s", ropeway("serve", "--settings").stdout))
+    assert set(Settings.model_fields) <= words
+    for field in Settings.model_fields.values():
+        assert {word for word in (field.description or "").split() if len(word) < 18} <= words
+
+
+def test_names_and_numbers_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    table = new_table("model", "parameters", "device", "engine", numbers=("parameters",))
+    table.add_row(NAME, "8,030,261,248", "cpu float32", "paged, recorded steps, and more words than fit into a line")
+    shown = printed(table, capsys)
+    assert NAME in shown
+    assert "8,030,261,248" in shown
+
+
+def test_a_name_without_room_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    table = new_table("model", "parameters", "device", numbers=("parameters",))
+    table.add_row("x" * 70, "8,030,261,248", "cpu float32")
+    shown = printed(table, capsys)
+    assert shown.count("x") == 70
+    assert "8,030,261,248" in shown
+
+
+def test_encodings_of_a_recommendation_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "self_extend(group_size=4)"
+    row = [name, "1,234.5", "100 %", "0.123", "32", "as good as the best, and cheaper"]
+    columns = ["method", "perplexity", "recall", "above", "windows", "verdict"]
+    result: Any = SimpleNamespace(overview=lambda: Overview(columns, [row], frozenset(), ""))
+    shown = printed(table_of(result), capsys)
+    assert all(cell in shown for cell in row[:-1])
+
+
+def test_models_are_listed_with_their_variants(server: str) -> None:
+    shown = ropeway("models", "--server", server).stdout
+    assert "variant of tiny for alibi: tiny-alibi" in shown
