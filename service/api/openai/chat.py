@@ -11,7 +11,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
-from jinja2 import TemplateError
 
 from service.api.generation.pieces import Piece
 from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
@@ -19,12 +18,11 @@ from service.api.generation.prompts import check_at_most, together
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
+from service.api.openai.messages import templated
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import Chat, ChatChoice, ChatLogprobs, ChatMessage, ChatRequest, Usage
 from service.api.quotas import set_deadline
-from service.errors import bad_request
 from service.models.chat import writes_special_tokens
-from service.models.registry import ServedModel
 from service.settings import Settings
 
 router = APIRouter(tags=["openai"], route_class=Route)
@@ -52,28 +50,12 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
     )
-    text = await run_in_threadpool(_templated, body, name.served)
+    text = await run_in_threadpool(templated, body.messages, name.served)
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
     answer = _Answer(body, name, prepared)
     if body.stream:
         return event_stream(answer.stream)
     return await answer.whole()
-
-
-def _templated(body: ChatRequest, served: ServedModel) -> str:
-    """The conversation as one text, by the chat template."""
-    tokenizer = served.tokenizer
-    if not tokenizer.chat_template:
-        message = (
-            f"{served.name!r} has no chat template: set ROPEWAY_CHAT_TEMPLATE to plain or a file at start-up, "
-            "or use /v1/completions"
-        )
-        raise bad_request(message, "model", "no_chat_template")
-    messages = [message.for_template() for message in body.messages]
-    try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except (TemplateError, ValueError, TypeError) as error:
-        raise bad_request(f"messages: the model's chat template refuses them: {error}", "messages") from error
 
 
 class _Answer:

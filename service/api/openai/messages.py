@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
+from jinja2 import TemplateError
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from patches import KnownFields
 from service.api.openai.body import Body
 from service.api.openai.unsupported import NOT_SUPPORTED_IN_MESSAGES
+from service.errors import bad_request
 from service.inputs import one_or_several
+from service.models.registry import ServedModel
+
+MOST_MESSAGES = 4096
 
 
 class TextPart(KnownFields):
@@ -52,3 +57,26 @@ class Message(Body):
         parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
         fields = {"role": self.role, "content": "".join(parts)}
         return fields if self.name is None else {**fields, "name": self.name}
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+
+
+def templated(messages: list[Message], served: ServedModel, *, add_generation_prompt: bool = True) -> str:
+    """The conversation as one text, by the chat template.
+
+    Raises:
+        ApiError: for a model without a template, or messages that the template refuses.
+    """
+    tokenizer = served.tokenizer
+    if not tokenizer.chat_template:
+        message = (
+            f"{served.name!r} has no chat template: set ROPEWAY_CHAT_TEMPLATE to plain or a file at start-up, "
+            "or use /v1/completions"
+        )
+        raise bad_request(message, "model", "no_chat_template")
+    given = [message.for_template() for message in messages]
+    try:
+        return str(tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=add_generation_prompt))
+    except (TemplateError, ValueError, TypeError) as error:
+        raise bad_request(f"messages: the model's chat template refuses them: {error}", "messages") from error

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from patches import KnownFields, examples, to_shorthand
 from service.api.generation.pieces import FinishReason
 from service.api.openai.body import Body
-from service.api.openai.messages import Message
+from service.api.openai.messages import Messages
 from service.api.openai.unsupported import only
 from service.api.responses import AutoChoice
 from service.engine.request import SamplingParams
@@ -162,7 +162,7 @@ class ChatRequest(GenerationBody):
 
     model_config = example(messages=[{"role": "user", "content": "What is a module?"}], pe=SHORT, max_tokens=24)
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Default: the most that the server, the context and the ranges of `auto` allow."
     )

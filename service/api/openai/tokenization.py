@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field, StrictInt
 
 from service.api.files import json_response
 from service.api.generation.prompts import prompts_of
 from service.api.http.routing import Route
 from service.api.openai.body import Body
+from service.api.openai.messages import Messages, templated
 from service.api.openai.names import named
 from service.api.openai.schemas import PROMPT, ModelName, example
 from service.api.quotas import admit
 from service.errors import bad_request
 from service.inputs import MOST_TOKENS
+from service.models.chat import writes_special_tokens
 from service.sharing.workers import Workers
 
 router = APIRouter(tags=["openai"], route_class=Route)
@@ -24,17 +27,34 @@ router = APIRouter(tags=["openai"], route_class=Route)
 class TokenizeRequest(Body):
     model_config = example(prompt=PROMPT)
 
-    prompt: str
-    add_special_tokens: bool = Field(
-        True, description="Add special tokens as the tokenizer does by default, such as BOS."
+    prompt: str | None = None
+    messages: Messages | None = Field(None, description="A conversation in place of `prompt`, by the chat template.")
+    add_generation_prompt: bool = Field(True, description="With `messages`: the start of an answer comes last.")
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Add special tokens as the tokenizer does by default, such as BOS. When absent, those that the "
+        "routes of prompts and chats add.",
     )
+    return_token_strs: bool = Field(False, description="Each token as the vocabulary spells it, too.")
     model: ModelName | None = None
+
+    def check(self) -> None:
+        """Raises:
+        ApiError: for a prompt and messages, or neither.
+        """
+        if self.prompt is None and self.messages is None:
+            raise bad_request("prompt: required without messages", "prompt")
+        if self.prompt is not None and self.messages is not None:
+            raise bad_request("messages: not beside prompt", "messages")
+        if self.messages is None and "add_generation_prompt" in self.model_fields_set:
+            raise bad_request("add_generation_prompt: only with messages", "add_generation_prompt")
 
 
 class Tokens(BaseModel):
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | None = None
 
 
 class DetokenizeRequest(Body):
@@ -62,12 +82,25 @@ class TokenizerInfo(BaseModel):
 
 @router.post("/tokenize", response_model=Tokens)
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """Token ids of a text."""
+    """Token ids of a text, or of a conversation by the model's chat template."""
+    body.check()
     name = named(request.app.state.models, body.model)
     await admit(request, [])
-    (prompt,) = await prompts_of(request, [body.prompt], name.served, add_special_tokens=body.add_special_tokens)
+    served, special = name.served, body.add_special_tokens
+    if body.messages is None:
+        text, param, usual = body.prompt or "", "prompt", True
+    else:
+        given, start = body.messages, body.add_generation_prompt
+        text = await run_in_threadpool(templated, given, served, add_generation_prompt=start)
+        param, usual = "messages", not writes_special_tokens(served.tokenizer)
+    (prompt,) = await prompts_of(
+        request, [text], served, param, add_special_tokens=usual if special is None else special
+    )
     ids = prompt.token_ids
     answer = Tokens(tokens=ids, count=len(ids), max_model_len=name.target.model.max_length)
+    if body.return_token_strs:
+        workers: Workers = request.app.state.workers
+        answer.token_strs = await workers.run_sized(len(ids), lambda: served.tokenizer.convert_ids_to_tokens(ids))
     return await json_response(answer, len(ids), request)
 
 

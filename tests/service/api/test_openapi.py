@@ -87,6 +87,7 @@ EASY: dict[str, dict[str, Any]] = {
     },
     "POST /figures": {"model": "tiny", "pe": [{"method": "default"}], "length": None},
     "POST /export": {"model": "tiny", "pe": {"method": "default"}, "target": "vllm", "length": None},
+    "POST /tokenize": {"model": "tiny", "prompt": "The", "messages": None, "add_generation_prompt": None},
     "POST /v1/completions": {**ONE_PROMPT, "max_tokens": 2, "n": 1, "stream_options": None},
     "POST /v1/chat/completions": {
         **{name: value for name, value in ONE_PROMPT.items() if name != "prompt"},
@@ -98,7 +99,7 @@ EASY: dict[str, dict[str, Any]] = {
 
 REST: dict[str, dict[str, Any]] = {
     "PUT /generate": {"prompt": "The"},
-    "POST /tokenize": {"prompt": "The", "model": "tiny", "add_special_tokens": False},
+    "POST /tokenize": {"add_special_tokens": False, "return_token_strs": False},
     "POST /detokenize": {"tokens": [5], "model": "tiny"},
     "POST /policies": {"result": "0" * 32},
 }

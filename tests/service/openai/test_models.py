@@ -13,6 +13,8 @@ from tests.methods import ROWS
 from tests.service.conftest import TEXT
 from tests.service.openai.conftest import TEMPLATE, answer
 
+MESSAGES = [{"role": "user", "content": "The 3 ropes?"}]
+
 
 def test_models_are_listed_with_their_presets(client: httpx.Client) -> None:
     """On the server of two models, of which one is the other's variant."""
@@ -103,7 +105,7 @@ def test_tokenizer_routes_need_no_model(http: httpx.Client, tokenizer: Any, tiny
     for special in (True, False):
         got = http.post("/tokenize", json={"prompt": TEXT[:80], "add_special_tokens": special}).json()
         ids = tokenizer(TEXT[:80], add_special_tokens=special)["input_ids"]
-        assert got == {"tokens": ids, "count": len(ids), "max_model_len": 4096}
+        assert got == {"tokens": ids, "count": len(ids), "max_model_len": 4096, "token_strs": None}
     assert http.post("/tokenize", json={"prompt": "", "add_special_tokens": False}).json()["tokens"] == []
     assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": TEXT[:80]}
     assert http.post("/detokenize", json={"tokens": [0, *ids], "model": "tiny@yarn:4"}).json()["prompt"][:5] == "<bos>"
@@ -113,11 +115,38 @@ def test_tokenizer_routes_need_no_model(http: httpx.Client, tokenizer: Any, tiny
     assert (info["chat_template"], info["add_bos_token"], info["vocab_size"]) == (TEMPLATE, True, 384)
 
 
+def test_a_conversation_has_the_tokens_that_a_chat_reads(http: httpx.Client, tokenizer: Any) -> None:
+    def ids(**fields: Any) -> list[int]:
+        got = http.post("/tokenize", json={"messages": MESSAGES, **fields}).json()
+        assert got["count"] == len(got["tokens"])
+        return list(got["tokens"])
+
+    usage = http.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 1}).json()["usage"]
+    assert usage["prompt_tokens"] == len(ids())
+    assert ids() == tokenizer("<user>The 3 ropes?\n<assistant>", add_special_tokens=False)["input_ids"]
+    assert ids(add_generation_prompt=False) == tokenizer("<user>The 3 ropes?\n", add_special_tokens=False)["input_ids"]
+    assert ids(add_special_tokens=True) == [0, *ids()]
+    text = {"prompt": "The 3 ropes", "return_token_strs": True}
+    got = http.post("/tokenize", json=text).json()
+    assert got["token_strs"] == tokenizer.convert_ids_to_tokens(got["tokens"])
+    assert got["token_strs"][0] == "<bos>"
+
+
+def test_a_conversation_needs_a_template(client: httpx.Client) -> None:
+    reply = client.post("/tokenize", json={"messages": MESSAGES})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "no_chat_template")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"prompt": "a", "surprise": 1}, "surprise"),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "messages"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/tokenize", {"messages": [{"role": "tool", "content": "a"}]}, "messages"),
+        ("/tokenize", {"messages": []}, "messages"),
         ("/detokenize", {"tokens": [384]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens.0"),
         ("/detokenize", {"tokens": ["a"]}, "tokens.0"),
