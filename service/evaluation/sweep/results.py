@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, Field
@@ -15,6 +15,7 @@ from service.evaluation.results import (
     MethodInResult,
     Overview,
     Row,
+    Score,
     Scores,
     name_of,
 )
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     PartResult = EvaluationResult
 else:
     PartResult = union_of(evaluation.result for evaluation in IN_SWEEPS)
+
+
+JUDGED = ("reference", "limit", "adequate", "sure", "rank")
+"""Columns of a table that are empty beyond the target length."""
 
 
 class Cost(BaseModel):
@@ -121,30 +126,33 @@ class SweepResult(EvaluationResult):
         )
 
     def rows(self) -> list[Row]:
-        """One row per method and evaluation, at the target length."""
+        """One row per method, evaluation and length. Only those at the target length are judged."""
+        scores = [part.scores() for part in self.evaluations]
         return [
-            {
+            row
+            for index, method in enumerate(self.methods)
+            for at in method.judgements
+            for row in self._rows(method, at, scores[at.evaluation].by_method[index])
+        ]
+
+    def _rows(self, method: SweepMethod, at: Judgement, by_length: Mapping[int, Score]) -> Iterator[Row]:
+        for length in sorted({*by_length, self.target_length}):
+            score, is_judged = by_length.get(length), length == self.target_length
+            yield {
                 "method": method.label,
                 "model": method.model,
-                "length": self.target_length,
+                "length": length,
                 "evaluation": self.evaluations[at.evaluation].evaluation,
                 "measure": at.measure,
-                "value": at.value,
-                "interval_low": at.interval.low if at.interval else None,
-                "interval_high": at.interval.high if at.interval else None,
-                "reference": at.reference,
-                "limit": at.limit,
-                "adequate": at.adequate,
-                "sure": at.sure,
-                "rank": at.rank,
+                "value": score.value if score else None,
+                "interval_low": score.interval.low if score and score.interval else None,
+                "interval_high": score.interval.high if score and score.interval else None,
+                **{name: getattr(at, name) if is_judged else None for name in JUDGED},
                 "attentions": method.cost.attentions,
                 "rotated_when_read": method.cost.rotated_when_read,
                 "bias": method.cost.bias,
                 "trained_length": self.trained_length,
             }
-            for method in self.methods
-            for at in method.judgements
-        ]
 
 
 def _text(at: Judgement) -> str:

@@ -70,6 +70,17 @@ def test_the_parts_are_the_evaluations_alone(models: ModelRegistry) -> None:
         assert found.numbers() == alone.numbers()
 
 
+def test_a_table_has_every_length_and_judges_the_target(models: ModelRegistry) -> None:
+    whole = finish(evaluate(plan(models, methods=[YARN], lengths=[32, 64, 128], evaluations=[PART])))
+    rows = whole.rows()
+    assert [(row["method"], row["length"]) for row in rows] == [
+        (method.label, length) for method in whole.methods for length in (32, 64, 128)
+    ]
+    by_method = whole.evaluations[0].scores().by_method
+    assert [row["value"] for row in rows] == [scores[length].value for scores in by_method for length in (32, 64, 128)]
+    assert [row["rank"] is None for row in rows] == [True, True, False] * len(whole.methods)
+
+
 def test_the_order_of_units_does_not_matter(models: ModelRegistry) -> None:
     sweep = plan(
         models,
