@@ -110,7 +110,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _set_threads(settings: Settings) -> None:
     usual = torch.get_num_threads()
-    if (threads := cpus.threads(settings.threads, usual)) != usual:
+    threads = cpus.threads(settings.threads, usual)
+    if settings.threads is not None or threads != usual:
         torch.set_num_threads(threads)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import socket
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 Count = Annotated[int, Field(ge=1)]
@@ -54,9 +54,7 @@ HashedKeys = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hashes)]
 class Settings(BaseSettings):
     """Validated once, at start; a value out of range stops the start with its name."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="ROPEWAY_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
-    )
+    model_config = SettingsConfigDict(env_prefix="ROPEWAY_", env_file=".env", extra="ignore", frozen=True)
 
     model: str = Field(
         "demo",
@@ -236,6 +234,18 @@ class Settings(BaseSettings):
     otel_endpoint: str | None = Field(
         None, description="OTLP/HTTP endpoint for traces, such as http://localhost:4318; needs the extra `otel`."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_unset(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """As if it were set nowhere, so that an empty variable overrides ``.env``.
+
+        Raises:
+            ValueError: for an empty file of API keys, which would leave the server open.
+        """
+        if given.get("api_keys_file") == "":
+            raise ValueError("api_keys_file is empty: name a file, or set no such variable")
+        return {name: value for name, value in given.items() if value != ""}
 
     @field_validator("servers")
     @classmethod

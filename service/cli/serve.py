@@ -147,6 +147,7 @@ def _serve_replicas(settings: Settings) -> None:
     except (InvalidScale, RayUnusable, PortUnusable) as error:
         _refuse(settings, error)
     logs.configure(settings.log_level, settings.log_format, libraries=True)
+    _warn(settings)
     try:
         run(settings)
     except (InvalidScale, ReplicasFailed) as error:
@@ -183,12 +184,12 @@ def _warn(settings: Settings) -> None:
     """Log variables without effect, and a key that protects nothing."""
     import structlog
 
-    from service.cli.environment import unknown
+    from service.environment import given, unknown
 
     log = structlog.get_logger()
     if names := unknown():
         log.warning("unknown_settings", names=names)
-    if "ROPEWAY_API_KEY" in os.environ and not settings.has_keys:
+    if "ROPEWAY_API_KEY" in given() and not settings.has_keys:
         log.warning("no_api_keys", hint="ROPEWAY_API_KEY is the client's; the server's keys are in ROPEWAY_API_KEYS")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from service import logs
-from service.cli.environment import misspelt, unknown
+from service.environment import misspelt, unknown
 from service.settings import Settings
 from service.sharing.heap import frozen
 

@@ -13,6 +13,7 @@ import torch
 from patches import Patched
 from service import context
 from service.engine.adapter import EncodingManager
+from service.engine.adapter.configuration import is_divided
 from service.engine.choice import EngineChoice
 from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.interleave import Work
@@ -42,6 +43,8 @@ class GenerationThread:
         self._listening: dict[asyncio.Queue[Any], EncodingManager | PaddedLoop] = {}
         self._interleaved = 0
         self._watching: asyncio.Task[None] | None = None
+        alone = patch.model.device.type == "cpu" and not is_divided(patch.model)
+        self._neighbours = Neighbours(torch.get_num_threads() if alone else 1)
 
     def _started(self) -> EncodingManager | PaddedLoop:
         manager = self._choice.built(self._patch, self._limits, self._metrics.step)
@@ -119,12 +122,11 @@ class GenerationThread:
         """Check the thread from time to time while any work waits for it."""
 
         async def watch() -> None:
-            on_cpu = self._patch.model.device.type == "cpu"
-            neighbours = Neighbours(torch.get_num_threads() if on_cpu else 1)
+            self._neighbours.begin()
             while self._listening or self._interleaved:
                 await asyncio.sleep(min(WATCH_S, self._limits.stall_timeout_s / 4))
                 self.revive()
-                neighbours.look()
+                self._neighbours.look()
 
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(watch())

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from service.environment import misspelt, unknown
 from service.scale.options import NAME, QUIET, InvalidScale, bounds, check, deployment, http_options
 from service.scale.private_names import FOR_PROXIES, TESTED
 from service.settings import Settings
@@ -60,8 +61,10 @@ def settings_on_node(given: dict[str, Any]) -> Settings:
     """Settings of the configuration, completed by the environment of this node.
 
     Raises:
-        InvalidScale: without a database that all nodes share, and as ``check``.
+        InvalidScale: for a misspelt variable, without a database that all nodes share, and as ``check``.
     """
+    if slips := misspelt(unknown()):
+        raise InvalidScale("; ".join(slips))
     settings = Settings(**given)
     check(settings)
     if not (settings.database_url or "").startswith("postgresql"):

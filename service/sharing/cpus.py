@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,8 @@ QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 """Microseconds of CPU in a period, and the period: in the second version of control groups, and in the first."""
 NO_QUOTA = {"max", "-1"}
 
-LOOK_S = 5.0
-"""Seconds over which the use of the cores is measured."""
+LOOK_S = 2.0
+"""Seconds of work over which the use of the cores is measured."""
 SILENCE_S = 600.0
 """Least seconds between two warnings."""
 SPARE = 0.5
@@ -25,7 +26,7 @@ log = structlog.get_logger()
 
 
 def threads(wanted: int | None, usual: int) -> int:
-    """``wanted``, else the ``usual`` number or as many as the container may run at once."""
+    """``wanted``, else the ``usual`` number or as many whole CPUs as the container may use at once."""
     return wanted if wanted is not None else max(1, min([usual, *_allowed()]))
 
 
@@ -36,7 +37,7 @@ def _allowed() -> Iterator[int]:
             quota, period = " ".join((CGROUPS / file).read_text() for file in files).split()
             if quota not in NO_QUOTA:
                 yield int(quota) // int(period)
-        except (OSError, ValueError):  # no such limits there
+        except (OSError, ValueError, ZeroDivisionError):  # no such limits there
             continue
 
 
@@ -44,23 +45,34 @@ class Neighbours:
     """Warns of other processes on the cores of ``threads`` threads, at most once in ``SILENCE_S``.
 
     libgomp's threads spin while they wait for each other. If one has no core, the others spin in vain. On two cores, a
-    busy process made a stream 10 times slower on two threads, and not on one.
+    busy process made a stream more than 10 times slower on two threads, and not on one.
     """
 
     warned: float | None = None
 
     def __init__(self, threads: int) -> None:
         self._threads, self._process = threads, psutil.Process()
+        self._worked = self._others = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """The threads work from now on."""
         self._since, self._used = time.monotonic(), self._seconds()
 
     def look(self) -> None:
-        """Look at the cores, once in ``LOOK_S``."""
-        now = time.monotonic()
-        if self._threads == 1 or now - self._since < LOOK_S:
+        """The threads have worked since ``begin``, or since the last look."""
+        if self._threads == 1:
             return
-        used, cores = self._seconds(), psutil.cpu_count() or 1
-        others = (used[0] - self._used[0] - used[1] + self._used[1]) / (now - self._since)
-        self._since, self._used = now, used
+        since, before = self._since, self._used
+        self.begin()
+        self._worked += self._since - since
+        self._others += self._used[0] - before[0] - self._used[1] + before[1]
+        if self._worked >= LOOK_S:
+            self._judge(self._others / self._worked)
+            self._worked = self._others = 0.0
+
+    def _judge(self, others: float) -> None:
+        cores, now = len(_cores()), self._since
         is_silent = Neighbours.warned is not None and now - Neighbours.warned < SILENCE_S
         if others + self._threads > cores + SPARE and not is_silent:
             Neighbours.warned = now
@@ -73,6 +85,16 @@ class Neighbours:
             )
 
     def _seconds(self) -> tuple[float, float]:
-        """Seconds of CPU that all processes have used, and this one."""
-        every, own = psutil.cpu_times(), self._process.cpu_times()
-        return sum(every) - every.idle - getattr(every, "iowait", 0.0), own.user + own.system
+        """Seconds that all processes have had of the cores of this one, and its own. Those of guests are in ``user``
+        and ``nice``."""
+        every, own = psutil.cpu_times(percpu=True), self._process.cpu_times()
+        ours = [every[core] for core in _cores() if core < len(every)]
+        used = sum(each.user + each.system + getattr(each, "nice", 0.0) for each in ours)
+        return used, own.user + own.system
+
+
+def _cores() -> list[int]:
+    """The cores that this process may use, by number."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(psutil.cpu_count() or 1))

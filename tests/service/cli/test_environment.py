@@ -9,6 +9,9 @@ from structlog.testing import capture_logs
 
 from service import logs
 from service.cli.serve import _warn
+from service.environment import misspelt
+from service.scale.cluster import settings_on_node
+from service.scale.options import InvalidScale
 from service.settings import Settings
 from tests.service.cli.shell import ropeway
 
@@ -26,6 +29,37 @@ def test_a_slip_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ROPEWAY_MAX_QEUE: no setting; is it ROPEWAY_MAX_QUEUE?" in result.stderr
 
 
+SLIPS = {
+    **{"ROPEWAY_PROT": "PORT", "ROPEWAY_MODLE": "MODEL", "ROPEWAY_DEIVCE": "DEVICE", "ROPEWAY_HOSTS": "HOST"},
+    **{"ROPEWAY_OST": "HOST", "ROPEWAY_API_KYES": "API_KEYS", "ROPEWAY_DTIPE": "DTYPE"},
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_short_names_have_slips_too(name: str) -> None:
+    assert misspelt([name]) == [f"{name}: no setting; is it ROPEWAY_{SLIPS[name]}?"]
+
+
+def test_a_node_of_a_cluster_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROPEWAY_API_KYES", "secret")
+    with pytest.raises(InvalidScale, match="is it ROPEWAY_API_KEYS"):
+        settings_on_node({})
+
+
+def test_an_empty_variable_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("ROPEWAY_API_KEYS=secret\nROPEWAY_THREADS=3\n")
+    assert (Settings().threads, Settings().has_keys) == (3, True)
+    monkeypatch.setenv("ROPEWAY_THREADS", "")
+    assert (Settings().threads, Settings().has_keys) == (None, True)
+
+
+def test_an_empty_file_of_keys_leaves_no_server_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROPEWAY_API_KEYS_FILE", "")
+    result = ropeway("serve", "--model", "/no/such/model")
+    assert result.exit_code == 1
+    assert "api_keys_file is empty" in result.stderr
+
+
 def test_a_slip_in_the_file_stops_it_too() -> None:
     Path(".env").write_text("ROPEWAY_PORT=0\nROPEWAY_DEVCE=cpu\n")
     result = ropeway("serve", "--model", "/no/such/model")
@@ -34,19 +68,23 @@ def test_a_slip_in_the_file_stops_it_too() -> None:
 
 
 def test_variables_of_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubernetes adds such variables for a service with the name ropeway."""
-    for name in ("ROPEWAY_SERVICE_HOST", "ROPEWAY_PORT_8000_TCP_PORT", "ROPEWAY_URL", "HOME_OF_ROPEWAY"):
+    """Kubernetes adds such variables for a service with a name like ropeway-server."""
+    for name in ("ROPEWAY_SERVER_SERVICE_HOST", "ROPEWAY_SERVER_PORT", "ROPEWAY_URL", "HOME_OF_ROPEWAY"):
         monkeypatch.setenv(name, "1")
     with capture_logs() as lines:
         _warn(Settings())
     assert [(line["event"], line["names"]) for line in lines] == [
-        ("unknown_settings", ["ROPEWAY_PORT_8000_TCP_PORT", "ROPEWAY_SERVICE_HOST"])
+        ("unknown_settings", ["ROPEWAY_SERVER_PORT", "ROPEWAY_SERVER_SERVICE_HOST"])
     ]
 
 
 @pytest.mark.parametrize("keys", [None, "secret"])
-def test_the_key_of_a_client_protects_nothing(keys: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROPEWAY_API_KEY", "secret")
+@pytest.mark.parametrize("in_file", [True, False])
+def test_the_key_of_a_client_protects_nothing(keys: str | None, in_file: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if in_file:
+        Path(".env").write_text("ROPEWAY_API_KEY=secret\n")
+    else:
+        monkeypatch.setenv("ROPEWAY_API_KEY", "secret")
     with capture_logs() as lines:
         _warn(Settings(api_keys=keys) if keys else Settings())
     assert [line["event"] for line in lines] == ([] if keys else ["no_api_keys"])
