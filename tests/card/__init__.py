@@ -2,12 +2,13 @@
 
 from tests.card.card import Card, CardTensor, Wait, WrongDevice, card, download, launch, upload
 from tests.card.kernels import on_host
-from tests.card.late import LateCard
+from tests.card.late import LateCard, LateUploads
 
 __all__ = [
     "Card",
     "CardTensor",
     "LateCard",
+    "LateUploads",
     "Wait",
     "WrongDevice",
     "card",

@@ -1,7 +1,8 @@
-"""A card that begins its work as late as it may: a host that writes too soon is seen."""
+"""Cards that begin their work as late as they may: a host that writes too soon is seen."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,69 +15,80 @@ from tests.recording import leaves
 
 
 class LateCard(Card):
-    """Work of every stream but the first begins when the host or the first stream waits for it.
+    """Work of every stream but the first begins when the host or another stream waits for it.
 
     The first stream works at once. Until then, memory keeps its numbers, and a new tensor is computed from them.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._work: list[Callable[[], object]] = []
-        self._begun = 0
+        self._work: dict[Stream, list[Callable[[], object]]] = defaultdict(list)
+        self._begun: Counter[Stream] = Counter()
         self._waited = self._ends = False
+
+    def is_late(self, stream: Stream) -> bool:
+        """True for streams that work as late as they may; the others work at once."""
+        return stream is not self.first
 
     @override
     def wait(self, kind: str) -> None:
         super().wait(kind)
         self._waited = True
-        if self.current is not self.first:
-            self.end(self.current)
+        self.end(self.current)
 
     @override
     def launch(self, call: Callable[[], object]) -> None:
-        if self.current is self.first or self._ends:
+        if self._ends or not self.is_late(self.current):
             call()
         else:
-            self._later(call)
+            self._work[self.current].append(call)
 
     @override
     def compute(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         waited, self._waited = self._waited, False
-        if self.current is self.first or self._ends or (waited and not self._work):
+        later = self._work[self.current]
+        if self._ends or not self.is_late(self.current) or (waited and not later):
             return func(*args, **kwargs)
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
-            self._later(lambda: func(*args, **kwargs))
+            later.append(lambda: func(*args, **kwargs))
             return args[0]
         try:
             result = func(*args, **kwargs)
+            made = [each for each in leaves(result) if isinstance(each, torch.Tensor)]
         except (IndexError, RuntimeError):  # by numbers from before
+            made = []
+        if not made:  # or a number for Python
             self.end(self.current)
             return func(*args, **kwargs)
         taken = {_memory(each) for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
-        made = [each for each in leaves(result) if isinstance(each, torch.Tensor)]
         if any(_memory(each) not in taken for each in made):
-            self._later(lambda: _again(made, func(*args, **kwargs)))
+            later.append(lambda: _again(made, func(*args, **kwargs)))
         return result
 
     @override
     def end(self, stream: Stream, count: int | None = None) -> None:
-        if stream is self.first or self._ends:
+        if self._ends:
             return
         self._ends = True
         try:
             with on_host():
-                while self._work and (count is None or self._begun < count):
-                    self._begun += 1
-                    self._work.pop(0)()
+                while self._work[stream] and (count is None or self._begun[stream] < count):
+                    self._begun[stream] += 1
+                    self._work[stream].pop(0)()
         finally:
             self._ends = False
 
     @override
     def begun(self, stream: Stream) -> int:
-        return self._begun + len(self._work)
+        return self._begun[stream] + len(self._work[stream])
 
-    def _later(self, call: Callable[[], object]) -> None:
-        self._work.append(call)
+
+class LateUploads(LateCard):
+    """As ``LateCard``, but the first stream alone is late: it has the inputs and the tables of encodings."""
+
+    @override
+    def is_late(self, stream: Stream) -> bool:
+        return stream is self.first
 
 
 def _again(made: list[torch.Tensor], result: Any) -> None:
