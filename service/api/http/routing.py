@@ -1,6 +1,6 @@
 """Every route: its body is read within limits and checked off the event loop. Its work ends with its client.
 
-It refuses query parameters that it does not declare.
+It refuses query parameters that it does not declare, beside those of the OpenAI API.
 
 FastAPI parses and validates bodies on the event loop: megabytes of JSON would stop every other answer.
 """
@@ -37,6 +37,9 @@ MOST_STRINGS, MOST_FIELDS = 1 << 16, 1 << 14
 MOST_KEYS = 256
 """Keys of one object; each unknown one would be a separate problem."""
 
+OPENAI = "/v1/"
+"""Routes of the OpenAI API, to which gateways and clients add query parameters: these have no effect here."""
+
 MAX_SHOWN = 64
 """Characters of a wrong header that are repeated."""
 
@@ -52,7 +55,8 @@ class Route(APIRoute):
     """The setting that bounds the body."""
 
     def get_route_handler(self) -> Handler:
-        handler, validate, known = super().get_route_handler(), self._validated, declared(self.dependant)
+        handler, validate = super().get_route_handler(), self._validated
+        known = None if self.path.startswith(OPENAI) else declared(self.dependant)
 
         async def answer(request: Request) -> Response:
             check_query(request, known)

@@ -48,8 +48,10 @@ class Message(Body):
         """Empty values of unsupported fields ask for nothing; an assistant may have said nothing."""
         if not isinstance(fields, dict):
             return fields
-        kept = {key: value for key, value in fields.items() if key not in cls.NOT_SUPPORTED or value not in ([], "")}
-        silent = kept.get("role") == "assistant" and "content" in kept and kept["content"] is None
+        kept = {
+            key: value for key, value in fields.items() if key not in cls.NOT_SUPPORTED or value not in ([], {}, "")
+        }
+        silent = kept.get("role") == "assistant" and kept.get("content") is None
         return {**kept, "content": ""} if silent else kept
 
     def for_template(self) -> dict[str, str]:

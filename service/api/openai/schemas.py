@@ -56,6 +56,7 @@ class Drawing(Body):
 
 class StreamOptions(Body):
     include_usage: bool = Field(False, description="A last chunk without choices carries the usage of the request.")
+    include_obfuscation: Annotated[bool, only(False)] | None = None
 
 
 class GenerationBody(Drawing):
@@ -83,7 +84,7 @@ class GenerationBody(Drawing):
     metadata: dict[str, str] | None = Field(None, description=NOT_USED)
     store: Annotated[bool, only(False)] | None = None
     service_tier: Annotated[Literal["auto", "default"], only("auto", "default")] | None = None
-    modalities: Annotated[list[str], only(["text"])] | None = None
+    modalities: Annotated[list[str], only(["text"], [])] | None = None
     parallel_tool_calls: bool | None = Field(None, description=NOT_USED)
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -15,6 +15,7 @@ from service.api.openai.body import Body
 from service.api.openai.messages import Messages, templated
 from service.api.openai.names import named
 from service.api.openai.schemas import PROMPT, ModelName, example
+from service.api.openai.unsupported import only
 from service.api.quotas import admit
 from service.errors import bad_request
 from service.inputs import MOST_TOKENS
@@ -35,6 +36,8 @@ class TokenizeRequest(Body):
         description="Add special tokens as the tokenizer does by default, such as BOS. When absent, those that the "
         "routes of prompts and chats add.",
     )
+    continue_final_message: Annotated[bool, only(False)] | None = None
+    tools: Annotated[list[Any], Field(max_length=0), only([])] | None = None
     return_token_strs: bool = Field(False, description="Each token as the vocabulary spells it, too.")
     model: ModelName | None = None
 
@@ -46,7 +49,7 @@ class TokenizeRequest(Body):
             raise bad_request("prompt: required without messages", "prompt")
         if self.prompt is not None and self.messages is not None:
             raise bad_request("messages: not beside prompt", "messages")
-        if self.messages is None and "add_generation_prompt" in self.model_fields_set:
+        if self.messages is None and not self.add_generation_prompt:
             raise bad_request("add_generation_prompt: only with messages", "add_generation_prompt")
 
 

@@ -28,7 +28,10 @@ NOT_SUPPORTED = frozenset(
 """Fields without such a value."""
 
 NOT_SUPPORTED_IN_MESSAGES = frozenset(
-    ("annotations", "audio", "function_call", "reasoning", "reasoning_content", "refusal", "tool_call_id", "tool_calls")
+    {
+        *("annotations", "audio", "function_call", "provider_specific_fields", "reasoning", "reasoning_content"),
+        *("refusal", "tool_call_id", "tool_calls"),
+    }
 )
 """Fields of a message. Clients store an answer with all of them, and nothing in them."""
 

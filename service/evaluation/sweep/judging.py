@@ -143,7 +143,16 @@ class Judge:
             return f"; no method stays within {tolerance} of {itself}."
         who = "" if [chosen.label] == list(first) else f"{chosen.label} is "
         doubt = "" if chosen.sure else ", though its interval reaches across the limit"
-        return f", and {who}the cheapest that is good enough: within {tolerance} of {itself}{doubt}.{self._caution()}"
+        cheapest = f"the cheapest {self._without(chosen)}that is good enough"
+        return f", and {who}{cheapest}: within {tolerance} of {itself}{doubt}.{self._caution()}"
+
+    def _without(self, chosen: SweepMethod) -> str:
+        """Words for the windowed methods that are cheaper than the ``chosen`` one, and good enough by perplexity."""
+        cheaper = any(
+            method.adequate and weight_of(method.cost) < weight_of(chosen.cost) and self._may_forget(index)
+            for index, method in enumerate(self.methods())
+        )
+        return "without a window " if cheaper and not chosen.windowed else ""
 
     def _caution(self) -> str:
         """Perplexity alone finds windows as good as memory."""

@@ -258,8 +258,10 @@ def test_retrieval_that_finds_nothing_leaves_the_caution(models: ModelRegistry) 
 
 def test_a_windowed_method_is_the_cheapest_with_evidence_of_recall_or_without_a_rival(models: ModelRegistry) -> None:
     assert judged(models, GOOD).answer().cheapest_adequate == "self_extend"
+    assert "self_extend is the cheapest without a window that is good enough" in judged(models, GOOD).answer().words
     assert shares(models, [[0, 0]] * 4, curves=[GOOD]).answer().cheapest_adequate == "self_extend"
     assert shares(models, [[1, 1]] * 4, curves=[GOOD]).answer().cheapest_adequate == "streaming"
+    assert "without a window" not in shares(models, [[1, 1]] * 4, curves=[GOOD]).answer().words
     alone = [[10, 90], [10, 60], [10, 60], [10, 10.1]]
     assert judged(models, alone).answer().cheapest_adequate == "streaming"
 

@@ -102,7 +102,7 @@ def test_a_model_without_a_template_says_so(client: httpx.Client) -> None:
             "tool_calls is not supported by this server; leave it out",
         ),
         ({"messages": [{"role": "assistant", "content": "a", "refusal": "b"}]}, "messages.0.refusal", "not supported"),
-        ({"messages": [{"role": "assistant"}]}, "messages.0.content", "required"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "required"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "required"),
         ({"messages": [{"role": "user", "content": 4}]}, "messages.0.content", "must be text, not 4"),
         ({"max_tokens": 0}, "max_tokens", "must be at least 1, not 0"),
@@ -160,6 +160,7 @@ def test_nothing_in_a_message_is_absent(http: httpx.Client) -> None:
     nothing = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": []}
     assert prompt_tokens(content="hi", **nothing, name=None, reasoning="") == prompt_tokens(content="hi")
     assert prompt_tokens(content=None, **nothing) == prompt_tokens(content="")
+    assert prompt_tokens(tool_calls=[], provider_specific_fields={}) == prompt_tokens(content="")
 
 
 def test_tools_and_formats_that_ask_for_nothing(http: httpx.Client) -> None:

@@ -126,7 +126,8 @@ def test_a_conversation_has_the_tokens_that_a_chat_reads(http: httpx.Client, tok
     assert ids() == tokenizer("<user>The 3 ropes?\n<assistant>", add_special_tokens=False)["input_ids"]
     assert ids(add_generation_prompt=False) == tokenizer("<user>The 3 ropes?\n", add_special_tokens=False)["input_ids"]
     assert ids(add_special_tokens=True) == [0, *ids()]
-    text = {"prompt": "The 3 ropes", "return_token_strs": True}
+    assert ids(tools=[], continue_final_message=False) == ids(tools=None) == ids(), "they ask for nothing"
+    text = {"prompt": "The 3 ropes", "return_token_strs": True, "add_generation_prompt": True}
     got = http.post("/tokenize", json=text).json()
     assert got["token_strs"] == tokenizer.convert_ids_to_tokens(got["tokens"])
     assert got["token_strs"][0] == "<bos>"
