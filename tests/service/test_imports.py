@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
     {"policy"},
     {"context", "errors", "inputs", "logs", "metrics", "settings"},
-    {"sharing", "tracing"},
+    {"environment", "sharing", "tracing"},
     {"engine"},
     {"models"},
     {"evaluation", "export"},
