@@ -238,14 +238,18 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _empty_is_unset(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """As if it were set nowhere, so that an empty variable overrides ``.env``.
+        """As if it were set nowhere, so that an empty variable overrides ``.env``."""
+        return {name: value for name, value in given.items() if value != "" or name == "api_keys_file"}
 
-        Raises:
-            ValueError: for an empty file of API keys, which would leave the server open.
+    @field_validator("api_keys_file", mode="before")
+    @classmethod
+    def _keys_are_named(cls, file: object) -> object:
+        """Raises:
+        ValueError: for an empty name, which would leave the server open.
         """
-        if given.get("api_keys_file") == "":
-            raise ValueError("api_keys_file is empty: name a file, or set no such variable")
-        return {name: value for name, value in given.items() if value != ""}
+        if file == "":
+            raise ValueError("empty: name a file, or set no such variable")
+        return file
 
     @field_validator("servers")
     @classmethod

@@ -53,10 +53,14 @@ class Neighbours:
     def __init__(self, threads: int) -> None:
         self._threads, self._process = threads, psutil.Process()
         self._worked = self._others = 0.0
-        self.begin()
+        self._start()
 
     def begin(self) -> None:
         """The threads work from now on."""
+        if self._threads > 1:
+            self._start()
+
+    def _start(self) -> None:
         self._since, self._used = time.monotonic(), self._seconds()
 
     def look(self) -> None:
@@ -64,7 +68,7 @@ class Neighbours:
         if self._threads == 1:
             return
         since, before = self._since, self._used
-        self.begin()
+        self._start()
         self._worked += self._since - since
         self._others += self._used[0] - before[0] - self._used[1] + before[1]
         if self._worked >= LOOK_S:

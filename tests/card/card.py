@@ -1,13 +1,12 @@
 """A card without a card: tensors that say they are on ``cuda:0``, and compute on the CPU.
 
 As on CUDA, an operation that mixes both devices fails, and what makes the host wait is counted. Of kernels that only
-CUDA has, those that our code calls by name run in plain operations. It is no test of speed, of streams or of Triton.
+CUDA has, those that our code calls by name run in plain operations. It is no test of speed or of Triton.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -21,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tests.card.kernels import KERNELS, check_kernel
+from tests.card.streams import CARD, Stream
 from tests.recording import HOST_READS, leaves
 
-CARD = torch.device("cuda:0")
 ATEN = torch.ops.aten
 
 READS = {"tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__"}
@@ -68,37 +67,6 @@ class CardTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError("tensors of the card are for use inside of `card`")
-
-
-class Stream:
-    """Work of the card in its order."""
-
-    device = CARD
-    _numbers = itertools.count(1)
-
-    def __init__(self, card: Card) -> None:
-        self.cuda_stream, self._card = next(self._numbers), card
-
-    def wait_stream(self, stream: Stream) -> None:
-        self._card.end(stream)
-
-    def synchronize(self, count: int | None = None) -> None:
-        """Have the host wait, for the first ``count`` operations or all."""
-        self._card.wait("synchronize")
-        self._card.end(self, count)
-
-    def record_event(self) -> Event:
-        return Event(self, self._card.begun(self))
-
-
-class Event(NamedTuple):
-    """A place in the work of a stream, behind ``count`` operations."""
-
-    stream: Stream
-    count: int
-
-    def synchronize(self) -> None:
-        self.stream.synchronize(self.count)
 
 
 class Card:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from tests.card.card import Card, Stream
+from tests.card.card import Card
 from tests.card.kernels import on_host
+from tests.card.streams import Stream
 from tests.recording import leaves
 
 

@@ -57,7 +57,7 @@ def test_an_empty_file_of_keys_leaves_no_server_open(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ROPEWAY_API_KEYS_FILE", "")
     result = ropeway("serve", "--model", "/no/such/model")
     assert result.exit_code == 1
-    assert "api_keys_file is empty" in result.stderr
+    assert "ROPEWAY_API_KEYS_FILE: Value error, empty: name a file" in result.stderr
 
 
 def test_a_slip_in_the_file_stops_it_too() -> None:
