@@ -18,9 +18,8 @@ MOST_ENCODINGS = 256
 """Encodings in one request."""
 
 Text = Annotated[str, Field(min_length=1)]
-TokenIds = Annotated[
-    list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1, max_length=MOST_TOKENS, fail_fast=True)
-]
+TokenId = Annotated[StrictInt, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_TOKENS, fail_fast=True)]
 
 
 def _kind(value: Any) -> str | None:

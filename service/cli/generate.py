@@ -40,6 +40,13 @@ def generate(  # noqa: PLR0913 - one argument per option
     top_k: Annotated[
         int | None, typer.Option(min=0, help="Keep this many of the most likely tokens; 0 keeps all.", show_default="0")
     ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Keep tokens with this share of the largest probability.", show_default="0"),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(min=0, max=100, help="Above 1: fewer tokens come again.", show_default="1")
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(min=0, help="The same seed gives the same text, up to rounding.", show_default="random"),
@@ -61,6 +68,8 @@ def generate(  # noqa: PLR0913 - one argument per option
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
         "seed": seed,
         "stop": stop or None,
     }

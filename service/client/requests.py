@@ -29,8 +29,14 @@ class GenerateOptions(TypedDict, total=False):
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
     seed: int | None
     stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
     min_tokens: int | None
     ignore_eos: bool | None
     logprobs: int | None

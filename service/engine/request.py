@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 _numbers = itertools.count()
@@ -14,7 +14,10 @@ _numbers = itertools.count()
 class SamplingParams:
     """Sampling parameters of one generation. Temperature 0 is greedy; ``logprobs`` counts alternatives per token.
 
-    End-of-text tokens are not drawn among the first ``min_tokens``; with ``ignore_eos`` they end nothing.
+    Neither end-of-text tokens nor ``stop_token_ids`` are drawn among the first ``min_tokens``; with ``ignore_eos``
+    the former end nothing. ``min_p`` keeps tokens with this share of the largest probability, at least.
+    ``logit_bias`` are (token, what its logit gains). ``repetition_penalty`` divides positive logits of all tokens so
+    far, and multiplies negative ones. The other penalties count the tokens of the answer.
     """
 
     temperature: float = 0.0
@@ -24,6 +27,21 @@ class SamplingParams:
     logprobs: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+    def ends_at(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Tokens that end a generation of a model with these end-of-text tokens."""
+        return self.stop_token_ids if self.ignore_eos else eos_token_ids + self.stop_token_ids
+
+    @property
+    def is_penalised(self) -> bool:
+        """True if a token's logit depends on the tokens before it."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,7 @@ class EngineRequest:
     alone; ``tenant`` sent it. ``sink_window`` counts the first and the last keys that its queries reach, None for all.
     Pages of the other keys are given back. ``eos_token_ids`` are the model's end-of-text tokens. ``generated`` counts
     the tokens before the one that is drawn; with ``noise_seed``, 64 bits, it decides the noise of that token.
+    ``occurrences`` are how often penalised tokens occur in the answer: 0 times those of the prompt only.
     """
 
     prompt_ids: list[int]
@@ -61,17 +80,31 @@ class EngineRequest:
     tenant: str = ""
     sink_window: tuple[int, int] | None = None
     generated: int = 0
+    occurrences: dict[int, int] = field(default_factory=dict)
+    _counted: int = 0
 
     @property
     def ends_at(self) -> tuple[int, ...]:
         """Tokens that end this generation."""
-        return () if self.sampling.ignore_eos else self.eos_token_ids
+        return self.sampling.ends_at(self.eos_token_ids)
 
     @property
     def suppressed(self) -> tuple[int, ...]:
         """Tokens that may not be drawn now."""
-        return self.eos_token_ids if self.generated < self.sampling.min_tokens else ()
+        if self.generated >= self.sampling.min_tokens:
+            return ()
+        return self.eos_token_ids + self.sampling.stop_token_ids
 
     def __post_init__(self) -> None:
         seed = self.sampling.seed
         self.noise_seed = secrets.randbits(64) if seed is None else seed % (1 << 64)
+        if self.sampling.repetition_penalty != 1:
+            self.occurrences = dict.fromkeys(self.prompt_ids, 0)
+
+    def before_token(self, answer: Sequence[int], unknown: int = 0) -> None:
+        """Note that the next token comes behind ``answer``, the tokens so far, and ``unknown`` more."""
+        self.generated = len(answer) + unknown
+        if self.sampling.is_penalised:
+            for token in answer[self._counted :]:
+                self.occurrences[token] = self.occurrences.get(token, 0) + 1
+            self._counted = len(answer)

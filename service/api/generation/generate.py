@@ -12,6 +12,7 @@ from pydantic.config import JsonDict
 
 from patches import KnownFields, examples, to_shorthand
 from service.api.files import json_response
+from service.api.generation.drawing import Drawing
 from service.api.generation.prepared import PreparedPrompt, Target, Wanted, prepare
 from service.api.generation.prompts import check_at_most, together
 from service.api.http.routing import Route
@@ -28,8 +29,8 @@ from service.api.responses import (
     Usage,
 )
 from service.engine.generation import Generation
-from service.engine.request import SamplingParams, TokenLogprobs
-from service.inputs import Encodings, Stops, TextOrTokens, as_list
+from service.engine.request import TokenLogprobs
+from service.inputs import Encodings, TextOrTokens, as_list
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 
@@ -42,11 +43,8 @@ EXAMPLE: JsonDict = {
 }
 
 
-class GenerateRequest(KnownFields):
-    """Greedy unless ``temperature`` is above 0. The same ``seed`` draws the same noise in any company. Other batches
-    round differently, so a token near a boundary may still change."""
-
-    model_config = ConfigDict(allow_inf_nan=False, json_schema_extra={"examples": [EXAMPLE]})
+class Prompts(KnownFields):
+    """Prompts, the encodings of each, and the length of answers."""
 
     prompt: TextOrTokens = Field(description="A text, token ids, or a list of either.")
     pe: Encodings = Field(
@@ -57,15 +55,14 @@ class GenerateRequest(KnownFields):
     )
     model: str | None = Field(None, description="A served model; the first one when absent.")
     max_new_tokens: Annotated[int, Field(ge=1)] = 64
-    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = Field(0.0, description="0 is greedy.")
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = Field(0, description="0 keeps all tokens.")
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: Stops | None = None
-    min_tokens: Annotated[int, Field(ge=0)] = Field(
-        0, description="Neither an end-of-text token nor a stop string ends an answer of fewer tokens."
-    )
-    ignore_eos: bool = Field(False, description="Go on after end-of-text tokens, up to `max_new_tokens`.")
+
+
+class GenerateRequest(Drawing, Prompts):
+    """Greedy unless ``temperature`` is above 0. The same ``seed`` draws the same noise in any company. Other batches
+    round differently, so a token near a boundary may still change."""
+
+    model_config = ConfigDict(allow_inf_nan=False, json_schema_extra={"examples": [EXAMPLE]})
+
     stream: bool = False
     timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
         None, description="Seconds until it is given up with 504; the server's maximum when absent."
@@ -76,13 +73,6 @@ class GenerateRequest(KnownFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Report each token's log-probability and this many alternatives."
     )
-
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-
-    def sampling(self) -> SamplingParams:
-        drawing = (self.temperature, self.top_p, self.top_k, self.seed, self.logprobs)
-        return SamplingParams(*drawing, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
 
 
 @router.post("/generate", response_model=GenerateResponse)
@@ -113,7 +103,7 @@ async def _prepared(
     settings: Settings = request.app.state.settings
     set_deadline(body.timeout_s, settings)
     check_at_most("max_new_tokens", body.max_new_tokens, settings.max_new_tokens)
-    check_at_most("top_k", body.top_k, served.vocab_size)
+    body.check_tokens(served)
     given = as_list(body.prompt)
     methods = body.pe if isinstance(body.pe, list) else [body.pe]
     check_at_most("prompt", len(given) * len(methods), settings.max_prompts, "prompts times encodings")
@@ -139,7 +129,9 @@ async def _result(body: GenerateRequest, index: int, prepared: PreparedPrompt, e
         if emit is not None:
             emit(read.model_dump_json(), "progress")
 
-    steps = prepared.generate(0, body.sampling(), on_prefill=progress if emit is not None else None)
+    steps = prepared.generate(
+        0, body.sampling(logprobs=body.logprobs), on_prefill=progress if emit is not None else None
+    )
     async with aclosing(steps) as pieces:
         async for piece in pieces:
             text, generation = text + piece.text, piece.generation

@@ -33,11 +33,16 @@ class Piece:
 
 
 class Pieces:
-    """Cuts a growing list of tokens into pieces: text that is final, and the tokens that lie in it."""
+    """Cuts a growing list of tokens into pieces: text that is final, and the tokens that lie in it.
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], offset: int = 0, min_tokens: int = 0) -> None:
+    A last token of ``silent`` has no text, as in vLLM.
+    """
+
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str], offset: int = 0, min_tokens: int = 0, silent: Sequence[int] = ()
+    ) -> None:
         self._text = TextStream(tokenizer, stops, min_tokens)
-        self._offset = offset
+        self._offset, self._silent = offset, silent
         self._ends: list[int] = []
         self._sent = 0
 
@@ -45,11 +50,13 @@ class Pieces:
         """The piece that the generation's new tokens make."""
         token_ids, logprobs, finish_reason = generation.token_ids, generation.logprobs, generation.finish_reason
         text = ""
+        ends_silently = finish_reason == "stop" and token_ids[-1] in self._silent
+        spoken = token_ids[:-1] if ends_silently else token_ids
         while len(self._ends) < len(token_ids) and not self._text.stopped:
-            text += self._text.push(token_ids[: len(self._ends) + 1], final=False)
+            text += self._text.push(spoken[: len(self._ends) + 1], final=False)
             self._ends.append(len(self._text.text))
         if finish_reason is not None:
-            text += self._text.push(token_ids, final=True)  # text that could have begun a stop string
+            text += self._text.push(spoken, final=True)  # text that could have begun a stop string
         ended: FinishReason | None = None
         if finish_reason is not None or self._text.stopped:
             ended = "stop" if self._text.stopped or finish_reason == "stop" else "length"

@@ -94,7 +94,7 @@ class PreparedPrompt:
 
         ``on_prefill`` gets the prompt tokens done, between the chunks of a long prompt.
         """
-        pieces = Pieces(self.model.tokenizer, self.wanted.stops, offset, sampling.min_tokens)
+        pieces = self._pieces(sampling, offset)
         steps = self.model.engine.generate(
             self.prompt.token_ids,
             self.resolved,
@@ -126,11 +126,14 @@ class PreparedPrompt:
         )
         return scores
 
-    def known(self, token_id: int, logprobs: TokenLogprobs, offset: int, *, ignore_eos: bool) -> Piece:
+    def known(self, token_id: int, logprobs: TokenLogprobs, sampling: SamplingParams, offset: int) -> Piece:
         """An answer of one token that scoring has found already."""
-        ends = token_id in self.model.engine.eos_token_ids and not ignore_eos
-        pieces = Pieces(self.model.tokenizer, self.wanted.stops, offset)
+        ends = token_id in sampling.ends_at(self.model.engine.eos_token_ids)
+        pieces = self._pieces(sampling, offset)
         return pieces.take(Generation([token_id], [logprobs], "stop" if ends else "length"))
+
+    def _pieces(self, sampling: SamplingParams, offset: int) -> Pieces:
+        return Pieces(self.model.tokenizer, self.wanted.stops, offset, sampling.min_tokens, sampling.stop_token_ids)
 
 
 async def prepare(

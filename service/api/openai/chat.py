@@ -38,7 +38,7 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
     max_tokens = body.max_completion_tokens or body.max_tokens
     field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     check_at_most(field, max_tokens or 1, settings.max_new_tokens)
-    check_at_most("top_k", body.top_k, name.target.model.vocab_size)
+    body.check_tokens(name.target.model)
     check_at_most("n", body.n, settings.max_prompts)
     wanted = Wanted(
         max_tokens,

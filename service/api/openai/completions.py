@@ -39,7 +39,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     name = named(request.app.state.models, body.model, body.pe)
     given = as_list(body.prompt)
     check_at_most("max_tokens", body.max_tokens, settings.max_new_tokens)
-    check_at_most("top_k", body.top_k, name.target.model.vocab_size)
+    body.check_tokens(name.target.model)
     check_at_most("n" if body.n > 1 else "prompt", len(given) * body.n, settings.max_prompts, "prompts times n")
     answers = 0 if body.max_tokens == 0 or body.scores_answer else body.n
     wanted = Wanted(
@@ -135,7 +135,7 @@ class _Answer:
             return
         if scores is not None and scores.next_id is not None:
             entry = logprobs.row_logprobs(scores, len(scores.logprobs) - 1, body.logprobs or 0)
-            steps = _once(prepared.known(scores.next_id, entry, offset, ignore_eos=body.ignore_eos))
+            steps = _once(prepared.known(scores.next_id, entry, body.sampling(), offset))
         else:
             steps = prepared.generate(choice, body.sampling(choice, body.logprobs), offset)
         async with aclosing(steps) as pieces:

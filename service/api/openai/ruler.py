@@ -16,7 +16,7 @@ from service.api.generation.prompts import check_at_most
 from service.api.http.routing import Route
 from service.api.openai.body import Body
 from service.api.openai.names import named
-from service.api.openai.schemas import PROMPT, Drawing, ModelName, example
+from service.api.openai.schemas import PROMPT, ModelName, OpenAIDrawing, example
 from service.inputs import Text
 from service.policy.auto import Encoding
 from service.settings import Settings
@@ -26,7 +26,7 @@ router = APIRouter(tags=["openai"], route_class=Route)
 NewTokens = Annotated[int, Field(ge=1)]
 
 
-class VllmRequest(Drawing):
+class VllmRequest(OpenAIDrawing):
     model_config = example(prompt=PROMPT, max_tokens=24, temperature=0)
 
     prompt: Text
@@ -35,7 +35,7 @@ class VllmRequest(Drawing):
     pe: Encoding | None = None
 
 
-class SglangSampling(Drawing):
+class SglangSampling(OpenAIDrawing):
     max_new_tokens: NewTokens = 128
 
 
@@ -70,20 +70,20 @@ async def ruler_generate(body: RulerRequest, request: Request) -> RulerAnswer:
     """Continue one prompt; the answer holds the new text only."""
     settings: Settings = request.app.state.settings
     name = named(request.app.state.models, body.model, body.pe)
-    drawing: Drawing
+    drawing: OpenAIDrawing
     if isinstance(body, VllmRequest):
         drawing, given, param, limit, max_tokens = body, body.prompt, "prompt", "max_tokens", body.max_tokens
     else:
         drawing, given, param = body.sampling_params, body.text, "text"
         limit, max_tokens = "sampling_params.max_new_tokens", body.sampling_params.max_new_tokens
     check_at_most(limit, max_tokens, settings.max_new_tokens)
-    check_at_most("top_k", drawing.top_k, name.target.model.vocab_size)
+    drawing.check_tokens(name.target.model)
     wanted = Wanted(max_tokens, 1, drawing.stops(), param=param, min_tokens=drawing.min_tokens)
     (prepared,) = await prepare(request, name.served, [name.target], [given], wanted)
     text = await _text(prepared, drawing)
     return RulerAnswer(text=[text] if isinstance(body, VllmRequest) else text)
 
 
-async def _text(prepared: PreparedPrompt, drawing: Drawing) -> str:
-    async with aclosing(prepared.generate(0, drawing.sampling(0, None))) as pieces:
+async def _text(prepared: PreparedPrompt, drawing: OpenAIDrawing) -> str:
+    async with aclosing(prepared.generate(0, drawing.sampling())) as pieces:
         return "".join([piece.text async for piece in pieces])

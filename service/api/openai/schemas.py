@@ -10,48 +10,31 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from patches import KnownFields, examples, to_shorthand
+from service.api.generation.drawing import Drawing
 from service.api.generation.pieces import FinishReason
 from service.api.openai.body import Body
 from service.api.openai.messages import Messages
 from service.api.openai.unsupported import only
 from service.api.responses import AutoChoice
-from service.engine.request import SamplingParams
 from service.errors import bad_request
-from service.inputs import Stops, TextOrTokens
+from service.inputs import TextOrTokens
 from service.policy.auto import Encoding
 
-Zero = Annotated[float, Field(ge=0, le=0), only(0)]
-One = Annotated[float, Field(ge=1, le=1), only(1)]
 ModelName = Annotated[str, Field(max_length=1024)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
 NOT_USED = "Accepted and not used."
 
 
-class Drawing(Body):
-    """Sampling, by OpenAI's names and defaults."""
+class OpenAIDrawing(Body, Drawing):
+    """Sampling with OpenAI's defaults."""
 
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = Field(1.0, description="0 is greedy.")
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = Field(0, description="0 and -1 keep all tokens.")
     seed: Annotated[int, Field(ge=0, lt=1 << 62)] | None = Field(
         None,
         description="The same seed draws the same noise in any company, so the answer is the same up to rounding. "
         "Choice i draws with seed + i.",
     )
-    stop: Stops | None = None
-    min_tokens: Annotated[int, Field(ge=0)] = Field(
-        0, description="Neither an end-of-text token nor a stop string ends an answer of fewer tokens."
-    )
-    ignore_eos: bool = Field(False, description="Go on after end-of-text tokens, up to the most new tokens.")
-
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-
-    def sampling(self, choice: int, logprobs: int | None) -> SamplingParams:
-        """``choice`` counts the answers to one prompt; ``logprobs`` the alternatives to report per token."""
-        seed = None if self.seed is None else self.seed + choice
-        drawing = (self.temperature, self.top_p, max(self.top_k, 0), seed, logprobs)
-        return SamplingParams(*drawing, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
 
 
 class StreamOptions(Body):
@@ -59,7 +42,7 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[bool, only(False)] | None = None
 
 
-class GenerationBody(Drawing):
+class GenerationBody(OpenAIDrawing):
     """Fields shared by completions and chats."""
 
     model: ModelName | None = Field(
@@ -86,11 +69,6 @@ class GenerationBody(Drawing):
     service_tier: Annotated[Literal["auto", "default"], only("auto", "default")] | None = None
     modalities: Annotated[list[str], only(["text"], [])] | None = None
     parallel_tool_calls: bool | None = Field(None, description=NOT_USED)
-    frequency_penalty: Zero | None = None
-    presence_penalty: Zero | None = None
-    repetition_penalty: One | None = None
-    min_p: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0), only({})] | None = None
 
     def check(self) -> None:
         """Raises:
@@ -151,7 +129,8 @@ class CompletionRequest(GenerationBody):
     @property
     def scores_answer(self) -> bool:
         """True if scoring the prompt yields the answer too: the one greedy token that harnesses want."""
-        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and self.min_tokens == 0
+        changes = self.logit_bias or self.min_tokens or self.sampling().is_penalised
+        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and not changes
 
 
 class PlainText(KnownFields):

@@ -21,7 +21,7 @@ NOT_SUPPORTED = frozenset(
         *("add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "chat_template"),
         *("chat_template_kwargs", "continue_final_message", "documents", "early_stopping", "guided_choice"),
         *("guided_grammar", "guided_json", "guided_regex", "include_stop_str_in_output", "length_penalty"),
-        *("priority", "return_token_ids", "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids"),
+        *("priority", "return_token_ids", "skip_special_tokens", "spaces_between_special_tokens"),
         *("structured_outputs", "truncate_prompt_tokens", "use_beam_search"),
     }
 )

@@ -172,6 +172,6 @@ class RequestRunner(ModelRunner):
         rows = [self.requests.get(state.request_id) for state in states]
         for request, state in zip(rows, states, strict=True):
             if request is not None:
-                request.generated = state.generated_len() + ahead
+                request.before_token(state.generated_tokens, ahead)
         with undone_on_error(rows):  # the step may be repeated
             return sample(scores[: len(rows)], rows)

@@ -53,7 +53,7 @@ class BatchForward:
         if rows[0].pending:
             return []
         for row in rows:
-            row.request.generated = row.num_generated
+            row.request.before_token(row.generated())
         with undone_on_error(requests):
             drawn: list[int] = sample(logits, requests).tolist()
         return drawn

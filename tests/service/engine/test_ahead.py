@@ -35,7 +35,7 @@ DRAWN = (
     SamplingParams(),
     SamplingParams(temperature=0.8, seed=3),
     SamplingParams(temperature=1.2, top_p=0.9, seed=4),
-    SamplingParams(temperature=0.7, top_k=5, min_tokens=9),
+    SamplingParams(temperature=0.7, top_k=5, min_tokens=9, min_p=0.01, logit_bias=((9, 2.0),)),
 )
 
 
@@ -91,6 +91,18 @@ def test_tokens_are_those_of_ordinary_steps(ends: Counter[bool]) -> None:
     assert [len(tokens) for tokens in found[0]] == new
     assert ends[True] > 5
     assert ends[True] > ends[False], "a window gives a page back, which nobody foresees"
+
+
+def test_penalties_wait_for_tokens(ends: Counter[bool]) -> None:
+    """The host computes them from all tokens before."""
+    with patched(tiny_model("llama")[1]) as patch:
+        found = []
+        for choice in (CAPTURED, TRITON):
+            made = requests(patch, ENCODINGS[:2], [30, 30])
+            made[0].sampling = SamplingParams(frequency_penalty=0.8, presence_penalty=0.3)
+            found.append(generated(patch, choice, made))
+    assert found[0] == found[1]
+    assert sum(ends.values()) == 0
 
 
 def test_equal_prompts_share_their_pages(ends: Counter[bool]) -> None:

@@ -78,7 +78,8 @@ SAMPLINGS = [
     SamplingParams(temperature=0.9, seed=3),
     SamplingParams(temperature=1.2, seed=4, top_k=20, top_p=0.9, logprobs=2),
     SamplingParams(min_tokens=6, logprobs=0),
-    SamplingParams(ignore_eos=True),
+    SamplingParams(ignore_eos=True, repetition_penalty=1.4),
+    SamplingParams(temperature=0.8, seed=5, min_p=0.02, frequency_penalty=0.5, stop_token_ids=(9, 17, 33)),
 ]
 
 
@@ -93,7 +94,7 @@ async def test_requests_are_drawn_as_in_the_paged_engine() -> None:
         assert [entry.logprob for entry in paged.logprobs] == pytest.approx(
             [e.logprob for e in padded.logprobs], abs=1e-4
         )
-    assert [len(generation.token_ids) == 16 for generation in found[0]][-1]
+    assert len(found[0][3].token_ids) == 16
     assert {generation.finish_reason for generation in found[0]} == {"stop", "length"}
 
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from service.engine.request import EngineRequest, SamplingParams
-from service.engine.sampling import BLOCK, _least_by_digits, _least_by_order, sample, undone_on_error
+from service.engine.sampling import sample, undone_on_error
+from service.engine.sampling.tokens import BLOCK
+from service.engine.sampling.truncation import _least_by_digits, _least_by_order
 
 
 def request(**sampling: Any) -> EngineRequest:

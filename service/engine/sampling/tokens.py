@@ -10,12 +10,11 @@ import torch
 
 from patches import uploaded
 from service.engine.request import EngineRequest, TokenLogprobs
+from service.engine.sampling.adjustment import adjusted
+from service.engine.sampling.truncation import keep_min_p, keep_top_k, keep_top_p
 
 BLOCK = 256
 """Tokens whose probabilities are summed first: a draw chooses a block, then a token of it."""
-
-DIGIT = 16
-"""Bits of a float32 in its second digit."""
 
 
 def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> torch.Tensor:
@@ -25,11 +24,7 @@ def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> to
     meanwhile) take their most likely token, which is dropped.
     """
     rows = [(row, request) for row, request in enumerate(requests) if request is not None]
-    suppressed = [(row, token) for row, request in rows for token in request.suppressed]
-    allowed = logits
-    if suppressed:
-        at = uploaded(torch.tensor(suppressed), logits.device).T
-        allowed = logits.index_put((at[0], at[1]), logits.new_full((), float("-inf")))
+    allowed = adjusted(logits, rows)
     tokens = allowed.argmax(dim=-1)
     drawing = [(row, request) for row, request in rows if request.sampling.temperature > 0]
     if drawing:
@@ -54,7 +49,7 @@ def undone_on_error(requests: Sequence[EngineRequest | None]) -> Iterator[None]:
 
 
 def _draw(logits: torch.Tensor, greedy: torch.Tensor, requests: Sequence[EngineRequest]) -> torch.Tensor:
-    """Temperature, then top-k, then top-p over what is left, then one draw by the inverse distribution function.
+    """Temperature, then min-p, top-k, and top-p over what is left, then one draw by the inverse distribution function.
 
     ``greedy`` int64 [n] are the most likely tokens.
     """
@@ -65,13 +60,13 @@ def _draw(logits: torch.Tensor, greedy: torch.Tensor, requests: Sequence[EngineR
     weights[:, :vocabulary] = logits
     likely = weights[:, :vocabulary]
     likely.sub_(logits.gather(-1, greedy[:, None])).div_(temperature[:, None]).exp_()
-    by_k = [row for row, each in enumerate(params) if 0 < each.top_k < vocabulary]
-    if by_k:
-        _keep_top_k(likely, uploaded(torch.tensor(by_k), device), [params[row].top_k for row in by_k])
-    by_p = [row for row, each in enumerate(params) if each.top_p < 1.0]
-    if by_p:
-        top_p = uploaded(torch.tensor([params[row].top_p for row in by_p], dtype=torch.float64), device)
-        _keep_top_p(likely, uploaded(torch.tensor(by_p), device), top_p)
+    min_p = [(row, each.min_p) for row, each in enumerate(params) if each.min_p > 0]
+    top_k = [(row, each.top_k) for row, each in enumerate(params) if 0 < each.top_k < vocabulary]
+    top_p = [(row, each.top_p) for row, each in enumerate(params) if each.top_p < 1.0]
+    for keep, wanted in ((keep_min_p, min_p), (keep_top_k, top_k), (keep_top_p, top_p)):
+        if wanted:
+            rows_of, numbers = zip(*wanted, strict=True)
+            keep(likely, uploaded(torch.tensor(rows_of), device), numbers)
     return _inverse(weights, uploaded(torch.from_numpy(noise(requests)), device))
 
 
@@ -89,58 +84,6 @@ def _mixed(bits: np.ndarray) -> np.ndarray:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(bits ^ (bits >> np.uint64(31)))
-
-
-def _keep_top_k(weights: torch.Tensor, rows: torch.Tensor, counts: list[int]) -> None:
-    """Zero all but the ``counts`` largest of each row, in place. Equals of the last one stay."""
-    chosen = weights[rows]
-    last = uploaded(torch.tensor(counts), weights.device)[:, None] - 1
-    least = chosen.topk(max(counts), dim=-1).values.gather(-1, last)
-    weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
-
-
-def _keep_top_p(weights: torch.Tensor, rows: torch.Tensor, top_p: torch.Tensor) -> None:
-    """Zero all but the largest of each row that reach ``top_p`` [n] of its sum, in place.
-
-    Equals of the last one stay.
-    """
-    chosen = weights[rows]
-    if chosen.device.type == "cpu":  # which may look at numbers without waiting for them
-        shares = top_p.tolist()
-        least = chosen.new_tensor([_least_by_digits(*each) for each in zip(chosen, shares, strict=True)])[:, None]
-    else:
-        least = _least_by_order(chosen.sort(dim=-1, descending=True).values, top_p[:, None])
-    weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
-
-
-def _least_by_order(ordered: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The last [n, 1] of falling weights [n, m] that begins below ``top_p`` [n, 1] of their sum."""
-    sums = ordered.cumsum(-1, dtype=torch.float64)
-    kept = (sums - ordered < top_p * sums[:, -1:]).sum(-1, keepdim=True).clamp_min(1)
-    return ordered.gather(-1, kept - 1)
-
-
-def _least_by_digits(weights: torch.Tensor, top_p: float) -> float:
-    """``_least_by_order`` of weights float32 [m] in any order, without a sort, which takes 14 ms for 131,072 weights.
-
-    Bits of positive numbers are in the order of the numbers: two digits of them lead to the last number.
-    """
-    bits = weights.view(torch.int32)
-    first = bits >> DIGIT
-    exact = weights.double()
-    high, wanted = _reaching(first, exact, top_p * float(exact.sum()))
-    inside = first == high
-    low, _ = _reaching(bits[inside] & ((1 << DIGIT) - 1), exact[inside], wanted)
-    least: float = torch.tensor(high << DIGIT | low, dtype=torch.int32).view(torch.float32).item()
-    return least
-
-
-def _reaching(digits: torch.Tensor, weights: torch.Tensor, wanted: float) -> tuple[int, float]:
-    """(largest digit whose weights reach ``wanted`` with those of larger digits, the part of ``wanted`` left to it)."""
-    from_here = torch.bincount(digits, weights, minlength=1).flip(0).cumsum(0).flip(0)
-    digit = max(int((from_here >= wanted).sum()) - 1, 0)
-    above = float(from_here[digit + 1]) if digit + 1 < len(from_here) else 0.0
-    return digit, wanted - above
 
 
 def _inverse(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -161,7 +104,7 @@ def _inverse(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _append_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: Sequence[tuple[int, EngineRequest]]) -> None:
-    """Log-probabilities of the model itself, before temperature, truncation and tokens held back."""
+    """Log-probabilities of the model itself, before biases, penalties, temperature and truncation."""
     if not wanted:
         return
     rows = uploaded(torch.tensor([row for row, _ in wanted]), logits.device)

@@ -1,0 +1,81 @@
+"""Fields that say how tokens are drawn, and which of them end an answer. Names are those of OpenAI and vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from patches import KnownFields
+from service.api.generation.prompts import check_at_most
+from service.engine.request import SamplingParams
+from service.errors import bad_request
+from service.inputs import Stops, TokenId
+from service.models.registry import ServedModel
+
+MOST_TOKENS = 1024
+"""Token ids in one of its fields."""
+
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+
+
+class Drawing(KnownFields):
+    """Sampling of a generation; subclasses set the default of ``temperature`` and the range of ``top_k``."""
+
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = Field(0.0, description="0 is greedy.")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = Field(0, description="0 keeps all tokens.")
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.0, description="Keep tokens with at least this share of the largest probability."
+    )
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] = Field(
+        1.0, description="Above 1: tokens of the prompt and the answer become less likely (CTRL's penalty)."
+    )
+    presence_penalty: Penalty = Field(0.0, description="Above 0: tokens of the answer become less likely.")
+    frequency_penalty: Penalty = Field(0.0, description="The same, times how often they occur in the answer.")
+    logit_bias: Annotated[
+        dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]], Field(max_length=MOST_TOKENS)
+    ] = Field(default_factory=dict, description="Token ids, each with a number that is added to its logit.")
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = Field(
+        None,
+        description="The same seed draws the same noise in any company, so the answer is the same up to rounding.",
+    )
+    stop: Stops | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_TOKENS)] = Field(
+        default_factory=list, description="Tokens that end an answer, as an end-of-text token does."
+    )
+    min_tokens: Annotated[int, Field(ge=0)] = Field(
+        0, description="Nothing but the limit of new tokens ends an answer of fewer tokens."
+    )
+    ignore_eos: bool = Field(False, description="Go on after end-of-text tokens, up to the most new tokens.")
+
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def check_tokens(self, served: ServedModel) -> None:
+        """Raises:
+        ApiError: for tokens that the model does not have.
+        """
+        vocabulary = served.vocab_size
+        check_at_most("top_k", self.top_k, vocabulary)
+        for field, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            if max(ids, default=0) >= vocabulary:
+                raise bad_request(f"{field}: token ids of this model are 0..{vocabulary - 1}", field)
+
+    def sampling(self, choice: int = 0, logprobs: int | None = None) -> SamplingParams:
+        """``choice`` counts the answers to one prompt; ``logprobs`` the alternatives to report per token."""
+        return SamplingParams(
+            self.temperature,
+            self.top_p,
+            max(self.top_k, 0),
+            None if self.seed is None else self.seed + choice,
+            logprobs,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=tuple(self.logit_bias.items()),
+            stop_token_ids=tuple(self.stop_token_ids),
+        )

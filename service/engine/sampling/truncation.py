@@ -1,0 +1,67 @@
+"""Truncation of a distribution: weights [n, vocabulary] of whose ``rows`` all but the likely are zeroed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from patches import uploaded
+
+DIGIT = 16
+"""Bits of a float32 in its second digit."""
+
+
+def keep_min_p(weights: torch.Tensor, rows: torch.Tensor, shares: Sequence[float]) -> None:
+    """Zero all below ``shares`` of the row's largest weight, which is 1 (Nguyen et al., arXiv:2407.01082)."""
+    chosen = weights[rows]
+    weights[rows] = chosen.masked_fill_(chosen < uploaded(torch.tensor(shares), weights.device)[:, None], 0.0)
+
+
+def keep_top_k(weights: torch.Tensor, rows: torch.Tensor, counts: Sequence[int]) -> None:
+    """Zero all but the ``counts`` largest of each row. Equals of the last one stay."""
+    chosen = weights[rows]
+    last = uploaded(torch.tensor(counts), weights.device)[:, None] - 1
+    least = chosen.topk(max(counts), dim=-1).values.gather(-1, last)
+    weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
+
+
+def keep_top_p(weights: torch.Tensor, rows: torch.Tensor, shares: Sequence[float]) -> None:
+    """Zero all but the largest of each row that reach ``shares`` of its sum. Equals of the last one stay."""
+    chosen = weights[rows]
+    if chosen.device.type == "cpu":  # which may look at numbers without waiting for them
+        least = chosen.new_tensor([_least_by_digits(*each) for each in zip(chosen, shares, strict=True)])[:, None]
+    else:
+        top_p = uploaded(torch.tensor(shares, dtype=torch.float64), weights.device)
+        least = _least_by_order(chosen.sort(dim=-1, descending=True).values, top_p[:, None])
+    weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
+
+
+def _least_by_order(ordered: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The last [n, 1] of falling weights [n, m] that begins below ``top_p`` [n, 1] of their sum."""
+    sums = ordered.cumsum(-1, dtype=torch.float64)
+    kept = (sums - ordered < top_p * sums[:, -1:]).sum(-1, keepdim=True).clamp_min(1)
+    return ordered.gather(-1, kept - 1)
+
+
+def _least_by_digits(weights: torch.Tensor, top_p: float) -> float:
+    """``_least_by_order`` of weights float32 [m] in any order, without a sort, which takes 14 ms for 131,072 weights.
+
+    Bits of positive numbers are in the order of the numbers: two digits of them lead to the last number.
+    """
+    bits = weights.view(torch.int32)
+    first = bits >> DIGIT
+    exact = weights.double()
+    high, wanted = _reaching(first, exact, top_p * float(exact.sum()))
+    inside = first == high
+    low, _ = _reaching(bits[inside] & ((1 << DIGIT) - 1), exact[inside], wanted)
+    least: float = torch.tensor(high << DIGIT | low, dtype=torch.int32).view(torch.float32).item()
+    return least
+
+
+def _reaching(digits: torch.Tensor, weights: torch.Tensor, wanted: float) -> tuple[int, float]:
+    """(largest digit whose weights reach ``wanted`` with those of larger digits, the part of ``wanted`` left to it)."""
+    from_here = torch.bincount(digits, weights, minlength=1).flip(0).cumsum(0).flip(0)
+    digit = max(int((from_here >= wanted).sum()) - 1, 0)
+    above = float(from_here[digit + 1]) if digit + 1 < len(from_here) else 0.0
+    return digit, wanted - above
