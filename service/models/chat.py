@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import Environment, TemplateError, TemplateSyntaxError
+from jinja2.meta import find_undeclared_variables
 
 PLAIN = """\
 {% for message in messages %}
@@ -48,3 +51,20 @@ def use_template(tokenizer: Any, setting: str) -> None:
 def writes_special_tokens(tokenizer: Any) -> bool:
     """True if the tokenizer's template writes special tokens itself: all do but the plain one."""
     return bool(tokenizer.chat_template != PLAIN)
+
+
+GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""Names that transformers gives to every template."""
+
+
+def template_options(tokenizer: Any) -> list[str]:
+    """Variables of the tokenizer's template that a request may set, in alphabetical order."""
+    return sorted(_variables(tokenizer.get_chat_template()) - GIVEN - set(tokenizer.special_tokens_map))
+
+
+@lru_cache(maxsize=16)
+def _variables(template: str) -> set[str]:
+    """Names that ``template`` reads and does not set."""
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    known_tags = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # a tag of transformers, for training
+    return find_undeclared_variables(environment.parse(known_tags)) - set(environment.globals)

@@ -18,7 +18,6 @@ from service.api.generation.prompts import check_at_most, together
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
-from service.api.openai.messages import templated
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import Chat, ChatChoice, ChatLogprobs, ChatMessage, ChatRequest, Usage
 from service.api.quotas import set_deadline
@@ -50,7 +49,7 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
     )
-    text = await run_in_threadpool(templated, body.messages, name.served)
+    text = await run_in_threadpool(body.templated, body.messages, name.served)
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
     answer = _Answer(body, name, prepared)
     if body.stream:

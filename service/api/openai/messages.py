@@ -7,11 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from jinja2 import TemplateError
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from patches import KnownFields
+from patches import KnownFields, unknown
 from service.api.openai.body import Body
 from service.api.openai.unsupported import NOT_SUPPORTED_IN_MESSAGES
 from service.errors import bad_request
 from service.inputs import one_or_several
+from service.models.chat import template_options
 from service.models.registry import ServedModel
 
 MOST_MESSAGES = 4096
@@ -64,21 +65,55 @@ class Message(Body):
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
 
 
-def templated(messages: list[Message], served: ServedModel, *, add_generation_prompt: bool = True) -> str:
-    """The conversation as one text, by the chat template.
+class Templating(Body):
+    """Options of the chat template, as in vLLM."""
 
-    Raises:
-        ApiError: for a model without a template, or messages that the template refuses.
-    """
-    tokenizer = served.tokenizer
-    if not tokenizer.chat_template:
-        message = (
-            f"{served.name!r} has no chat template: set ROPEWAY_CHAT_TEMPLATE to plain or a file at start-up, "
-            "or use /v1/completions"
-        )
-        raise bad_request(message, "model", "no_chat_template")
-    given = [message.for_template() for message in messages]
-    try:
-        return str(tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=add_generation_prompt))
-    except (TemplateError, ValueError, TypeError) as error:
-        raise bad_request(f"messages: the model's chat template refuses them: {error}", "messages") from error
+    add_generation_prompt: bool | None = Field(
+        None, description="The start of an answer comes last; it does by default, unless a message is continued."
+    )
+    continue_final_message: bool = Field(False, description="The last message is open: the answer continues its text.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Variables of the model's template, such as `enable_thinking`."
+    )
+
+    def check_templating(self) -> None:
+        """Raises:
+        ApiError: for an answer that both begins and continues.
+        """
+        if self.continue_final_message and self.add_generation_prompt:
+            raise bad_request("add_generation_prompt: not with continue_final_message", "add_generation_prompt")
+
+    def templated(self, messages: list[Message], served: ServedModel) -> str:
+        """The conversation as one text, by the chat template of ``served``.
+
+        Raises:
+            ApiError: for a model without a template, variables that the template does not have, or messages that it
+                refuses.
+        """
+        tokenizer = served.tokenizer
+        if not tokenizer.chat_template:
+            message = (
+                f"{served.name!r} has no chat template: set ROPEWAY_CHAT_TEMPLATE to plain or a file at start-up, "
+                "or use /v1/completions"
+            )
+            raise bad_request(message, "model", "no_chat_template")
+        self._check_variables(template_options(tokenizer))
+        begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    [message.for_template() for message in messages],
+                    tokenize=False,
+                    add_generation_prompt=begins,
+                    continue_final_message=self.continue_final_message,
+                    **self.chat_template_kwargs,
+                )
+            )
+        except (TemplateError, ValueError, TypeError) as error:
+            raise bad_request(f"messages: the model's chat template refuses them: {error}", "messages") from error
+
+    def _check_variables(self, known: list[str]) -> None:
+        for name in self.chat_template_kwargs:
+            if name not in known:
+                there_are = unknown("variable of the chat template", name, known) if known else f"it has none: {name!r}"
+                raise bad_request(f"chat_template_kwargs: {there_are}", "chat_template_kwargs")

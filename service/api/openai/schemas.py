@@ -13,7 +13,7 @@ from patches import KnownFields, examples, to_shorthand
 from service.api.generation.drawing import Drawing
 from service.api.generation.pieces import FinishReason
 from service.api.openai.body import Body
-from service.api.openai.messages import Messages
+from service.api.openai.messages import Messages, Templating
 from service.api.openai.unsupported import only
 from service.api.responses import AutoChoice
 from service.errors import bad_request
@@ -137,7 +137,7 @@ class PlainText(KnownFields):
     type: Literal["text"]
 
 
-class ChatRequest(GenerationBody):
+class ChatRequest(Templating, GenerationBody):
     """OpenAI's chat completions, by the chat template of the model."""
 
     model_config = example(messages=[{"role": "user", "content": "What is a module?"}], pe=SHORT, max_tokens=24)
@@ -156,6 +156,7 @@ class ChatRequest(GenerationBody):
 
     def check(self) -> None:
         super().check()
+        self.check_templating()
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs: needs logprobs", "top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:

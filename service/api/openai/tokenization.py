@@ -12,7 +12,7 @@ from service.api.files import json_response
 from service.api.generation.prompts import prompts_of
 from service.api.http.routing import Route
 from service.api.openai.body import Body
-from service.api.openai.messages import Messages, templated
+from service.api.openai.messages import Messages, Templating
 from service.api.openai.names import named
 from service.api.openai.schemas import PROMPT, ModelName, example
 from service.api.openai.unsupported import only
@@ -25,18 +25,16 @@ from service.sharing.workers import Workers
 router = APIRouter(tags=["openai"], route_class=Route)
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Templating):
     model_config = example(prompt=PROMPT)
 
     prompt: str | None = None
     messages: Messages | None = Field(None, description="A conversation in place of `prompt`, by the chat template.")
-    add_generation_prompt: bool = Field(True, description="With `messages`: the start of an answer comes last.")
     add_special_tokens: bool | None = Field(
         None,
         description="Add special tokens as the tokenizer does by default, such as BOS. When absent, those that the "
         "routes of prompts and chats add.",
     )
-    continue_final_message: Annotated[bool, only(False)] | None = None
     tools: Annotated[list[Any], Field(max_length=0), only([])] | None = None
     return_token_strs: bool = Field(False, description="Each token as the vocabulary spells it, too.")
     model: ModelName | None = None
@@ -49,8 +47,15 @@ class TokenizeRequest(Body):
             raise bad_request("prompt: required without messages", "prompt")
         if self.prompt is not None and self.messages is not None:
             raise bad_request("messages: not beside prompt", "messages")
-        if self.messages is None and not self.add_generation_prompt:
-            raise bad_request("add_generation_prompt: only with messages", "add_generation_prompt")
+        self.check_templating()
+        asked = {
+            "add_generation_prompt": self.add_generation_prompt is False,
+            "continue_final_message": self.continue_final_message,
+            "chat_template_kwargs": bool(self.chat_template_kwargs),
+        }
+        for field, is_asked in asked.items():
+            if is_asked and self.messages is None:
+                raise bad_request(f"{field}: only with messages", field)
 
 
 class Tokens(BaseModel):
@@ -93,8 +98,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     if body.messages is None:
         text, param, usual = body.prompt or "", "prompt", True
     else:
-        given, start = body.messages, body.add_generation_prompt
-        text = await run_in_threadpool(templated, given, served, add_generation_prompt=start)
+        text = await run_in_threadpool(body.templated, body.messages, served)
         param, usual = "messages", not writes_special_tokens(served.tokenizer)
     (prompt,) = await prompts_of(
         request, [text], served, param, add_special_tokens=usual if special is None else special

@@ -18,8 +18,8 @@ NOT_SUPPORTED = frozenset(
         *("audio", "function_call", "functions", "prediction", "prompt_cache_key", "prompt_cache_retention"),
         *("reasoning_effort", "safety_identifier", "verbosity", "web_search_options"),
         # vLLM
-        *("add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "chat_template"),
-        *("chat_template_kwargs", "continue_final_message", "documents", "early_stopping", "guided_choice"),
+        *("add_special_tokens", "allowed_token_ids", "bad_words", "chat_template"),
+        *("documents", "early_stopping", "guided_choice"),
         *("guided_grammar", "guided_json", "guided_regex", "include_stop_str_in_output", "length_penalty"),
         *("priority", "return_token_ids", "skip_special_tokens", "spaces_between_special_tokens"),
         *("structured_outputs", "truncate_prompt_tokens", "use_beam_search"),

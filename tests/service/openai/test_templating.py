@@ -1,0 +1,85 @@
+"""Options of chat templates, as vLLM has them, in chats and in ``/tokenize``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from service.models.chat import PLAIN, template_options
+from tests.service.openai.conftest import answer
+
+MESSAGES = [{"role": "user", "content": "The 3 ropes?"}, {"role": "assistant", "content": "They are"}]
+WRITTEN = "<user>The 3 ropes?\n<assistant>They are"
+PATH = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, f"{WRITTEN}\n<assistant>"),
+        ({"add_generation_prompt": False}, f"{WRITTEN}\n"),
+        ({"continue_final_message": True}, WRITTEN),
+        ({"continue_final_message": True, "add_generation_prompt": False}, WRITTEN),
+        ({"chat_template_kwargs": {"mood": "glad"}}, f"{WRITTEN}\n<assistant>glad: "),
+        ({"chat_template_kwargs": {"mood": ""}}, f"{WRITTEN}\n<assistant>"),
+        ({"chat_template_kwargs": None, "continue_final_message": None}, f"{WRITTEN}\n<assistant>"),
+    ],
+)
+def test_the_prompt_is_that_of_the_template(
+    http: httpx.Client, tokenizer: Any, options: dict[str, Any], text: str
+) -> None:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert answer(http, "/tokenize", messages=MESSAGES, **options)["tokens"] == ids
+    drawn: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    chat = answer(http, PATH, messages=MESSAGES, **drawn, **options)
+    assert chat["usage"]["prompt_tokens"] == len(ids)
+    assert chat["choices"][0]["message"]["content"] == answer(http, prompt=ids, **drawn)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "says"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "not with continue"),
+        ({"chat_template_kwargs": {"moood": 1}}, "chat_template_kwargs", "did you mean mood?"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "there are mood"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "there are mood"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "there are mood"),
+        ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs", "there are mood"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs", "must be an object"),
+        ({"continue_final_message": "content"}, "continue_final_message", "true or false"),
+    ],
+)
+@pytest.mark.parametrize("path", [PATH, "/tokenize"])
+def test_refusals(http: httpx.Client, path: str, options: dict[str, Any], param: str, says: str) -> None:
+    reply = http.post(path, json={"messages": MESSAGES, **options})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"add_generation_prompt": False}, {"continue_final_message": True}, {"chat_template_kwargs": {"mood": "glad"}}],
+)
+def test_a_prompt_has_no_template(http: httpx.Client, options: dict[str, Any]) -> None:
+    reply = http.post("/tokenize", json={"prompt": "a", **options})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, next(iter(options)))
+
+
+@pytest.mark.parametrize(
+    ("template", "options"),
+    [
+        (PLAIN, []),
+        ("{{ bos_token }}{% for m in messages %}{{ m.content }}{% break %}{% endfor %}", []),
+        ("{% generation %}{{ messages[0].content }}{%- endgeneration -%}{{ raise_exception('a') if tools }}", []),
+        ("{% set day = day or strftime_now('%d') %}{{ day }}{{ namespace(a=1).a }}", ["day"]),
+        ("{% if enable_thinking is defined and not enable_thinking %}<think>{% endif %}", ["enable_thinking"]),
+    ],
+)
+def test_options_are_what_a_template_reads(tokenizer: Any, template: str, options: list[str]) -> None:
+    own: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    own.chat_template = template
+    assert template_options(own) == options
