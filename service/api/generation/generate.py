@@ -15,6 +15,7 @@ from service.api.files import json_response
 from service.api.generation.drawing import Drawing
 from service.api.generation.prepared import PreparedPrompt, Target, Wanted, prepare
 from service.api.generation.prompts import check_at_most, together
+from service.api.generation.token_names import TokenNames
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.quotas import set_deadline
@@ -122,7 +123,7 @@ async def _prepared(
 async def _result(body: GenerateRequest, index: int, prepared: PreparedPrompt, emit: Emit | None) -> Result:
     """One prompt under one encoding; with ``emit`` its events too."""
     ids = prepared.prompt.token_ids
-    text, sent = "", 0
+    names, text, sent = TokenNames(prepared.model.tokenizer), "", 0
 
     def progress(done: int) -> None:
         read = PrefillProgress(index=index, prompt_tokens_done=done, prompt_tokens_total=len(ids))
@@ -136,7 +137,7 @@ async def _result(body: GenerateRequest, index: int, prepared: PreparedPrompt, e
         async for piece in pieces:
             text, generation = text + piece.text, piece.generation
             if emit is not None:
-                logprobs = None if body.logprobs is None else _logprobs(prepared.model, generation, sent)
+                logprobs = None if body.logprobs is None else _logprobs(names, generation, sent)
                 delta = TextDelta(
                     index=index, text=piece.text, token_ids=generation.token_ids[sent:], logprobs=logprobs
                 )
@@ -149,7 +150,7 @@ async def _result(body: GenerateRequest, index: int, prepared: PreparedPrompt, e
         text=text,
         token_ids=generation.token_ids,
         finish_reason=generation.finish_reason or "length",
-        logprobs=None if body.logprobs is None else _logprobs(prepared.model, generation),
+        logprobs=None if body.logprobs is None else _logprobs(names, generation),
         usage=Usage(prompt_tokens=len(ids), completion_tokens=len(generation.token_ids)),
         timings=Timings(queue_s=generation.queue_s, prefill_s=generation.prefill_s, decode_s=generation.decode_s),
         pe=prepared.pe,
@@ -160,11 +161,11 @@ async def _result(body: GenerateRequest, index: int, prepared: PreparedPrompt, e
     return result
 
 
-def _logprobs(served: ServedModel, generation: Generation, first: int = 0) -> list[TokenLogprob]:
+def _logprobs(names: TokenNames, generation: Generation, first: int = 0) -> list[TokenLogprob]:
     """Log-probabilities of the tokens from ``first`` on."""
 
     def alternative(token_id: int, logprob: float) -> dict[str, Any]:
-        return {"token_id": token_id, "token": served.tokenizer.decode([token_id]), "logprob": logprob}
+        return {"token_id": token_id, "token": names(token_id), "logprob": logprob}
 
     def entry(token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
         top = [Alternative(**alternative(*pair)) for pair in logprobs.top]

@@ -35,13 +35,19 @@ class Piece:
 class Pieces:
     """Cuts a growing list of tokens into pieces: text that is final, and the tokens that lie in it.
 
-    A last token of ``silent`` has no text, as in vLLM.
+    They follow those of ``context``. A last token of ``silent`` has no text, as in vLLM.
     """
 
     def __init__(
-        self, tokenizer: Any, stops: Sequence[str], offset: int = 0, min_tokens: int = 0, silent: Sequence[int] = ()
+        self,
+        tokenizer: Any,
+        stops: Sequence[str],
+        offset: int = 0,
+        min_tokens: int = 0,
+        context: Sequence[int] = (),
+        silent: Sequence[int] = (),
     ) -> None:
-        self._text = TextStream(tokenizer, stops, min_tokens)
+        self._text = TextStream(tokenizer, stops, min_tokens, context)
         self._offset, self._silent = offset, silent
         self._ends: list[int] = []
         self._sent = 0

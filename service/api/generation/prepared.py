@@ -133,7 +133,8 @@ class PreparedPrompt:
         return pieces.take(Generation([token_id], [logprobs], "stop" if ends else "length"))
 
     def _pieces(self, sampling: SamplingParams, offset: int) -> Pieces:
-        return Pieces(self.model.tokenizer, self.wanted.stops, offset, sampling.min_tokens, sampling.stop_token_ids)
+        ends = sampling.min_tokens, self.prompt.token_ids, sampling.stop_token_ids
+        return Pieces(self.model.tokenizer, self.wanted.stops, offset, *ends)
 
 
 async def prepare(

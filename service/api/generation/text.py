@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+CONTEXT = 6
+"""Tokens of a prompt that the first one of an answer is read with."""
+
 
 class TextStream:
-    """Detokenizes a growing list of token ids.
+    """Detokenizes a growing list of token ids, which follow those of ``context``.
 
-    Decodes from a few tokens back, since a token's text can depend on its neighbours. Withholds incomplete characters,
-    and text that could begin a stop string. A stop string counts when it ends after the text of the first
-    ``min_tokens`` tokens, as in vLLM (``IncrementalDetokenizer.update``).
+    Decodes from a few tokens back, since a token's text can depend on its neighbours: Llama 2 drops the space before a
+    first word. Withholds incomplete characters, and text that could begin a stop string. A stop string counts when it
+    ends after the text of the first ``min_tokens`` tokens, as in vLLM (``IncrementalDetokenizer.update``).
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str] = (), min_tokens: int = 0, context: Sequence[int] = ()
+    ) -> None:
         self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
-        self._min_tokens = min_tokens
-        self._prefix = self._read = 0
+        self._min_tokens, self._context = min_tokens, list(context[-CONTEXT:])
+        self._prefix, self._read = -len(self._context), 0
         self._sent = self._begin = 0
         self.text = ""
         self.stopped = False
@@ -35,10 +40,9 @@ class TextStream:
             before_stops = self.push(token_ids[: self._min_tokens], final=False)
             self._min_tokens = 0  # they are read, but for a character that is not complete
             return before_stops + self.push(token_ids, final=final)
-        before = self._decode(token_ids[self._prefix : self._read])
-        after = self._decode(token_ids[self._prefix :])
+        before, after = self._decode(token_ids[: self._read]), self._decode(token_ids)
         if final or not after.endswith("\ufffd"):
-            self.text += after[len(before) :]
+            self.text += _added(before, after)
             self._prefix, self._read = self._read, len(token_ids)
         if len(token_ids) <= self._min_tokens:
             self._begin = len(self.text)
@@ -58,7 +62,15 @@ class TextStream:
         return shown
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)) if token_ids else ""
+        """Text of ``token_ids`` from ``_prefix`` on."""
+        before = self._context if self._prefix < 0 else []
+        ids = [*before, *token_ids[max(0, self._prefix) :]]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+
+
+def _added(before: str, after: str) -> str:
+    """The text that ``after`` has behind ``before``. Half a character at its end becomes a whole one."""
+    return after[len(before if after.startswith(before) else before.rstrip("\ufffd")) :]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from service.api.generation.pieces import Piece
 from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
 from service.api.generation.prompts import check_at_most, together
+from service.api.generation.token_names import TokenNames
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
@@ -62,7 +63,7 @@ class _Answer:
 
     def __init__(self, body: ChatRequest, name: Named, prepared: PreparedPrompt) -> None:
         self._body, self._prepared = body, prepared
-        self._names = logprobs.TokenNames(name.served.tokenizer)
+        self._names = TokenNames(name.served.tokenizer)
         self._alternatives = (body.top_logprobs or 0) if body.logprobs else None
         self._completion_tokens = 0
         self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name.name}

@@ -16,6 +16,7 @@ from service.api.files import json_response
 from service.api.generation.pieces import Piece, Token
 from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
 from service.api.generation.prompts import Prompt, check_at_most, together
+from service.api.generation.token_names import TokenNames
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
@@ -68,7 +69,7 @@ class _Answer:
         settings: Settings = request.app.state.settings
         self._body, self._prompts, self._score_chunk = body, prompts, settings.score_chunk
         self._workers: Workers = request.app.state.workers
-        self._names = logprobs.TokenNames(name.served.tokenizer)
+        self._names = TokenNames(name.served.tokenizer)
         self._completion_tokens = 0
         self._frame = {"id": f"cmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name.name}
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from service.api.generation.pieces import Token
+from service.api.generation.token_names import TokenNames
 from service.api.openai.schemas import ChatAlternative, ChatLogprobs, ChatToken, LegacyLogprobs, PromptLogprob
 from service.engine.request import TokenLogprobs
 from service.evaluation.scoring import TokenScores
@@ -13,38 +14,9 @@ from service.evaluation.scoring import TokenScores
 LOWEST = -9999.0
 """JSON has no -inf; this is what OpenAI sends for it."""
 
-WORD_START = "\u2581"
-"""SentencePiece's leading space, which decoding a single token drops."""
-
 
 def _finite(logprob: float) -> float:
     return max(logprob, LOWEST)
-
-
-class TokenNames:
-    """Token ids as text, one at a time; remembered, since the same few come again and again."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
-
-    def __call__(self, token_id: int) -> str:
-        if token_id not in self._known:
-            self._known[token_id] = self._name(token_id)
-        return self._known[token_id]
-
-    def bytes_of(self, token_id: int) -> list[int] | None:
-        """UTF-8 bytes of the token's text, None for a part of a character."""
-        return None if "\ufffd" in self._tokenizer.decode([token_id]) else list(self(token_id).encode())
-
-    def _name(self, token_id: int) -> str:
-        text = str(self._tokenizer.decode([token_id]))
-        raw = self._tokenizer.convert_ids_to_tokens(token_id)
-        if raw is None:
-            return text
-        if "\ufffd" in text:  # part of a character: the vocabulary's spelling keeps tokens distinct
-            return str(raw)
-        return f" {text}" if raw.startswith(WORD_START) and not text.startswith(" ") else text
 
 
 def legacy(tokens: Sequence[Token], names: TokenNames) -> LegacyLogprobs:

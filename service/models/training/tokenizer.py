@@ -45,8 +45,6 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         "eos_token": EOS,
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
-        # A text that spells out "<|bos|>" is text: only the template adds specials.
-        "split_special_tokens": True,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

@@ -29,7 +29,6 @@ def stored(trained: Path) -> Any:
 
 class TestTokenizer:
     @given(text=st.text())
-    @example(text="<|bos|> spelled out, <|eos|> too")
     @example(text=" \r\n\t  two  spaces , don 't \u00a0\ufeff\x00")
     def test_decoding_gives_the_text_back(self, stored: Any, text: str) -> None:
         ids = stored(text)["input_ids"]
@@ -37,6 +36,11 @@ class TestTokenizer:
         assert not {stored.bos_token_id, stored.eos_token_id} & set(ids[1:])
         assert stored.decode(ids, skip_special_tokens=True) == text
         assert stored.decode(stored(text, add_special_tokens=False)["input_ids"]) == text
+
+    def test_special_tokens_can_be_spelled_out(self, stored: Any) -> None:
+        """As with tokenizers of other models: lm-eval asks ``/tokenize`` for BOS by its text."""
+        assert stored("<|bos|>", add_special_tokens=False)["input_ids"] == [stored.bos_token_id]
+        assert stored("a<|eos|>")["input_ids"][-1] == stored.eos_token_id
 
     def test_size_is_as_asked_and_every_byte_is_in_it(self, run_dir: Path) -> None:
         tokenizer = load_tokenizer(run_dir / "tokenizer")

@@ -230,6 +230,7 @@ def test_openai_fields_at_the_value_that_asks_for_nothing(http: httpx.Client) ->
 
 def test_an_impossible_token_has_a_number_in_json(tiny: Path) -> None:
     from service.api.generation.pieces import Token
+    from service.api.generation.token_names import TokenNames
     from service.api.openai import logprobs
     from service.engine.request import TokenLogprobs
 
@@ -240,7 +241,7 @@ def test_an_impossible_token_has_a_number_in_json(tiny: Path) -> None:
         def convert_ids_to_tokens(self, token_id: int) -> str:
             return f"<0x{token_id:02X}>"
 
-    names = logprobs.TokenNames(Letters())
+    names = TokenNames(Letters())
     tokens = [Token(3, 0, TokenLogprobs(float("-inf"), ((4, -0.5), (12, float("-inf")))))]
     got = logprobs.legacy(tokens, names)
     assert got.token_logprobs == [-9999.0]

@@ -1,0 +1,54 @@
+"""Single tokens as text and as bytes. A token can be a part of a character."""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from typing import Any
+
+WORD_START = "\u2581"
+"""SentencePiece's leading space, which decoding a single token drops."""
+
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""SentencePiece's spelling of a byte."""
+
+
+def _byte_level() -> dict[str, int]:
+    """Byte of each letter in which byte-level BPE spells tokens (GPT-2, encoder.py, ``bytes_to_unicode``)."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = count(256)
+    return {chr(byte if byte in shown else next(others)): byte for byte in range(256)}
+
+
+BYTE_LEVEL = _byte_level()
+
+
+class TokenNames:
+    """Token ids as text, one at a time; remembered, since the same few come again and again."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __call__(self, token_id: int) -> str:
+        if token_id not in self._known:
+            self._known[token_id] = self._name(token_id)
+        return self._known[token_id]
+
+    def bytes_of(self, token_id: int) -> list[int] | None:
+        """UTF-8 bytes of the token, also of a part of a character; None for an unknown spelling of such a part."""
+        if "\ufffd" not in self._tokenizer.decode([token_id]):
+            return list(self(token_id).encode())
+        spelling = self(token_id)
+        if byte := BYTE.fullmatch(spelling):
+            return [int(byte[1], 16)]
+        return [BYTE_LEVEL[letter] for letter in spelling] if set(spelling) <= BYTE_LEVEL.keys() else None
+
+    def _name(self, token_id: int) -> str:
+        text = str(self._tokenizer.decode([token_id]))
+        raw = self._tokenizer.convert_ids_to_tokens(token_id)
+        if raw is None:
+            return text
+        if "\ufffd" in text:  # part of a character: the vocabulary's spelling keeps tokens distinct
+            return str(raw)
+        return f" {text}" if raw.startswith(WORD_START) and not text.startswith(" ") else text
