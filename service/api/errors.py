@@ -6,6 +6,7 @@ of echo.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -154,12 +155,20 @@ def answer(error: Exception) -> JSONResponse:
 def install(app: FastAPI) -> None:
     """Answer every exception of the app with the one shape."""
 
-    async def handle(_: Request, error: Exception) -> JSONResponse:
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException) and error.status_code == 404:
+            error.detail = _no_route(request)
         return answer(error)
 
     kinds: list[type[Exception]] = [Exception, *_CONVERSIONS]
     for kind in kinds:
         app.add_exception_handler(kind, handle)
+
+
+def _no_route(request: Request) -> str:
+    """The path, which no route has, and the nearest one."""
+    near = difflib.get_close_matches(request.url.path[:MAX_CHARS], request.app.openapi()["paths"], 1, 0.8)
+    return f"no route {request.url.path[:MAX_CHARS]!r}: " + (f"did you mean {near[0]}?" if near else "see /docs")
 
 
 def problems_in(errors: Iterable[Any]) -> list[Problem]:

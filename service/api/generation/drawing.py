@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import Field
 
 from patches import KnownFields
-from service.api.generation.prompts import check_at_most
 from service.engine.request import SamplingParams
 from service.errors import bad_request
 from service.inputs import Stops, TokenId
@@ -57,7 +56,6 @@ class Drawing(KnownFields):
         ApiError: for tokens that the model does not have.
         """
         vocabulary = served.vocab_size
-        check_at_most("top_k", self.top_k, vocabulary)
         for field, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             if max(ids, default=0) >= vocabulary:
                 raise bad_request(f"{field}: token ids of this model are 0..{vocabulary - 1}", field)

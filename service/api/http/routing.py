@@ -62,6 +62,7 @@ class Route(APIRoute):
             check_query(request, known)
             if self.body_field is None:
                 return await unless_disconnected(request, handler(request))
+            _check_not_compressed(request)
             raw = await _read(request, self.limit)
             return await unless_disconnected(request, _then(validate(request, raw), handler))
 
@@ -129,6 +130,16 @@ def _not_json(request: Request) -> ApiError:
     sent = request.headers.get("content-type", "")[:MAX_SHOWN]
     instead = f", not {sent!r}" if sent else ""
     return bad_request(f"a body needs the header Content-Type: application/json{instead}", code="invalid_request")
+
+
+def _check_not_compressed(request: Request) -> None:
+    """Raises:
+    ApiError: 415 for a compressed body, which is not read.
+    """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        message = f"the body is not read in the Content-Encoding {encoding[:MAX_SHOWN]!r}: send it as it is"
+        raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "identity"})
 
 
 async def _read(request: Request, limit: str) -> bytes:

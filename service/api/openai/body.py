@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, model_validator
@@ -11,20 +12,29 @@ from service.api.openai.unsupported import NOT_SUPPORTED, not_supported
 
 
 class Body(KnownFields):
-    """A field that is null is a field that is absent."""
+    """A field that is null, or asks for nothing that this server has, is a field that is absent."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    NOT_SUPPORTED: ClassVar[frozenset[str]] = NOT_SUPPORTED
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_SUPPORTED
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        known = {*cls.model_fields, *cls.NOT_SUPPORTED}
-        return {key: value for key, value in fields.items() if value is not None or key not in known}
+    def _nothing_is_absent(cls, fields: Any) -> Any:
+        return (
+            {key: value for key, value in fields.items() if cls._asks(key, value)}
+            if isinstance(fields, dict)
+            else fields
+        )
+
+    @classmethod
+    def _asks(cls, name: Any, value: Any) -> bool:
+        if name in cls.model_fields:
+            return value is not None
+        return name not in cls.NOT_SUPPORTED or (value is not None and value not in cls.NOT_SUPPORTED[name])
 
     @classmethod
     def unknown_field(cls, name: str) -> str:
-        return not_supported(name) if name in cls.NOT_SUPPORTED else super().unknown_field(name)
+        if name not in cls.NOT_SUPPORTED:
+            return super().unknown_field(name)
+        return not_supported(name, *cls.NOT_SUPPORTED[name][:1])

@@ -40,13 +40,14 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
     check_at_most(field, max_tokens or 1, settings.max_new_tokens)
     body.check_tokens(name.target.model)
     check_at_most("n", body.n, settings.max_prompts)
+    special = body.add_special_tokens
     wanted = Wanted(
         max_tokens,
         body.n,
         body.stops(),
         param="messages",
         alternatives=(body.top_logprobs or 0) if body.logprobs else None,
-        add_special_tokens=not writes_special_tokens(name.served.tokenizer),
+        add_special_tokens=not writes_special_tokens(name.served.tokenizer) if special is None else special,
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
     )
@@ -70,7 +71,7 @@ class _Answer:
 
     async def whole(self) -> Chat:
         choices = await together(self._choice(index) for index in range(self._body.n))
-        return Chat(**self._frame, choices=choices, usage=self._usage())
+        return Chat(**self._frame, choices=choices, usage=self._usage(self._completion_tokens))
 
     async def _choice(self, index: int) -> ChatChoice:
         pieces = [piece async for piece in self._pieces(index)]
@@ -86,29 +87,35 @@ class _Answer:
         )
 
     async def stream(self, emit: Emit) -> None:
+        streams = self._body.streams
+
         def send(choices: list[dict[str, Any]], usage: Usage | None) -> None:
             chunk = {**self._frame, "object": "chat.completion.chunk", "choices": choices}
-            if self._body.include_usage:
+            if streams.include_usage:
                 chunk["usage"] = None if usage is None else usage.model_dump()
             emit(chunk)
 
         async def one_choice(index: int) -> None:
-            frame = {"index": index, "logprobs": None, "finish_reason": None}
-            send([{**frame, "delta": {"role": "assistant", "content": ""}}], None)
+            frame, tokens = {"index": index, "logprobs": None, "finish_reason": None}, 0
+
+            def send_one(**parts: Any) -> None:
+                send([{**frame, **parts}], self._usage(tokens) if streams.continuous_usage_stats else None)
+
+            send_one(delta={"role": "assistant", "content": ""})
             async with aclosing(self._pieces(index)) as pieces:
                 async for piece in pieces:
+                    tokens = len(piece.generation.token_ids)
                     if piece.text or piece.tokens:
                         shown = self._logprobs([piece])
-                        parts = {"delta": {"content": piece.text}, "logprobs": shown and shown.model_dump()}
-                        send([{**frame, **parts}], None)
+                        send_one(delta={"content": piece.text}, logprobs=shown and shown.model_dump())
                     if piece.finish_reason:
                         auto = self._prepared.auto
                         echo = {"pe": self._prepared.pe, "auto": auto and auto.model_dump()}
-                        send([{**frame, "delta": {}, "finish_reason": piece.finish_reason, **echo}], None)
+                        send_one(delta={}, finish_reason=piece.finish_reason, **echo)
 
         await together(one_choice(index) for index in range(self._body.n))
-        if self._body.include_usage:
-            send([], self._usage())
+        if streams.include_usage:
+            send([], self._usage(self._completion_tokens))
 
     async def _pieces(self, index: int) -> AsyncGenerator[Piece]:
         async with aclosing(self._prepared.generate(index, self._body.sampling(index, self._alternatives))) as pieces:
@@ -122,7 +129,5 @@ class _Answer:
             return None
         return logprobs.chat([token for piece in pieces for token in piece.tokens], self._names)
 
-    def _usage(self) -> Usage:
-        prompt = len(self._prepared.prompt.token_ids)
-        total = prompt + self._completion_tokens
-        return Usage(prompt_tokens=prompt, completion_tokens=self._completion_tokens, total_tokens=total)
+    def _usage(self, completion_tokens: int) -> Usage:
+        return Usage.of(len(self._prepared.prompt.token_ids), completion_tokens)

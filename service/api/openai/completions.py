@@ -51,6 +51,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         alternatives=body.alternatives,
         copies=body.n if body.scores_prompt else 0,
         echoed=body.echo,
+        add_special_tokens=body.add_special_tokens,
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
     )
@@ -80,7 +81,8 @@ class _Answer:
 
     async def stream(self, emit: Emit) -> None:
         left_out: dict[str, Any] = {"choices": {"__all__": {"prompt_logprobs"}}}
-        if not self._body.include_usage:
+        streams = self._body.streams
+        if not streams.include_usage:
             left_out["usage"] = True
 
         def send(choice: CompletionChoice | None, usage: Usage | None) -> None:
@@ -93,13 +95,16 @@ class _Answer:
             await together(one_choice(position, choice, scores) for choice in range(self._body.n))
 
         async def one_choice(position: int, choice: int, scores: TokenScores | None) -> None:
+            prompt_tokens = len(self._prompts[position].prompt.token_ids)
             async with aclosing(self._pieces(position, choice, scores)) as pieces:
                 async for piece in pieces:
                     if piece.text or piece.tokens or piece.finish_reason:
-                        send(await self._rendered(position, choice, [piece]), None)
+                        so_far = Usage.of(prompt_tokens, len(piece.generation.token_ids))
+                        shown = so_far if streams.continuous_usage_stats else None
+                        send(await self._rendered(position, choice, [piece]), shown)
 
         await together(one_prompt(i) for i in range(len(self._prompts)))
-        if self._body.include_usage:
+        if streams.include_usage:
             send(None, self._usage())
 
     async def _choices(self, position: int) -> list[CompletionChoice]:
@@ -175,9 +180,7 @@ class _Answer:
         return (prompt + self._completion_tokens) * (1 + (self._body.alternatives or 0))
 
     def _usage(self) -> Usage:
-        prompt = sum(len(each.prompt.token_ids) for each in self._prompts)
-        total = prompt + self._completion_tokens
-        return Usage(prompt_tokens=prompt, completion_tokens=self._completion_tokens, total_tokens=total)
+        return Usage.of(sum(len(each.prompt.token_ids) for each in self._prompts), self._completion_tokens)
 
 
 async def _once(piece: Piece) -> AsyncGenerator[Piece]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from jinja2 import TemplateError
@@ -26,6 +27,8 @@ class TextPart(KnownFields):
 
     @classmethod
     def unknown_field(cls, name: str) -> str:
+        if name not in {"audio_url", "file", "image_url", "input_audio", "video_url"}:
+            return super().unknown_field(name)
         return "unknown field: parts of a message are {type: text, text: ...} here, no images and no sound"
 
 
@@ -37,7 +40,7 @@ Content = Annotated[
 class Message(Body):
     """A message, also in the form in which OpenAI's client stores an answer."""
 
-    NOT_SUPPORTED: ClassVar[frozenset[str]] = NOT_SUPPORTED_IN_MESSAGES
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_SUPPORTED_IN_MESSAGES
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = Field(description="Text, or parts of it.")
@@ -45,15 +48,9 @@ class Message(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_is_absent(cls, fields: Any) -> Any:
-        """Empty values of unsupported fields ask for nothing; an assistant may have said nothing."""
-        if not isinstance(fields, dict):
-            return fields
-        kept = {
-            key: value for key, value in fields.items() if key not in cls.NOT_SUPPORTED or value not in ([], {}, "")
-        }
-        silent = kept.get("role") == "assistant" and kept.get("content") is None
-        return {**kept, "content": ""} if silent else kept
+    def _assistants_may_be_silent(cls, fields: Any) -> Any:
+        is_silent = isinstance(fields, dict) and fields.get("role") == "assistant" and fields.get("content") is None
+        return {**fields, "content": ""} if is_silent else fields
 
     def for_template(self) -> dict[str, str]:
         """The message for chat templates."""

@@ -39,6 +39,9 @@ class OpenAIDrawing(Body, Drawing):
 
 class StreamOptions(Body):
     include_usage: bool = Field(False, description="A last chunk without choices carries the usage of the request.")
+    continuous_usage_stats: bool = Field(
+        False, description="Every chunk carries that of its choice so far; needs `include_usage`."
+    )
     include_obfuscation: Annotated[bool, only(False)] | None = None
 
 
@@ -65,6 +68,8 @@ class GenerationBody(OpenAIDrawing):
 
     user: str | None = Field(None, description=NOT_USED)
     metadata: dict[str, str] | None = Field(None, description=NOT_USED)
+    safety_identifier: str | None = Field(None, description=NOT_USED)
+    prompt_cache_key: str | None = Field(None, description=NOT_USED)
     store: Annotated[bool, only(False)] | None = None
     service_tier: Annotated[Literal["auto", "default"], only("auto", "default")] | None = None
     modalities: Annotated[list[str], only(["text"], [])] | None = None
@@ -76,10 +81,13 @@ class GenerationBody(OpenAIDrawing):
         """
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options: only with stream", "stream_options")
+        if self.streams.continuous_usage_stats and not self.streams.include_usage:
+            message = "stream_options.continuous_usage_stats: needs include_usage"
+            raise bad_request(message, "stream_options.continuous_usage_stats")
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def streams(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
 
 
 SHORT = to_shorthand(examples()[1])
@@ -105,6 +113,7 @@ class CompletionRequest(GenerationBody):
     prompt_logprobs: Alternatives | None = Field(
         None, description="Report each prompt token and this many alternatives, with ranks. Not with `stream`."
     )
+    add_special_tokens: bool = Field(True, description="Texts get the special tokens that the tokenizer adds.")
     suffix: Annotated[str, Field(max_length=0), only("")] | None = None
     best_of: Annotated[int, Field(ge=1, le=1), only(1)] | None = None
 
@@ -147,6 +156,9 @@ class ChatRequest(Templating, GenerationBody):
         None, description="Default: the most that the server, the context and the ranges of `auto` allow."
     )
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="The older name of the same.")
+    add_special_tokens: bool | None = Field(
+        None, description="Add the tokenizer's special tokens; by default only where the template writes none."
+    )
     logprobs: bool = False
     top_logprobs: Alternatives | None = Field(None, description="Alternatives per token; needs `logprobs`.")
 
@@ -167,6 +179,10 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+    @classmethod
+    def of(cls, prompt: int, completion: int) -> Usage:
+        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
 class LegacyLogprobs(BaseModel):

@@ -12,26 +12,45 @@ from pydantic import BeforeValidator, ValidationInfo
 
 from patches import problem
 
-NOT_SUPPORTED = frozenset(
-    {
-        # OpenAI
-        *("audio", "function_call", "functions", "prediction", "prompt_cache_key", "prompt_cache_retention"),
-        *("reasoning_effort", "safety_identifier", "verbosity", "web_search_options"),
-        # vLLM
-        *("add_special_tokens", "allowed_token_ids", "bad_words", "chat_template"),
-        *("documents", "early_stopping", "guided_choice"),
-        *("guided_grammar", "guided_json", "guided_regex", "include_stop_str_in_output", "length_penalty"),
-        *("priority", "return_token_ids", "skip_special_tokens", "spaces_between_special_tokens"),
-        *("structured_outputs", "truncate_prompt_tokens", "use_beam_search"),
-    }
-)
-"""Fields without such a value."""
+NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    # OpenAI
+    **dict.fromkeys(("audio", "max_completion_tokens", "prediction", "prompt_cache_retention", "reasoning_effort"), ()),
+    **dict.fromkeys(("verbosity", "web_search_options"), ()),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    # vLLM
+    **dict.fromkeys(("allowed_token_ids", "chat_template", "guided_choice", "guided_grammar", "guided_json"), ()),
+    **dict.fromkeys(("guided_regex", "include_reasoning", "kv_transfer_params", "mm_processor_kwargs"), ()),
+    **dict.fromkeys(("prompt_logprobs", "request_id", "structured_outputs", "thinking_token_budget"), ()),
+    **dict.fromkeys(("truncate_prompt_tokens", "vllm_xargs"), ()),
+    "add_generation_prompt": (True,),
+    "bad_words": ([],),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "echo": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1.0,),
+    "logits_processors": ([],),
+    "priority": (0,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
+}
+"""Fields that a route without them knows by name, each with its values that ask for nothing. Null does too."""
 
-NOT_SUPPORTED_IN_MESSAGES = frozenset(
-    {
+NOT_SUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = dict.fromkeys(
+    (
         *("annotations", "audio", "function_call", "provider_specific_fields", "reasoning", "reasoning_content"),
         *("refusal", "tool_call_id", "tool_calls"),
-    }
+    ),
+    ([], {}, ""),
 )
 """Fields of a message. Clients store an answer with all of them, and nothing in them."""
 

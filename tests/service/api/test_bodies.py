@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import tracemalloc
@@ -64,6 +65,41 @@ def test_a_body_without_the_header_of_json_is_asked_for_it(served: tuple[str, Fa
             expected = f"a body needs the header Content-Type: application/json{instead}"
             assert (answer.status_code, answer.json()["error"]["message"]) == (400, expected), path
     assert httpx.post(f"{url}/generate").json()["error"]["message"] == "body: required"
+
+
+def test_a_compressed_body_is_refused_as_such(served: tuple[str, FastAPI]) -> None:
+    base, _ = served
+    body = gzip.compress(b'{"prompt": "a"}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    reply = httpx.post(f"{base}/generate", content=body, headers=headers)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], reply.headers["accept-encoding"]) == (
+        415,
+        "unsupported_encoding",
+        "identity",
+    )
+    assert "'gzip'" in error["message"]
+    plain = httpx.post(f"{base}/generate", json={"prompt": "a"}, headers={"Content-Encoding": "identity"})
+    assert plain.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/completions", "did you mean /v1/completions?"),
+        ("//v1/models", "did you mean /v1/models?"),
+        ("/v1/embeddings", "see /docs"),
+        ("/" + "x" * 3000, "see /docs"),
+    ],
+)
+def test_an_unknown_path_is_named(served: tuple[str, FastAPI], path: str, says: str) -> None:
+    base, _ = served
+    reply = httpx.get(f"{base}{path}")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (404, "not_found")
+    assert error["message"].startswith(f"no route '{path[:100]}")
+    assert error["message"].endswith(says)
+    assert len(reply.content) < 1000
 
 
 @pytest.mark.parametrize("name", FLOODS)

@@ -193,7 +193,6 @@ def test_stop_strings_end_and_are_left_out(client: httpx.Client) -> None:
         ({"prompt": list(range(300)) * 14, "max_new_tokens": 10}, "prompt", "4096"),
         ({"temperature": -1}, "temperature", "must be at least 0, not -1"),
         ({"top_p": 0}, "top_p", "must be above 0, not 0"),
-        ({"top_k": 100000}, "top_k", "384"),
         ({"model": "nobody"}, "model", "tiny"),
         ({"temprature": 1}, "temprature", "unknown field: did you mean temperature?"),
         ({"max_tokens": 1}, "max_tokens", "did you mean max_new_tokens"),

@@ -111,7 +111,7 @@ def test_a_model_without_a_template_says_so(client: httpx.Client) -> None:
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"metadata": {"run": 1}}, "metadata.run", "must be text, not 1"),
         ({"parallel_tool_calls": "maybe"}, "parallel_tool_calls", "must be true or false"),
-        ({"echo": True}, "echo", "unknown field: there are "),
+        ({"surprise": True}, "surprise", "unknown field: there are "),
         ({"temprature": 1}, "temprature", "unknown field: did you mean temperature?"),
     ],
 )
@@ -132,9 +132,9 @@ def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], par
         ("store", True, "false"),
         ("service_tier", "flex", '"auto"'),
         ("modalities", ["text", "audio"], '["text"]'),
-        ("functions", [], None),
+        ("functions", ["f"], "[]"),
         ("reasoning_effort", "low", None),
-        ("bad_words", ["a"], None),
+        ("bad_words", ["a"], "[]"),
     ],
 )
 def test_what_is_not_supported_says_so(http: httpx.Client, field: str, value: Any, neutral: str | None) -> None:

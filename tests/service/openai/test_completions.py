@@ -192,7 +192,6 @@ def test_a_context_that_is_too_long_is_refused_before_a_stream_opens(http: httpx
         ({"max_tokens": 1025}, "max_tokens", "at most 1024"),
         ({"n": 65}, "n", "at most 64"),
         ({"prompt": [[5]] * 65}, "prompt", "at most 64"),
-        ({"top_k": 385}, "top_k", "at most 384"),
         ({"logprobs": 21}, "logprobs", "must be at most 20, not 21"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only with stream"),

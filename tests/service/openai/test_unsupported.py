@@ -1,0 +1,81 @@
+"""Fields of OpenAI and vLLM that this server does not have: values that ask for nothing pass, others are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from service.api.openai.schemas import ChatRequest, CompletionRequest
+from service.api.openai.unsupported import NOT_SUPPORTED
+from tests.service.openai.conftest import answer, chunks
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "The ropes", "max_tokens": 2, "temperature": 0},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "temperature": 0},
+}
+OWN = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_asking_for_nothing_changes_nothing(http: httpx.Client, path: str) -> None:
+    plainly = answer(http, path, **BODIES[path])["choices"]
+    lacking = {name: values for name, values in NOT_SUPPORTED.items() if name not in OWN[path].model_fields}
+    assert len(lacking) > 25
+    nulls = dict.fromkeys(lacking)
+    assert answer(http, path, **BODIES[path], **nulls)["choices"] == plainly
+    for number in range(2):
+        neutral = {name: values[number] for name, values in lacking.items() if len(values) > number}
+        assert answer(http, path, **BODIES[path], **neutral)["choices"] == plainly
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_anything_else_is_refused_by_name(http: httpx.Client, path: str) -> None:
+    for name in NOT_SUPPORTED.keys() - OWN[path].model_fields.keys():
+        error = http.post(path, json={**BODIES[path], name: ["something"]}).json()["error"]
+        assert error["param"] == name
+        assert error["message"].startswith(f"{name} is not supported by this server; leave it out")
+
+
+def test_a_near_name_is_no_advice_for_a_field_of_others(http: httpx.Client) -> None:
+    reply = http.post("/v1/completions", json={**BODIES["/v1/completions"], "max_completion_tokens": 3})
+    assert reply.json()["error"]["message"] == "max_completion_tokens is not supported by this server; leave it out"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_usage_so_far_is_in_every_chunk(http: httpx.Client, path: str) -> None:
+    body = {**BODIES[path], "max_tokens": 6, "n": 2, "ignore_eos": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    found = chunks(http, path, **body, stream_options=options)
+    prompt = found[0]["usage"]["prompt_tokens"]
+    for index in range(2):
+        mine = [chunk["usage"] for chunk in found if chunk["choices"] and chunk["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in mine]
+        assert counts == sorted(counts)
+        assert counts[-1] == 6
+        assert all(usage["total_tokens"] == prompt + usage["completion_tokens"] for usage in mine)
+    assert found[-1]["usage"]["completion_tokens"] == 12
+    reply = http.post(path, json={**body, "stream": True, "stream_options": {"continuous_usage_stats": True}})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream_options.continuous_usage_stats")
+
+
+def test_special_tokens_as_asked(http: httpx.Client, url: str) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+
+    def prompt_tokens(path: str, **fields: Any) -> int:
+        return int(answer(http, path, **BODIES[path], **fields)["usage"]["prompt_tokens"])
+
+    for path, usual in (("/v1/completions", True), ("/v1/chat/completions", False)):
+        with_them, without = (prompt_tokens(path, add_special_tokens=value) for value in (True, False))
+        assert with_them == without + 1
+        assert prompt_tokens(path) == (with_them if usual else without)
+    extra = client.completions.create(model="tiny", prompt="The ropes", extra_body={"add_special_tokens": False})
+    assert extra.usage is not None
+    assert extra.usage.prompt_tokens == prompt_tokens("/v1/completions", add_special_tokens=False)
+
+
+def test_more_than_the_vocabulary_is_all_of_it(http: httpx.Client) -> None:
+    body = {"prompt": "The ropes", "max_tokens": 8, "temperature": 1.3, "seed": 4}
+    assert answer(http, **body, top_k=10**6)["choices"] == answer(http, **body)["choices"]
