@@ -12,6 +12,7 @@ import torch
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from service import tracing
@@ -97,7 +98,9 @@ def create_app(settings: Settings) -> FastAPI:
     tracing.install(app, settings)
     # No router includes another: FastAPI would build the routes of both at start-up.
     listings = (methods.router, figures.router, export.router, policies.router)
-    for router in (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, *listings):
+    routers = (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, *listings)
+    app.state.paths = [route.path for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    for router in routers:
         app.include_router(router, responses=failures(), dependencies=page.KEYS)
     app.include_router(static.router)
     app.include_router(ui.router)
