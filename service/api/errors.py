@@ -167,7 +167,7 @@ def install(app: FastAPI) -> None:
 
 def _no_route(request: Request) -> str:
     """The path, which no route has, and the nearest one."""
-    near = difflib.get_close_matches(request.url.path[:MAX_CHARS], request.app.state.paths, 1, 0.8)
+    near = difflib.get_close_matches(request.url.path[:MAX_CHARS], getattr(request.app.state, "paths", ()), 1, 0.8)
     return f"no route {request.url.path[:MAX_CHARS]!r}: " + (f"did you mean {near[0]}?" if near else "see /docs")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> to
     """
     rows = [(row, request) for row, request in enumerate(requests) if request is not None]
     allowed = adjusted(logits, rows)
-    tokens = allowed.argmax(dim=-1)
+    tokens = most_likely(allowed)
     drawing = [(row, request) for row, request in rows if request.sampling.temperature > 0]
     if drawing:
         chosen = uploaded(torch.tensor([row for row, _ in drawing]), logits.device)
@@ -65,9 +66,27 @@ def _draw(logits: torch.Tensor, greedy: torch.Tensor, requests: Sequence[EngineR
     top_p = [(row, each.top_p) for row, each in enumerate(params) if each.top_p < 1.0]
     for keep, wanted in ((keep_min_p, min_p), (keep_top_k, top_k), (keep_top_p, top_p)):
         if wanted:
-            rows_of, numbers = zip(*wanted, strict=True)
-            keep(likely, uploaded(torch.tensor(rows_of), device), numbers)
+            chosen, numbers = zip(*wanted, strict=True)
+            _in_rows(likely, chosen, partial(keep, numbers=numbers))
     return _inverse(weights, uploaded(torch.from_numpy(noise(requests)), device))
+
+
+def most_likely(logits: torch.Tensor) -> torch.Tensor:
+    """Token ids int64 [n]. On a CPU by numpy, which takes a tenth of torch's time."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    return torch.from_numpy(logits.numpy().argmax(-1))
+
+
+def _in_rows(weights: torch.Tensor, rows: Sequence[int], change: Callable[[torch.Tensor], None]) -> None:
+    """Change ``rows`` of ``weights`` in place."""
+    if len(rows) == len(weights):
+        change(weights)
+        return
+    at = uploaded(torch.tensor(rows), weights.device)
+    chosen = weights[at]
+    change(chosen)
+    weights[at] = chosen
 
 
 def noise(requests: Sequence[EngineRequest]) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""Truncation of a distribution: weights [n, vocabulary] of whose ``rows`` all but the likely are zeroed in place."""
+"""Truncation of distributions: of ``weights`` [n, vocabulary], unlikely ones become zero in place.
+
+``numbers`` has one for each row.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,29 @@ DIGIT = 16
 """Bits of a float32 in its second digit."""
 
 
-def keep_min_p(weights: torch.Tensor, rows: torch.Tensor, shares: Sequence[float]) -> None:
-    """Zero all below ``shares`` of the row's largest weight, which is 1 (Nguyen et al., arXiv:2407.01082)."""
-    chosen = weights[rows]
-    weights[rows] = chosen.masked_fill_(chosen < uploaded(torch.tensor(shares), weights.device)[:, None], 0.0)
+def keep_min_p(weights: torch.Tensor, numbers: Sequence[float]) -> None:
+    """Zero all below these shares of the row's largest weight, which is 1 (Nguyen et al., arXiv:2407.01082)."""
+    _keep_from(weights, uploaded(torch.tensor(numbers), weights.device)[:, None])
 
 
-def keep_top_k(weights: torch.Tensor, rows: torch.Tensor, counts: Sequence[int]) -> None:
-    """Zero all but the ``counts`` largest of each row. Equals of the last one stay."""
-    chosen = weights[rows]
-    last = uploaded(torch.tensor(counts), weights.device)[:, None] - 1
-    least = chosen.topk(max(counts), dim=-1).values.gather(-1, last)
-    weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
+def keep_top_k(weights: torch.Tensor, numbers: Sequence[int]) -> None:
+    """Zero all but so many of the largest of each row. Equals of the last one stay."""
+    last = uploaded(torch.tensor(numbers), weights.device)[:, None] - 1
+    _keep_from(weights, weights.topk(max(numbers), dim=-1).values.gather(-1, last))
 
 
-def keep_top_p(weights: torch.Tensor, rows: torch.Tensor, shares: Sequence[float]) -> None:
-    """Zero all but the largest of each row that reach ``shares`` of its sum. Equals of the last one stay."""
-    chosen = weights[rows]
-    if chosen.device.type == "cpu":  # which may look at numbers without waiting for them
-        least = chosen.new_tensor([_least_by_digits(*each) for each in zip(chosen, shares, strict=True)])[:, None]
+def keep_top_p(weights: torch.Tensor, numbers: Sequence[float]) -> None:
+    """Zero all but the largest of each row that reach these shares of its sum. Equals of the last one stay."""
+    if weights.device.type == "cpu":  # which may look at numbers without waiting for them
+        least = [_least_by_digits(*each) for each in zip(weights, numbers, strict=True)]
+        _keep_from(weights, weights.new_tensor(least)[:, None])
     else:
-        top_p = uploaded(torch.tensor(shares, dtype=torch.float64), weights.device)
-        least = _least_by_order(chosen.sort(dim=-1, descending=True).values, top_p[:, None])
-    weights[rows] = chosen.masked_fill_(chosen < least, 0.0)
+        top_p = uploaded(torch.tensor(numbers, dtype=torch.float64), weights.device)
+        _keep_from(weights, _least_by_order(weights.sort(dim=-1, descending=True).values, top_p[:, None]))
+
+
+def _keep_from(weights: torch.Tensor, least: torch.Tensor) -> None:
+    weights.masked_fill_(weights < least, 0.0)
 
 
 def _least_by_order(ordered: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
