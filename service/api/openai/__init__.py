@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from service.api.openai import chat, completions, models, ruler, tokenization
+from service.api.openai.responses import route as responses
 
-ROUTERS = tuple(part.router for part in (completions, chat, models, tokenization, ruler))
+ROUTERS = tuple(part.router for part in (completions, chat, responses, models, tokenization, ruler))

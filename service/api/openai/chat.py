@@ -9,21 +9,18 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from service.api.generation.pieces import Piece
-from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
-from service.api.generation.prompts import check_at_most, together
+from service.api.generation.prepared import PreparedPrompt
+from service.api.generation.prompts import together
 from service.api.generation.token_names import TokenNames
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
-from service.api.openai.names import Named, named
+from service.api.openai.conversation import prepared_conversation
+from service.api.openai.names import Named
 from service.api.openai.schemas import Chat, ChatChoice, ChatLogprobs, ChatMessage, ChatRequest, Usage
-from service.api.quotas import set_deadline
-from service.models.chat import writes_special_tokens
-from service.settings import Settings
 
 router = APIRouter(tags=["openai"], route_class=Route)
 
@@ -32,27 +29,7 @@ router = APIRouter(tags=["openai"], route_class=Route)
 async def chat(body: ChatRequest, request: Request) -> Response | Chat:
     """Answer a conversation."""
     body.check()
-    settings: Settings = request.app.state.settings
-    set_deadline(body.timeout_s, settings)
-    name = named(request.app.state.models, body.model, body.pe)
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
-    check_at_most(field, max_tokens or 1, settings.max_new_tokens)
-    body.check_tokens(name.target.model)
-    check_at_most("n", body.n, settings.max_prompts)
-    special = body.add_special_tokens
-    wanted = Wanted(
-        max_tokens,
-        body.n,
-        body.stops(),
-        param="messages",
-        alternatives=(body.top_logprobs or 0) if body.logprobs else None,
-        add_special_tokens=not writes_special_tokens(name.served.tokenizer) if special is None else special,
-        min_tokens=body.min_tokens,
-        cache_salt=body.cache_salt,
-    )
-    text = await run_in_threadpool(body.templated, body.messages, name.served)
-    (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
+    name, prepared = await prepared_conversation(body, request)
     answer = _Answer(body, name, prepared)
     if body.stream:
         return event_stream(answer.stream)
@@ -65,7 +42,6 @@ class _Answer:
     def __init__(self, body: ChatRequest, name: Named, prepared: PreparedPrompt) -> None:
         self._body, self._prepared = body, prepared
         self._names = TokenNames(name.served.tokenizer)
-        self._alternatives = (body.top_logprobs or 0) if body.logprobs else None
         self._completion_tokens = 0
         self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name.name}
 
@@ -118,7 +94,9 @@ class _Answer:
             send([], self._usage(self._completion_tokens))
 
     async def _pieces(self, index: int) -> AsyncGenerator[Piece]:
-        async with aclosing(self._prepared.generate(index, self._body.sampling(index, self._alternatives))) as pieces:
+        async with aclosing(
+            self._prepared.generate(index, self._body.sampling(index, self._body.alternatives))
+        ) as pieces:
             async for piece in pieces:
                 if piece.finish_reason is not None:
                     self._completion_tokens += len(piece.generation.token_ids)

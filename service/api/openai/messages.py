@@ -13,7 +13,7 @@ from service.api.openai.body import Body
 from service.api.openai.unsupported import NOT_SUPPORTED_IN_MESSAGES
 from service.errors import bad_request
 from service.inputs import one_or_several
-from service.models.chat import template_options
+from service.models.chat import template_options, writes_special_tokens
 from service.models.registry import ServedModel
 
 MOST_MESSAGES = 4096
@@ -72,6 +72,9 @@ class Templating(Body):
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Variables of the model's template, such as `enable_thinking`."
     )
+    add_special_tokens: bool | None = Field(
+        None, description="Add the tokenizer's special tokens; by default only where the template writes none."
+    )
 
     def check_templating(self) -> None:
         """Raises:
@@ -80,8 +83,8 @@ class Templating(Body):
         if self.continue_final_message and self.add_generation_prompt:
             raise bad_request("add_generation_prompt: not with continue_final_message", "add_generation_prompt")
 
-    def templated(self, messages: list[Message], served: ServedModel) -> str:
-        """The conversation as one text, by the chat template of ``served``.
+    def templated(self, messages: list[dict[str, str]], served: ServedModel, param: str = "messages") -> str:
+        """The conversation of the field ``param`` as one text, by the chat template of ``served``.
 
         Raises:
             ApiError: for a model without a template, variables that the template does not have, or messages that it
@@ -99,7 +102,7 @@ class Templating(Body):
         try:
             return str(
                 tokenizer.apply_chat_template(
-                    [message.for_template() for message in messages],
+                    messages,
                     tokenize=False,
                     add_generation_prompt=begins,
                     continue_final_message=self.continue_final_message,
@@ -107,7 +110,13 @@ class Templating(Body):
                 )
             )
         except (TemplateError, ValueError, TypeError) as error:
-            raise bad_request(f"messages: the model's chat template refuses them: {error}", "messages") from error
+            raise bad_request(f"{param}: the model's chat template refuses them: {error}", param) from error
+
+    def special_tokens(self, served: ServedModel) -> bool:
+        """True if the tokenizer adds special tokens to the conversation."""
+        if self.add_special_tokens is None:
+            return not writes_special_tokens(served.tokenizer)
+        return self.add_special_tokens
 
     def _check_variables(self, known: list[str]) -> None:
         for name in self.chat_template_kwargs:

@@ -5,9 +5,10 @@ OpenAI fields without an implementation here accept only their neutral value, fo
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import override
 
 from patches import KnownFields, examples, to_shorthand
 from service.api.generation.drawing import Drawing
@@ -37,16 +38,8 @@ class OpenAIDrawing(Body, Drawing):
     )
 
 
-class StreamOptions(Body):
-    include_usage: bool = Field(False, description="A last chunk without choices carries the usage of the request.")
-    continuous_usage_stats: bool = Field(
-        False, description="Every chunk carries that of its choice so far; needs `include_usage`."
-    )
-    include_obfuscation: Annotated[bool, only(False)] | None = None
-
-
-class GenerationBody(OpenAIDrawing):
-    """Fields shared by completions and chats."""
+class Asked(OpenAIDrawing):
+    """Fields of every route that generates."""
 
     model: ModelName | None = Field(
         None,
@@ -56,9 +49,7 @@ class GenerationBody(OpenAIDrawing):
     pe: Encoding | None = Field(
         None, description="The positional encoding: a short form, `auto` or an object; the model's own when absent."
     )
-    n: Annotated[int, Field(ge=1, le=128)] = Field(1, description="Answers per prompt.")
     stream: bool = False
-    stream_options: StreamOptions | None = None
     timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Seconds until it is given up with 504; the server's maximum when absent."
     )
@@ -72,8 +63,23 @@ class GenerationBody(OpenAIDrawing):
     prompt_cache_key: str | None = Field(None, description=NOT_USED)
     store: Annotated[bool, only(False)] | None = None
     service_tier: Annotated[Literal["auto", "default"], only("auto", "default")] | None = None
-    modalities: Annotated[list[str], only(["text"], [])] | None = None
     parallel_tool_calls: bool | None = Field(None, description=NOT_USED)
+
+
+class StreamOptions(Body):
+    include_usage: bool = Field(False, description="A last chunk without choices carries the usage of the request.")
+    continuous_usage_stats: bool = Field(
+        False, description="Every chunk carries that of its choice so far; needs `include_usage`."
+    )
+    include_obfuscation: Annotated[bool, only(False)] | None = None
+
+
+class GenerationBody(Asked):
+    """Fields shared by completions and chats."""
+
+    n: Annotated[int, Field(ge=1, le=128)] = Field(1, description="Answers per prompt.")
+    stream_options: StreamOptions | None = None
+    modalities: Annotated[list[str], only(["text"], [])] | None = None
 
     def check(self) -> None:
         """Raises:
@@ -146,19 +152,43 @@ class PlainText(KnownFields):
     type: Literal["text"]
 
 
-class ChatRequest(Templating, GenerationBody):
+class ConversationBody(Templating, Asked):
+    """Fields of routes that answer conversations. ``PARAM`` is the field of the messages."""
+
+    PARAM: ClassVar[str]
+
+    def conversation(self) -> list[dict[str, str]]:
+        """The messages for chat templates."""
+        raise NotImplementedError
+
+    @property
+    def most_tokens(self) -> tuple[str, int | None]:
+        """The field of the most new tokens, and its value."""
+        raise NotImplementedError
+
+    @property
+    def answers(self) -> int:
+        """Answers to the conversation."""
+        return 1
+
+    @property
+    def alternatives(self) -> int | None:
+        """Alternatives to report per token; None without log-probabilities."""
+        return None
+
+
+class ChatRequest(ConversationBody, GenerationBody):
     """OpenAI's chat completions, by the chat template of the model."""
 
     model_config = example(messages=[{"role": "user", "content": "What is a module?"}], pe=SHORT, max_tokens=24)
+
+    PARAM: ClassVar[str] = "messages"
 
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Default: the most that the server, the context and the ranges of `auto` allow."
     )
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="The older name of the same.")
-    add_special_tokens: bool | None = Field(
-        None, description="Add the tokenizer's special tokens; by default only where the template writes none."
-    )
     logprobs: bool = False
     top_logprobs: Alternatives | None = Field(None, description="Alternatives per token; needs `logprobs`.")
 
@@ -173,6 +203,27 @@ class ChatRequest(Templating, GenerationBody):
             raise bad_request("top_logprobs: needs logprobs", "top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise bad_request("max_tokens: differs from max_completion_tokens, which it means", "max_tokens")
+
+    @override
+    def conversation(self) -> list[dict[str, str]]:
+        return [message.for_template() for message in self.messages]
+
+    @property
+    @override
+    def most_tokens(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    @property
+    @override
+    def answers(self) -> int:
+        return self.n
+
+    @property
+    @override
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class Usage(BaseModel):

@@ -19,7 +19,6 @@ from service.api.openai.unsupported import only
 from service.api.quotas import admit
 from service.errors import bad_request
 from service.inputs import MOST_TOKENS
-from service.models.chat import writes_special_tokens
 from service.sharing.workers import Workers
 
 router = APIRouter(tags=["openai"], route_class=Route)
@@ -94,15 +93,14 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     body.check()
     name = named(request.app.state.models, body.model)
     await admit(request, [])
-    served, special = name.served, body.add_special_tokens
+    served = name.served
     if body.messages is None:
-        text, param, usual = body.prompt or "", "prompt", True
+        text, param, special = body.prompt or "", "prompt", body.add_special_tokens is not False
     else:
-        text = await run_in_threadpool(body.templated, body.messages, served)
-        param, usual = "messages", not writes_special_tokens(served.tokenizer)
-    (prompt,) = await prompts_of(
-        request, [text], served, param, add_special_tokens=usual if special is None else special
-    )
+        messages = [message.for_template() for message in body.messages]
+        text = await run_in_threadpool(body.templated, messages, served)
+        param, special = "messages", body.special_tokens(served)
+    (prompt,) = await prompts_of(request, [text], served, param, add_special_tokens=special)
     ids = prompt.token_ids
     answer = Tokens(tokens=ids, count=len(ids), max_model_len=name.target.model.max_length)
     if body.return_token_strs:

@@ -48,7 +48,12 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-ONE_PROMPT = {"model": "tiny", "prompt": [5, 6, 7], "pe": {"method": "default"}, "top_k": 0, "timeout_s": 60.0}
+DRAWN: dict[str, Any] = {
+    **{"model": "tiny", "pe": {"method": "default"}, "top_k": 0, "timeout_s": 60.0},
+    **{"logit_bias": {"5": 1.0}, "stop_token_ids": [9], "min_tokens": 0},
+}
+ONE_PROMPT: dict[str, Any] = {**DRAWN, "prompt": [5, 6, 7]}
+TEMPLATED: dict[str, Any] = {"chat_template_kwargs": {}, "add_generation_prompt": None, "continue_final_message": False}
 EVALUATED: dict[str, Any] = {
     **{"model": "tiny", "input": [list(range(5, 45))], "methods": [{"method": "default"}], "lengths": [16, 32]},
     **{"stream": False, "background": False, "timeout_s": 60.0},
@@ -87,10 +92,12 @@ EASY: dict[str, dict[str, Any]] = {
     },
     "POST /figures": {"model": "tiny", "pe": [{"method": "default"}], "length": None},
     "POST /export": {"model": "tiny", "pe": {"method": "default"}, "target": "vllm", "length": None},
-    "POST /tokenize": {"model": "tiny", "prompt": "The", "messages": None, "add_generation_prompt": None},
+    "POST /tokenize": {"model": "tiny", "prompt": "The", "messages": None, **TEMPLATED},
     "POST /v1/completions": {**ONE_PROMPT, "max_tokens": 2, "n": 1, "stream_options": None},
+    "POST /v1/responses": {**DRAWN, **TEMPLATED, "input": "The", "max_output_tokens": 2},
     "POST /v1/chat/completions": {
-        **{name: value for name, value in ONE_PROMPT.items() if name != "prompt"},
+        **DRAWN,
+        **TEMPLATED,
         **{"messages": [{"role": "user", "content": "The"}], "max_tokens": 2, "max_completion_tokens": 2},
         **{"n": 1, "logprobs": True, "stream_options": None},
     },

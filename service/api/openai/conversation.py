@@ -1,0 +1,41 @@
+"""Conversations as prompts: one text by the chat template, checked and admitted like any other prompt."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
+
+from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
+from service.api.generation.prompts import check_at_most
+from service.api.openai.names import Named, named
+from service.api.openai.schemas import ConversationBody
+from service.api.quotas import set_deadline
+from service.settings import Settings
+
+
+async def prepared_conversation(body: ConversationBody, request: Request) -> tuple[Named, PreparedPrompt]:
+    """The model that ``body`` names, and the prompt that its conversation is.
+
+    Raises:
+        ApiError: as ``prepare``, and for a template that refuses the messages.
+    """
+    settings: Settings = request.app.state.settings
+    set_deadline(body.timeout_s, settings)
+    name = named(request.app.state.models, body.model, body.pe)
+    field, most = body.most_tokens
+    check_at_most(field, most or 1, settings.max_new_tokens)
+    check_at_most("n", body.answers, settings.max_prompts)
+    body.check_tokens(name.target.model)
+    wanted = Wanted(
+        most,
+        body.answers,
+        body.stops(),
+        param=body.PARAM,
+        alternatives=body.alternatives,
+        add_special_tokens=body.special_tokens(name.served),
+        min_tokens=body.min_tokens,
+        cache_salt=body.cache_salt,
+    )
+    text = await run_in_threadpool(body.templated, body.conversation(), name.served, body.PARAM)
+    (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
+    return name, prepared
