@@ -116,7 +116,10 @@ async def _prepared(
         cache_salt=body.cache_salt,
         min_tokens=body.min_tokens,
     )
-    targets = [Target(models.for_method(served, method), method) for method in methods]
+    targets = [
+        Target(models.for_method(served, method), method, f"pe.{index}" if isinstance(body.pe, list) else "pe")
+        for index, method in enumerate(methods)
+    ]
     return await prepare(request, served, targets, given, wanted)
 
 

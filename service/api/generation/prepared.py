@@ -53,10 +53,11 @@ class Wanted:
 
 
 class Target(NamedTuple):
-    """An encoding, and the served model whose weights answer under it."""
+    """An encoding, the served model whose weights answer under it, and the field that it came in."""
 
     model: ServedModel
     method: Method
+    param: str = "pe"
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,11 @@ async def prepare(
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
     prepared = []
-    for number, (index, (model, method)) in enumerate(pairs):
+    for number, (index, (model, method, pe_param)) in enumerate(pairs):
         tokens = len(prompts[index].token_ids)
         max_tokens = max(1, min(most_new, _longest(model, method) - tokens)) if wanted.max_tokens is None else most_new
         check_min_tokens(wanted.min_tokens, max_tokens)
-        resolved = check_prompt(prompts[index].token_ids, max_tokens, method, model, wanted.param)
+        resolved = check_prompt(prompts[index].token_ids, max_tokens, method, model, wanted.param, pe_param)
         if wanted.scored and tokens > model.engine.scores.most:
             raise context_length_exceeded(tokens, 0, model.engine.scores.most, wanted.param)
         mine = tickets[number * wanted.answers : (number + 1) * wanted.answers]

@@ -115,9 +115,9 @@ def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
 
 
 def check_prompt(
-    token_ids: list[int], max_new_tokens: int, method: Method, served: ServedModel, param: str = "prompt"
+    token_ids: list[int], max_new_tokens: int, method: Method, served: ServedModel, param: str, pe_param: str
 ) -> ResolvedRecipe:
-    """The encoding as it takes effect on this prompt, which came in the field ``param``.
+    """The encoding as it takes effect on this prompt; they came in the fields ``pe_param`` and ``param``.
 
     Raises:
         ApiError: when the prompt is not of this model, does not fit, or the encoding does not fit the model.
@@ -132,7 +132,7 @@ def check_prompt(
     try:
         return served.patch.resolve(method, length)
     except ValueError as error:
-        raise bad_request(f"pe: {error}", "pe") from error
+        raise bad_request(f"{pe_param}: {error}", pe_param) from error
 
 
 async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

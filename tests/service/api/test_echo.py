@@ -171,7 +171,7 @@ def test_what_does_not_follow_is_refused_on_every_route(client: httpx.Client, ch
     pe = whole["results"][0]["pe"] | change
     for path, body, param in (
         ("/generate", {"prompt": [5], "pe": pe, "max_new_tokens": 1}, "pe"),
-        ("/generate", {"prompt": [5], "pe": ["default", pe], "max_new_tokens": 1}, "pe"),
+        ("/generate", {"prompt": [5], "pe": ["default", pe], "max_new_tokens": 1}, "pe.1"),
         ("/v1/completions", {"prompt": [5], "pe": pe, "max_tokens": 1}, "pe"),
         ("/perplexity", {"input": TEXT[:500], "methods": [pe], "lengths": [32]}, "methods.0"),
         ("/jobs", {"evaluation": "perplexity", "input": TEXT[:500], "methods": [pe], "lengths": [32]}, "methods.0"),

@@ -178,6 +178,7 @@ def test_stop_strings_end_and_are_left_out(client: httpx.Client) -> None:
         ({"pe": {"method": "yarn", "factor": "four"}}, "pe.factor", "must be a number, not 'four'"),
         ({"pe": [{"method": "linear"}]}, "pe.0.factor", "required"),
         ({"pe": {"method": "yarn"}}, "pe", "factor: required"),
+        ({"pe": ["default", "yarn"]}, "pe.1", "factor: required"),
         ({"pe": []}, "pe", "at least 1"),
         ({"pe": {"method": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, "pe", "8 rotary pairs"),
         ({"pe": {"method": "yarn", "factor": 2}, "model": "tiny-alibi"}, "pe", "without rotary"),
