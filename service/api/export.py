@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from patches import LONGEST, KnownFields, PositionEncoding, unknown
+from patches import LONGEST, KnownFields, PositionEncoding, problem, unknown
 from service.api.docs.openapi import SAMPLE
 from service.api.http.routing import Route
 from service.api.responses import ExportResult
 from service.errors import ApiError, bad_request
 from service.export.targets import TARGETS, LengthRequired, NotExpressible, Source, default_length, export
 from service.models.registry import ModelRegistry, ServedModel
+from service.policy.auto import AUTO, is_auto
 from service.sharing.workers import Workers
 
 router = APIRouter(tags=["methods"], route_class=Route)
@@ -25,12 +26,20 @@ def _known(target: str) -> str:
     return target
 
 
+def _fixed(pe: Any) -> Any:
+    if is_auto(pe):
+        raise problem("auto", f"{AUTO} chooses by the reserved length and has no fixed encoding to export: choose one")
+    return pe
+
+
 class ExportRequest(KnownFields):
     """An encoding, and the system that is to serve the model with it."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"pe": SAMPLE, "target": next(iter(TARGETS))}]})
 
-    pe: PositionEncoding = Field(description="A short form such as `yarn:4`, or an object with `method`.")
+    pe: Annotated[PositionEncoding, BeforeValidator(_fixed)] = Field(
+        description="A short form such as `yarn:4`, or an object with `method`."
+    )
     target: Annotated[str, AfterValidator(_known)] = Field(
         description="The system.", json_schema_extra={"enum": list(TARGETS)}
     )

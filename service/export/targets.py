@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patches import (
+    LONGEST,
     Method,
     NoRopeParameters,
     ResolvedRecipe,
@@ -90,7 +91,7 @@ def default_length(method: Method, geometry: RopeGeometry) -> int:
         ValueError: when the encoding does not fit the model; the message names the field.
     """
     if method.recipe(geometry).depends_on_length:
-        raise LengthRequired("length: required, since this encoding depends on it")
+        raise LengthRequired(f"length: required, from 2 to {LONGEST - 1} tokens, since this encoding depends on it")
     in_effect = effective(method, geometry)
     parameters = in_effect.parameters(geometry)
     factor: float | None = parameters.get("factor") or (parameters.get("base") or {}).get("factor")

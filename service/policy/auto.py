@@ -131,11 +131,16 @@ class Auto(Method):
         return True
 
 
-def _kind(value: Any) -> str:
+def is_auto(value: Any) -> bool:
+    """True for any form of ``auto`` in a request."""
     if isinstance(value, str):
-        return AUTO if value.partition(":")[0].strip() == AUTO else "named"
+        return value.partition(":")[0].strip() == AUTO
     name = value.get("method") if isinstance(value, Mapping) else getattr(value, "method", None)
-    return AUTO if name == AUTO else "named"
+    return bool(name == AUTO)
+
+
+def _kind(value: Any) -> str:
+    return AUTO if is_auto(value) else "named"
 
 
 def _fields(value: Any) -> Any:

@@ -67,7 +67,11 @@ def test_bad_input_is_refused_with_the_field_and_what_it_takes(client: httpx.Cli
     assert error["param"] == "target"
     assert "vllm" in error["message"]
     error = refused(client, pe="dynamic", target="vllm")
-    assert (error["param"], error["message"]) == ("length", "length: required, since this encoding depends on it")
+    length = "length: required, from 2 to 16777215 tokens, since this encoding depends on it"
+    assert (error["param"], error["message"]) == ("length", length)
+    for auto in ("auto", {"method": "auto"}):
+        error = refused(client, pe=auto, target="vllm")
+        assert error["message"].endswith("has no fixed encoding to export: choose one")
     error = refused(client, pe=YARN, target="vllm", length=1)
     assert error["param"] == "length"
     error = refused(client, pe={"method": "yarn", "factor": 4, "partial_rotary_factor": 0.5}, target="vllm")
