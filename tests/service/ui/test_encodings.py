@@ -60,6 +60,19 @@ def test_a_method_is_drawn_on_the_loaded_model(small: tuple[str, FastAPI], visit
     expect(page.get_by_role("link", name="arXiv:2309.00071").first).to_be_visible()
 
 
+def test_a_method_that_the_model_refuses_shows_why(small: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{small[0]}/ui/#encodings")
+    drawn(page, *YARN, LAST)
+    expect(page).to_have_title("Encodings · Ropeway")
+    method = page.get_by_role("combobox", name="Method", exact=True)
+    method.select_option("learned")
+    expect(method).to_have_accessible_description(re.compile("learned is for models trained with learned positions"))
+    expect(page.locator(".stale .figures")).to_be_visible()
+    method.select_option("linear")
+    expect(page.locator(".figures h3").nth(2)).to_contain_text("linear")
+    expect(page.locator(".stale")).to_have_count(0)
+
+
 def test_two_methods_over_each_other(small: tuple[str, FastAPI], visits: Visits) -> None:
     page = visits.open(f"{small[0]}/ui/#encodings")
     page.get_by_label("Compared with").get_by_role("combobox", name="Compared with").select_option("self_extend")

@@ -62,9 +62,10 @@ export function Encodings({ models, methods }: { models: Model[]; methods: Metho
         </div>
       </div>
       <div class="shown" aria-busy={drawing}>
+        {drawn && error && <p class="hint" role="status">These figures are those before the error.</p>}
         <Problem text={errors?.get("")} again={error && (error.status === 0 || error.status >= 500) ? again : undefined} />
         {!drawn && !error && <p role="status">Drawing the first figures</p>}
-        {drawn && <Figures pictures={drawn} />}
+        {drawn && <div class={error ? "stale" : ""}><Figures pictures={drawn} /></div>}
       </div>
     </div>
   );
@@ -99,8 +100,11 @@ function Chosen(props: {
   const { label, methods, question, chosen, none, error, effective, highest, set } = props;
   const info = useInfo(chosen.method);
   const fitting = methods.filter((one) => !question || one.questions.includes(question) || one.method === chosen.method);
+  const own = effective?.method === chosen.method ? effective : undefined; // it may be of the method before
   const kinds = [...new Set(fitting.map((one) => one.kind))];
-  const problems = info ? byField({ message: error ?? "", param: "" } as ApiError, Object.keys(info.parameters.properties)) : new Map();
+  const names = (methods.find((one) => one.method === chosen.method)?.parameters ?? []).map((one) => one.name);
+  // Errors of the method itself, and of parameters without a control, stand below the method.
+  const problems = byField({ message: error?.replace(/^method: /, "") ?? "", param: "" } as ApiError, info ? names : []);
   const start = (method: string) => set(method, startOf(methods.find((one) => one.method === method)));
   return (
     <section class="chosen" aria-label={label}>
@@ -119,8 +123,8 @@ function Chosen(props: {
       </Field>
       {info && (
         <>
-          <Parameters info={info} values={chosen.values} effective={effective} errors={problems} highest={highest}
-            order={(methods.find((one) => one.method === chosen.method)?.parameters ?? []).map((one) => one.name)} set={(values) => set(chosen.method, values)} />
+          <Parameters info={info} values={chosen.values} effective={own} errors={problems} highest={highest}
+            order={names} set={(values) => set(chosen.method, values)} />
           <About info={info} />
         </>
       )}
