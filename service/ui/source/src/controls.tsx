@@ -116,10 +116,13 @@ export function Problem(props: { text: string | undefined; again?: (() => void) 
   );
 }
 
-/** A number as it was typed; the text itself where it is none, so that the server names the error. */
+const WITH_COMMAS = /^\d{1,3}(,\d{3})+(\.\d+)?$/;
+
+/** A number as it was typed; the text itself where it is none, such as "0,7", so that the server names the error. */
 export function numberOf(text: string): number | string | undefined {
-  if (text.trim() === "") return undefined;
-  const value = Number(text.replaceAll(",", ""));
+  const typed = text.trim();
+  if (typed === "") return undefined;
+  const value = Number(WITH_COMMAS.test(typed) ? typed.replaceAll(",", "") : typed);
   return Number.isFinite(value) ? value : text;
 }
 
