@@ -140,12 +140,37 @@ def test_a_reload_and_a_link_bring_everything_back(tiny: tuple[str, FastAPI], vi
     page.get_by_label("Most new tokens").fill("12")
     page.get_by_role("button", name="Generate").click()
     all_done(page, 3)
+    page.get_by_role("button", name="Remove encoding 1").click()
+    expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description(re.compile("^factor: must"))
+    expect(page.get_by_label("Encoding 2", exact=True)).to_have_accessible_description("")
+    page.get_by_label("Encoding 1", exact=True).fill("yarn:2")
+    expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description("")
     before = texts(page)
     page.reload()
     all_done(page, 3)
     assert texts(page) == before
     expect(page).to_have_url(re.compile("Two"))
     link = page.url
+def test_a_refusal_keeps_the_answers(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    page.get_by_label("Most new tokens").fill("4")
+    page.get_by_label("Seed").fill("1,234")
+    page.get_by_role("button", name="Generate").click()
+    all_done(page, 4)
+    before = texts(page)
+    page.get_by_label("Temperature").fill("0,7")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.get_by_label("Temperature")).to_have_accessible_description(re.compile("a number, not '0,7'"))
+    assert texts(page) == before
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Encoding 3", exact=True).fill("yarn")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.get_by_label("Encoding 3", exact=True)).to_have_accessible_description(re.compile("^factor: required"))
+    page.reload()
+    all_done(page, 4)
+    assert texts(page) == before
+
+
     other = visits.open(link)
     expect(other.get_by_label("Prompt", exact=True)).to_have_value("Two ropes & a = b?\n#3")
     expect(other.get_by_label("Encoding 1", exact=True)).to_have_value("yarn:2")
@@ -197,6 +222,7 @@ def test_two_browsers_at_once(tiny: tuple[str, FastAPI], visits: Visits) -> None
         page.get_by_role("button", name="Generate").click()
     for number, page in enumerate(pages):
         all_done(page, 4)
+        expect(page.locator(".answer[data-state=stopped]")).to_have_count(4)
         body: dict[str, Any] = {"prompt": f"Browser {number}", "max_new_tokens": 48}
         assert texts(page)[0] == httpx.post(f"{tiny[0]}/generate", json=body).json()["results"][0]["text"]
 

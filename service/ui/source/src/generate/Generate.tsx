@@ -26,9 +26,11 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
     seed: "",
   });
   const model = models.find((one) => one.id === settings.model) ?? models[0]!;
-  const { answers, running, error, start, stop } = useRun();
+  const { answers, sent, running, error, start, stop } = useRun();
   const promptTokens = useTokens(model, settings.prompt);
-  const errors = error ? byField(error, ["prompt", "model", ...NUMBERS, ...settings.pe.map((_, i) => `pe.${i}`)]) : null;
+  const errors = error ? byField(error, ["prompt", "model", ...NUMBERS, ...sent.map((_, i) => `pe.${i}`)]) : null;
+  /** Errors go with the encoding that was sent: others may have been removed since, or it may have been corrected. */
+  const errorOf = (pe: string) => errors?.get(`pe.${sent.indexOf(pe)}`);
 
   const ask = () => {
     const numbers = Object.fromEntries(NUMBERS.map((name) => [name, numberOf(settings[name])]));
@@ -45,7 +47,7 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
     >
       <Prompt model={model} prompt={settings.prompt} tokens={promptTokens} error={errors?.get("prompt")}
         set={(prompt) => change({ prompt })} ask={ask} />
-      <Encodings pe={settings.pe} errors={errors} set={(pe) => change({ pe })} />
+      <Encodings pe={settings.pe} errorOf={errorOf} set={(pe) => change({ pe })} />
       <div class="row">
         {models.length > 1 && (
           <Select label="Model" value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")}
@@ -61,7 +63,9 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
       <div class="actions">
         <button type="submit" class="main">{running ? "Stop" : "Generate"}</button>
         <Copy label="Copy link" text={() => location.href} />
-        <span class="hint">Ctrl + Enter in the prompt starts it too.</span>
+        <span class="hint">
+          {running === "waiting" && answers ? "Waiting for the first token" : "Ctrl + Enter in the prompt starts it too."}
+        </span>
       </div>
       <Problem text={errors?.get("")} again={error && (error.status === 0 || error.status >= 500) ? ask : undefined} />
       {answers && <Answers kept={answers} models={models} />}
@@ -138,17 +142,17 @@ function lengthText(length: number | null, model: Model): string {
 
 function Encodings(props: {
   pe: string[];
-  errors: Map<string, string> | null;
+  errorOf: (pe: string) => string | undefined;
   set: (pe: string[]) => void;
 }) {
-  const { pe, errors, set } = props;
+  const { pe, errorOf, set } = props;
   return (
     <fieldset>
       <legend>Encodings</legend>
       <div class="columns" style={{ "--columns": pe.length }}>
         {pe.map((text, index) => (
           <div class="with-button" key={index}>
-            <Input label={`Encoding ${index + 1}`} value={text} list="methods" error={errors?.get(`pe.${index}`)}
+            <Input label={`Encoding ${index + 1}`} value={text} list="methods" error={errorOf(text)}
               set={(value) => set(pe.with(index, value))} />
             {pe.length > 1 && (
               <button type="button" class="quiet" aria-label={`Remove encoding ${index + 1}`} title="Remove"
@@ -184,13 +188,15 @@ function useTokens(model: Model, prompt: string): number | null {
   return found;
 }
 
-/** The run in progress, or the last one of this session: its answers outlive a reload. */
+/** The run in progress, or the last one of this session: its answers outlive a reload, and a run without any. */
 function useRun() {
   const [kept, setKept] = useState<(Kept & { version?: number }) | null>(() => stored(sessionStorage, KEPT));
   const [error, setError] = useState<ApiError | null>(null);
+  const [sent, setSent] = useState<string[]>([]);
   const leaving = useRef<AbortController | null>(null);
-  const [running, setRunning] = useState(false);
-  const latest = useRef<Kept | null>(null);
+  const [running, setRunning] = useState<false | "waiting" | "writing">(false);
+  /** The last answers of which anything arrived: a refusal shows them again. */
+  const latest = useRef<Kept | null>(kept);
   useEffect(() => {
     const keep = () => latest.current && store(sessionStorage, KEPT, interrupted(latest.current));
     addEventListener("pagehide", keep);
@@ -204,28 +210,31 @@ function useRun() {
   const start = async (body: Record<string, unknown>, asked: Asked) => {
     leaving.current?.abort();
     const controller = (leaving.current = new AbortController());
-    const columns = emptyColumns(asked.pe);
-    const shown: Kept = { asked, columns };
+    const shown: Kept = { asked, columns: emptyColumns(asked.pe) };
     let version = 0;
     let frame = 0;
     const draw = () => {
       frame = 0;
-      setKept({ ...shown, version: ++version });
+      setKept({ ...(latest.current ?? shown), version: ++version });
+    };
+    const arrived = () => {
+      latest.current = shown;
+      setRunning("writing");
+      frame ||= requestAnimationFrame(draw);
     };
     setError(null);
-    setRunning(true);
-    latest.current = shown;
+    setSent(asked.pe);
+    setRunning("waiting");
     draw();
-    const failure = await run(body, columns, controller.signal, () => (frame ||= requestAnimationFrame(draw)));
+    const failure = await run(body, shown.columns, controller.signal, arrived);
     if (leaving.current !== controller) return;
     cancelAnimationFrame(frame);
-    draw();
+    latest.current ? draw() : setKept(null);
+    store(sessionStorage, KEPT, latest.current);
     setError(failure);
     setRunning(false);
-    if (failure && columns.every((column) => !column.words.length)) setKept(null);
-    else store(sessionStorage, KEPT, shown);
   };
-  return { answers: kept, running, error, start, stop: () => leaving.current?.abort() };
+  return { answers: kept, sent, running, error, start, stop: () => leaving.current?.abort() };
 }
 
 /** The answers as a reload leaves them. */

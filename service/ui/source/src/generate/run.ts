@@ -30,12 +30,12 @@ export function tokensOf(column: Column): number {
   return column.words.reduce((sum, word) => sum + word.tokens.length, column.pending.length);
 }
 
-/** Fill `columns` from the stream; `changed` is called after every event. Returns the failure, if there is one. */
+/** Fill `columns` from the stream; `arrived` is called after every event. Returns the failure, if there is one. */
 export async function run(
   body: Record<string, unknown>,
   columns: Column[],
   signal: AbortSignal,
-  changed: () => void,
+  arrived: () => void,
 ): Promise<ApiError | null> {
   const began = performance.now();
   const elapsed = () => (performance.now() - began) / 1000;
@@ -48,13 +48,12 @@ export async function run(
       if (name === "progress") progress(column, data);
       else if ("finish_reason" in data) finish(column, data);
       else write(column, data, elapsed());
-      changed();
+      arrived();
     }
   } catch (error) {
     if (!isAbort(error)) failure = asApiError(error);
   }
   for (const column of columns) if (column.state !== "done") column.state = "stopped";
-  changed();
   return failure;
 }
 
