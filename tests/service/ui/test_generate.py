@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.service.serving import idle, process, serving, wait_for
-from tests.service.ui.conftest import Visits, playwright
+from tests.service.ui.conftest import USUAL, Visits, playwright
 from tests.service.ui.proxy import proxied
 
 pytestmark = pytest.mark.slow
@@ -48,8 +48,17 @@ def test_encodings_answer_side_by_side(demo: tuple[str, FastAPI], visits: Visits
         expect(answer).to_contain_text("48 tokens")
         expect(answer).to_contain_text("tokens/s")
         answer.get_by_text("Encoding in effect").click()
+        value = answer.get_by_role("row", name="original_max_position_embeddings").get_by_role("cell")
+        assert all(box["width"] > 90 for one in value.all() if (box := one.bounding_box())), (
+            "four columns, and readable"
+        )
         expect(answer.get_by_role("row", name="frequency_hash")).to_contain_text(result["pe"]["frequency_hash"])
     expect(answers(page).nth(1)).to_contain_text("Chosen by auto: rule, above 0 tokens and up to 256")
+
+
+def inside(shown: playwright.Locator, top: float, bottom: float) -> bool:
+    box = shown.bounding_box()
+    return bool(box and box["y"] >= top and box["y"] + box["height"] <= bottom)
 
 
 def test_by_keys_alone(demo: tuple[str, FastAPI], visits: Visits) -> None:
@@ -72,6 +81,10 @@ def test_by_keys_alone(demo: tuple[str, FastAPI], visits: Visits) -> None:
     page.locator(".text").nth(1).locator("span").nth(4).hover()
     expect(alternatives).to_contain_text("chosen")
 
+    page.locator("main").evaluate("main => main.style.paddingTop = '600px'")
+    word.evaluate("word => scrollTo(0, scrollY + word.getBoundingClientRect().bottom - innerHeight + 20)")
+    word.hover()
+    assert inside(alternatives, 0, USUAL["height"])
 
 def test_the_end_of_the_trained_length_is_marked(demo: tuple[str, FastAPI], visits: Visits) -> None:
     page = visits.open(demo[0])

@@ -2,7 +2,8 @@
 import { visible } from "../text";
 import type { Word } from "./run";
 
-export type Shown = { word: Word; left: number; top: number; width: number };
+/** Exactly one of `top` and `bottom` is a place. */
+export type Shown = { word: Word; left: string; top: string; bottom: string; maxWidth: string };
 
 const percent = (logprob: number) => {
   const share = 100 * Math.exp(logprob);
@@ -10,10 +11,10 @@ const percent = (logprob: number) => {
 };
 
 export function Alternatives({ shown }: { shown: Shown }) {
-  const style = { left: `${shown.left}px`, top: `${shown.top}px`, maxWidth: `${shown.width}px` };
+  const { word, ...style } = shown;
   return (
     <div class="alternatives" style={style} role="status">
-      {shown.word.tokens.map((token) => (
+      {word.tokens.map((token) => (
         <table key={token.token_id}>
           <caption>
             <code>{visible(token.token)}</code> {percent(token.logprob)}, log-probability {(token.logprob || 0).toFixed(2).replace(/^-0\.00$/, "0.00")}
@@ -32,7 +33,7 @@ export function Alternatives({ shown }: { shown: Shown }) {
           </tbody>
         </table>
       ))}
-      {shown.word.tokens.length === 0 && <p>No log-probability came with this text.</p>}
+      {word.tokens.length === 0 && <p>No log-probability came with this text.</p>}
     </div>
   );
 }

@@ -7,6 +7,7 @@ import { type Column, speed, tokensOf } from "./run";
 import { Words } from "./words";
 
 const WIDTH = 340;
+const HEIGHT = 220;
 
 type Props = { column: Column; version: number; number: number; promptTokens: number | null; trained: number };
 
@@ -73,12 +74,16 @@ function Text(props: { column: Column; version: number; room: number | null; tra
   );
 }
 
-/** The place of the alternatives: below the word, inside the window. */
+/** The place of the alternatives: below the word, or above it where the window has more room there. */
 function beside(span: HTMLElement, place: HTMLElement, word: Column["words"][number]): Shown {
   const [box, around] = [span.getClientRects()[0] ?? span.getBoundingClientRect(), place.getBoundingClientRect()];
   const width = Math.min(WIDTH, document.documentElement.clientWidth - 16);
   const left = Math.max(8, Math.min(box.left, document.documentElement.clientWidth - width - 8));
-  return { word, width, left: left - around.left, top: box.bottom - around.top + 4 };
+  const below = window.innerHeight - box.bottom;
+  const isAbove = below < HEIGHT && below < box.top;
+  const top = isAbove ? "auto" : `${box.bottom - around.top + 4}px`;
+  const bottom = isAbove ? `${around.bottom - box.top + 4}px` : "auto";
+  return { word, maxWidth: `${width}px`, left: `${left - around.left}px`, top, bottom };
 }
 
 function speedText(column: Column): string {
