@@ -78,13 +78,14 @@ def test_by_keys_alone(demo: tuple[str, FastAPI], visits: Visits) -> None:
     expect(alternatives).to_contain_text(f"log-probability {second['logprob']:.2f}")
     page.keyboard.press("Escape")
     expect(alternatives).to_have_count(0)
-    page.locator(".text").nth(1).locator("span").nth(4).hover()
+    word = page.locator(".text").nth(1).locator("span").nth(4)
+    word.hover()
     expect(alternatives).to_contain_text("chosen")
-
     page.locator("main").evaluate("main => main.style.paddingTop = '600px'")
     word.evaluate("word => scrollTo(0, scrollY + word.getBoundingClientRect().bottom - innerHeight + 20)")
     word.hover()
     assert inside(alternatives, 0, USUAL["height"])
+
 
 def test_the_end_of_the_trained_length_is_marked(demo: tuple[str, FastAPI], visits: Visits) -> None:
     page = visits.open(demo[0])
@@ -139,31 +140,17 @@ def test_errors_are_beside_the_control(tiny: tuple[str, FastAPI], visits: Visits
         expect(control).to_have_accessible_description(re.compile(re.escape(error) + "$"))
         assert control.get_attribute("aria-invalid") == "true"
     expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description("")
+    page.get_by_role("button", name="Remove encoding 1").click()
+    expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description(re.compile("^factor: must"))
+    expect(page.get_by_label("Encoding 2", exact=True)).to_have_accessible_description("")
+    page.get_by_label("Encoding 1", exact=True).fill("yarn:2")
+    expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description("")
     expect(answers(page)).to_have_count(0)
     page.get_by_label("Prompt", exact=True).fill("")
     page.get_by_role("button", name="Generate").click()
     expect(page.get_by_text("needs at least 1 character")).to_be_visible()
 
 
-def test_a_reload_and_a_link_bring_everything_back(tiny: tuple[str, FastAPI], visits: Visits) -> None:
-    page = visits.open(tiny[0])
-    page.get_by_label("Prompt", exact=True).fill("Two ropes & a = b?\n#3")
-    page.get_by_role("button", name="Remove encoding 2").click()
-    page.get_by_label("Encoding 1", exact=True).fill("yarn:2")
-    page.get_by_label("Most new tokens").fill("12")
-    page.get_by_role("button", name="Generate").click()
-    all_done(page, 3)
-    page.get_by_role("button", name="Remove encoding 1").click()
-    expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description(re.compile("^factor: must"))
-    expect(page.get_by_label("Encoding 2", exact=True)).to_have_accessible_description("")
-    page.get_by_label("Encoding 1", exact=True).fill("yarn:2")
-    expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description("")
-    before = texts(page)
-    page.reload()
-    all_done(page, 3)
-    assert texts(page) == before
-    expect(page).to_have_url(re.compile("Two"))
-    link = page.url
 def test_a_refusal_keeps_the_answers(tiny: tuple[str, FastAPI], visits: Visits) -> None:
     page = visits.open(tiny[0])
     page.get_by_label("Most new tokens").fill("4")
@@ -184,6 +171,20 @@ def test_a_refusal_keeps_the_answers(tiny: tuple[str, FastAPI], visits: Visits) 
     assert texts(page) == before
 
 
+def test_a_reload_and_a_link_bring_everything_back(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    page.get_by_label("Prompt", exact=True).fill("Two ropes & a = b?\n#3")
+    page.get_by_role("button", name="Remove encoding 2").click()
+    page.get_by_label("Encoding 1", exact=True).fill("yarn:2")
+    page.get_by_label("Most new tokens").fill("12")
+    page.get_by_role("button", name="Generate").click()
+    all_done(page, 3)
+    before = texts(page)
+    page.reload()
+    all_done(page, 3)
+    assert texts(page) == before
+    expect(page).to_have_url(re.compile("Two"))
+    link = page.url
     other = visits.open(link)
     expect(other.get_by_label("Prompt", exact=True)).to_have_value("Two ropes & a = b?\n#3")
     expect(other.get_by_label("Encoding 1", exact=True)).to_have_value("yarn:2")
@@ -221,6 +222,7 @@ def test_the_server_restarts_below_an_open_page(checkpoints: Path, tmp_path: Pat
         page.get_by_label("Most new tokens").fill("8")
         page.get_by_role("button", name="Generate").click()
         expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached.")
+        expect(page.locator(".answer[data-state=stopped]")).to_have_count(4)
         with serving(checkpoints) as (proxy.target, _):
             page.get_by_role("button", name="Try again").click()
             all_done(page, 4)
@@ -235,7 +237,6 @@ def test_two_browsers_at_once(tiny: tuple[str, FastAPI], visits: Visits) -> None
         page.get_by_role("button", name="Generate").click()
     for number, page in enumerate(pages):
         all_done(page, 4)
-        expect(page.locator(".answer[data-state=stopped]")).to_have_count(4)
         body: dict[str, Any] = {"prompt": f"Browser {number}", "max_new_tokens": 48}
         assert texts(page)[0] == httpx.post(f"{tiny[0]}/generate", json=body).json()["results"][0]["text"]
 
@@ -244,6 +245,10 @@ def test_the_page_asks_for_the_key_and_keeps_it_for_the_session(checkpoints: Pat
     with serving(checkpoints, api_keys="ann-key") as (url, _):
         context = visits.context()
         page = visits.open(url, context)
+        page.get_by_label("API key").fill("ключ")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_text("This key is not valid")).to_be_visible()
+        assert page.evaluate("sessionStorage.length") == 0
         page.get_by_label("API key").fill("wrong")
         page.get_by_role("button", name="Use this key").click()
         expect(page.get_by_text("The server does not know this key.")).to_be_visible()
@@ -251,6 +256,14 @@ def test_the_page_asks_for_the_key_and_keeps_it_for_the_session(checkpoints: Pat
         page.keyboard.press("Enter")
         page.get_by_role("button", name="Generate").click()
         all_done(page, 4)
+        page.evaluate("sessionStorage.setItem('ropeway.key', 'revoked')")
+        page.get_by_role("button", name="Generate").click()
+        expect(page.get_by_role("alert")).to_contain_text("no valid API key")
+        page.get_by_label("API key").fill("ann-key")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        page.get_by_role("link", name="API").click()
+        expect(page.get_by_role("alert")).to_contain_text("ROPEWAY_OPEN_DOCS=true on the server opens it")
         page.reload()
         expect(page.get_by_label("Prompt", exact=True)).to_be_visible()
         assert "ann-key" not in page.url + page.evaluate("JSON.stringify(localStorage)")

@@ -1,7 +1,7 @@
 // The page: its parts, the models of the server, and the API key where the server asks for one.
 import { type ComponentType, render } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { access, type ApiError, asApiError, json } from "./api";
+import { access, address, type ApiError, asApiError, json } from "./api";
 import { Field, Problem } from "./controls";
 import { Encodings, TAB as ENCODINGS } from "./encodings/Encodings";
 import { Generate, TAB as GENERATE } from "./generate/Generate";
@@ -27,13 +27,18 @@ function App() {
   const [visited, visit] = useState<string[]>([]);
   const { served, error, load } = useServed();
   const [needsKey, setNeedsKey] = useState(false);
+  const [keys, setKeys] = useState(0);
   useEffect(() => {
     access.refused = () => setNeedsKey(true);
     load();
   }, []);
-  useEffect(() => visit((before) => (before.includes(tab) ? before : [...before, tab])), [tab]);
+  useEffect(() => {
+    document.title = `${PARTS.find((one) => one.tab === tab)!.title} · Ropeway`;
+    visit((before) => (before.includes(tab) ? before : [...before, tab]));
+  }, [tab]);
   const enter = () => {
     setNeedsKey(false);
+    setKeys((before) => before + 1); // every part begins again: refusals of the old key go
     load();
   };
   return (
@@ -45,7 +50,7 @@ function App() {
             <a key={one.tab} href={`#${one.tab}`} aria-current={one.tab === tab ? "page" : undefined}>{one.title}</a>
           ))}
         </nav>
-        <a class="outside" href="../docs">API</a>
+        <ApiLink asks={needsKey || Boolean(access.key)} />
         <ThemeSwitch />
       </header>
       <datalist id="methods">
@@ -58,12 +63,34 @@ function App() {
         {!served && !error && <p role="status">Loading</p>}
         {served &&
           PARTS.filter((one) => visited.includes(one.tab)).map(({ tab: name, part: Part, title }) => (
-            <div key={name} hidden={name !== tab}>
+            <div key={`${name} ${keys}`} hidden={name !== tab}>
               <h2 class="aside">{title}</h2>
               <Part {...served} />
             </div>
           ))}
       </main>
+    </>
+  );
+}
+
+/** The documentation of the API. Links carry no key: where the server `asks` for one, it may be closed. */
+function ApiLink({ asks }: { asks: boolean }) {
+  const [closed, setClosed] = useState(false);
+  const open = async (event: Event) => {
+    if (!asks) return;
+    event.preventDefault();
+    const answer = await fetch(address("docs"), { credentials: "same-origin" }).catch(() => null);
+    if (answer?.status === 401) setClosed(true);
+    else location.assign(address("docs"));
+  };
+  return (
+    <>
+      <a href="../docs" onClick={open}>API</a>
+      {closed && (
+        <p class="problem" role="alert">
+          A link carries no API key, so this server does not show its documentation. ROPEWAY_OPEN_DOCS=true on the server opens it.
+        </p>
+      )}
     </>
   );
 }
@@ -87,14 +114,18 @@ function useServed() {
   return { served: models && { models, methods }, error, load };
 }
 
+/** Latin-1 without control characters: anything else would make every request fail in the browser. */
+const SENDABLE = /^[ -~\xa0-\xff]*$/;
+
 function KeyForm({ enter }: { enter: () => void }) {
   const [key, setKey] = useState("");
-  const wrong = access.key ? "The server does not know this key." : undefined;
+  const [wrong, setWrong] = useState(access.key ? "The server does not know this key." : undefined);
   return (
     <form
       class="key"
       onSubmit={(event) => {
         event.preventDefault();
+        if (!SENDABLE.test(key.trim())) return setWrong("This key is not valid: a header cannot carry all of its characters.");
         access.key = key.trim();
         enter();
       }}
