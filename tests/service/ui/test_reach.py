@@ -44,6 +44,8 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
     forget(url)
     page = visits.open(url)
     prepared(page, 384)
+    refused: list[str] = []
+    page.on("response", lambda answer: refused.append(answer.url) if answer.status == 409 else None)
     expect(page.get_by_text(re.compile(r"[\d,]+ tokens in at most \d+ units"))).to_be_visible()
     page.get_by_role("button", name="Estimate the time").click()
     expect(page.get_by_text(re.compile(r"units, about [\d.]+ (s|min)"))).to_be_visible()
@@ -54,6 +56,7 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
     expect(page.locator(".job")).to_have_count(3)
     done(page)
     verdict = page.get_by_role("region", name="Recommendation")
+    assert len(refused) <= 6, "two for each job, however many units it has"
     expect(verdict.locator(".words p").first).to_have_text(re.compile(r"^For 384 tokens (use self_extend|keep)"))
     curve = page.get_by_role("region", name="Perplexity")
     expect(curve.locator(".main-svg").first).to_be_visible()

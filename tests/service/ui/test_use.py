@@ -52,6 +52,8 @@ def test_every_system_has_a_card(small: tuple[str, FastAPI], visits: Visits) -> 
     expect(page.get_by_role("region", name="vllm").locator("pre").first).to_have_text(vllm["usage"])
     page.get_by_label("Encoding", exact=True).fill("self_extend")
     expect(page.get_by_role("region", name="vllm")).to_contain_text("cannot express self_extend")
+    page.get_by_label("Encoding", exact=True).fill("auto")
+    expect(page.get_by_label("Encoding", exact=True)).to_have_accessible_description(re.compile("choose one$"))
     page.get_by_label("Encoding", exact=True).fill("yarm")
     expect(page.get_by_label("Encoding", exact=True)).to_have_accessible_description(re.compile("did you mean yarn"))
 
@@ -71,6 +73,7 @@ def test_jobs_are_listed_opened_cancelled_and_forgotten(tiny: tuple[str, FastAPI
     page.get_by_role("button", name="Look again").click()
     page.get_by_role("button", name=f"Open perplexity {quick[:8]}").click()
     job = page.get_by_role("region", name=f"Job {quick[:8]}")
+    expect(job.get_by_role("heading").first).to_be_focused()
     expect(job.get_by_text("done · 2 of 2 units")).to_be_visible()
     expect(job.locator(".main-svg").first).to_be_visible()
     assert f"job={quick}" in page.url
@@ -82,6 +85,16 @@ def test_jobs_are_listed_opened_cancelled_and_forgotten(tiny: tuple[str, FastAPI
         path = download.value.path()
         assert path.stat().st_size > 100, suffix
         assert download.value.suggested_filename.endswith(f".{suffix}")
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    row.get_by_role("button", name="Forget").click()
+    assert httpx.get(f"{url}/jobs/{quick}").status_code == 200
+    page.once("dialog", lambda dialog: dialog.accept())
     row.get_by_role("button", name="Forget").click()
     expect(page.get_by_text("No jobs yet")).to_be_visible()
     assert httpx.get(f"{url}/jobs/{quick}").status_code == 404
+    expect(page.get_by_role("button", name="Look again")).to_be_focused()
+
+
+def test_a_link_to_a_job_is_no_path(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{tiny[0]}/ui/#jobs?job=../models")
+    expect(page.get_by_role("alert")).to_contain_text("no such job: ../models")

@@ -42,7 +42,7 @@ export function JobView({ id, title, only, changed, detached = false, detach, cl
   const verb = detached ? "Open" : isUnfinished(job) ? "Detach" : "Close";
   return (
     <section class="job" aria-label={title} data-state={detached ? "detached" : (job?.state ?? "loading")}>
-      <h3 class="title">{title}</h3>
+      <h3 class="title" tabIndex={-1}>{title}</h3>
       {detached && <p class="hint" role="status">Detached: the job goes on, and this page does not follow it.</p>}
       {!detached && <Problem text={failure?.message ?? error?.message} again={() => setVersion((before) => before + 1)} />}
       {!detached && job && <Bar job={job} />}

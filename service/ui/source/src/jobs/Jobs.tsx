@@ -8,6 +8,7 @@ import { isUnfinished, type Job } from "./follow";
 import { JobView } from "./JobView";
 
 export const TAB = "jobs";
+const LOOK = "look-again";
 const PAGE = 50;
 const LOOK_AGAIN_MS = 3000;
 
@@ -16,14 +17,20 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
   const { jobs, more, error, look, older } = useJobs();
   const [failure, setFailure] = useState<ApiError | null>(null);
   const forget = async (job: Job) => {
+    if (!confirm(`Forget the job ${nameOf(job)} and its files? They cannot be brought back.`)) return;
     try {
       await request(`jobs/${job.id}?forget=true`, { method: "DELETE" });
       setFailure(null);
       if (settings.job === job.id) change({ job: "" });
+      focusBeside(job, jobs ?? []);
     } catch (refused) {
       setFailure(asApiError(refused));
     }
     look();
+  };
+  const open = (job: Job) => {
+    change({ job: job.id });
+    requestAnimationFrame(() => document.querySelector<HTMLElement>(".jobs .job h3")?.focus());
   };
   const close = () => {
     document.getElementById(opener(settings.job))?.focus();
@@ -32,7 +39,7 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
   return (
     <div class="jobs">
       <div class="actions">
-        <button type="button" onClick={look}>Look again</button>
+        <button type="button" id={LOOK} onClick={look}>Look again</button>
         <Copy label="Copy link" text={() => location.href} />
       </div>
       <Problem text={failure?.message ?? error?.message} again={look} />
@@ -56,9 +63,9 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
                   <td class="encodings">{encodingsOf(job)}</td>
                   <td>{new Date(job.created_at).toLocaleString()}</td>
                   <td class="chips">
-                    <button type="button" id={opener(job.id)} aria-label={`Open ${job.evaluation} ${job.id.slice(0, 8)}`} onClick={() => change({ job: job.id })}>Open</button>
+                    <button type="button" id={opener(job.id)} aria-label={`Open ${nameOf(job)}`} onClick={() => open(job)}>Open</button>
                     {!isUnfinished(job) && (
-                      <button type="button" aria-label={`Forget ${job.evaluation} ${job.id.slice(0, 8)}`} onClick={() => forget(job)}>Forget</button>
+                      <button type="button" aria-label={`Forget ${nameOf(job)}`} onClick={() => forget(job)}>Forget</button>
                     )}
                   </td>
                 </tr>
@@ -70,6 +77,17 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
       {more && <button type="button" onClick={older}>Older jobs</button>}
     </div>
   );
+}
+
+function nameOf(job: Job): string {
+  return `${job.evaluation} ${job.id.slice(0, 8)}`;
+}
+
+/** Focus the row after the forgotten one, which goes: else the one before it, else the button above the list. */
+function focusBeside(job: Job, jobs: Job[]): void {
+  const index = jobs.findIndex((one) => one.id === job.id);
+  const next = jobs[index + 1] ?? jobs[index - 1];
+  document.getElementById(next ? opener(next.id) : LOOK)?.focus();
 }
 
 /** Id of the button that opens a job: it gets the focus back. */

@@ -1,6 +1,6 @@
 // A job of the server, followed to its end: over a lost connection and a restart, and not while it is not shown.
 import { useEffect, useState } from "preact/hooks";
-import { type ApiError, asApiError, events, isAbort, json } from "../api";
+import { ApiError, asApiError, events, isAbort, json } from "../api";
 import type { Pictures } from "../figures";
 
 export type Job = {
@@ -24,6 +24,8 @@ export type Job = {
 
 export type Result = Pictures & { words: string[]; partial: { missing: Record<string, number> } | null };
 
+/** Characters of an id: anything else, from a link, would be another address. */
+const ID = /^[\w-]+$/;
 const RETRY_MS = [1000, 2000, 5000, 10000, 30000];
 
 export function isUnfinished(job: Job | null): boolean {
@@ -49,6 +51,7 @@ async function follow(
   found: (job: Job) => void,
   failed: (error: ApiError | null) => void,
 ): Promise<void> {
+  if (!ID.test(id)) return failed(new ApiError(404, `no such job: ${id}`));
   for (let tries = 0; !signal.aborted; tries++) {
     try {
       let job = await json<Job>(`jobs/${id}`, { signal });
@@ -81,13 +84,18 @@ function pause(tries: number): Promise<void> {
   return new Promise((done) => setTimeout(done, RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]));
 }
 
-/** The figures of the complete methods so far, asked for when units are finished, one request at a time. */
+/**
+ * The figures of the complete methods so far, asked for when units are finished, one request at a time.
+ * A job has none before its first method is complete: requests begin where one may be, and wait longer after each refusal.
+ */
 export function useResult(job: Job | null): Result | null {
   const [result, setResult] = useState<Result | null>(null);
   const [busy, setBusy] = useState(false);
   const [read, setRead] = useState("");
   const [tries, setTries] = useState(0);
-  const wanted = job?.units_done && job.state !== "queued" ? `${job.id} ${job.state} ${job.units_done}` : "";
+  const [after, setAfter] = useState(0);
+  const isDue = job && job.state !== "queued" && (!isUnfinished(job) || job.units_done >= Math.max(after, unitsOfOneMethod(job)));
+  const wanted = isDue && job.units_done ? `${job.id} ${job.state} ${job.units_done}` : "";
   useEffect(() => {
     if (!wanted || busy || wanted === read) return;
     setBusy(true);
@@ -97,8 +105,10 @@ export function useResult(job: Job | null): Result | null {
           setResult(found);
           return true;
         },
-        // A refusal: no method is complete yet, and the next unit asks again. Else the server restarts.
-        (failure) => isFinal(asApiError(failure)) || pause(tries).then(() => false),
+        (failure) => {
+          setAfter(2 * job!.units_done);
+          return isFinal(asApiError(failure)) || pause(tries).then(() => false); // not final: the server restarts
+        },
       )
       .then((answered) => {
         if (answered) setRead(wanted);
@@ -107,4 +117,9 @@ export function useResult(job: Job | null): Result | null {
       });
   }, [wanted, busy, read]);
   return result;
+}
+
+/** Fewest units before a method can be complete, if each has as many; 0 where the methods are not known. */
+function unitsOfOneMethod({ units_total, request }: Job): number {
+  return Array.isArray(request.methods) ? units_total / request.methods.length : 0;
 }
