@@ -9,6 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from service.settings import Settings
 from tests.service.serving import wait_for
 from tests.service.ui.conftest import Visits, playwright
 
@@ -43,9 +44,9 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
     url, _ = demo
     forget(url)
     page = visits.open(url)
-    prepared(page, 384)
     refused: list[str] = []
     page.on("response", lambda answer: refused.append(answer.url) if answer.status == 409 else None)
+    prepared(page, 384)
     expect(page.get_by_text(re.compile(r"[\d,]+ tokens in at most \d+ units"))).to_be_visible()
     page.get_by_role("button", name="Estimate the time").click()
     expect(page.get_by_text(re.compile(r"units, about [\d.]+ (s|min)"))).to_be_visible()
@@ -55,8 +56,8 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
     page.reload()
     expect(page.locator(".job")).to_have_count(3)
     done(page)
-    verdict = page.get_by_role("region", name="Recommendation")
     assert len(refused) <= 6, "two for each job, however many units it has"
+    verdict = page.get_by_role("region", name="Recommendation")
     expect(verdict.locator(".words p").first).to_have_text(re.compile(r"^For 384 tokens (use self_extend|keep)"))
     curve = page.get_by_role("region", name="Perplexity")
     expect(curve.locator(".main-svg").first).to_be_visible()
@@ -92,17 +93,51 @@ def test_a_job_is_cancelled_and_resumed(demo: tuple[str, FastAPI], visits: Visit
 def test_errors_are_beside_the_control(demo: tuple[str, FastAPI], visits: Visits) -> None:
     page = visits.open(demo[0])
     prepared(page, 1)
-    expect(page.get_by_label("Target length, tokens")).to_have_accessible_description(re.compile("must be at least 2"))
+    expect(page.get_by_label("Target length, tokens")).to_have_accessible_description(
+        re.compile("must be a whole number from 64 to 2,097,151, not 1$")
+    )
     page.get_by_label("Target length, tokens").fill("512")
     page.get_by_label("Encodings").fill("default yarm")
     expect(page.get_by_label("Encodings")).to_have_accessible_description(re.compile("yarm: unknown method 'yarm'"))
     page.get_by_label("Encodings").fill("default")
     page.get_by_label("Text", exact=True).select_option("own")
     expect(page.get_by_label("Your text")).to_have_accessible_description(re.compile("needs at least 1 character"))
-    page.get_by_label("Or choose a text file").set_input_files(
+    file = page.get_by_label("Or choose a text file")
+    file.set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": b"\x89PNG\r\n\x00"})
+    expect(file).to_have_accessible_description("a.png is not a text in UTF-8.")
+    long = b"a" * (Settings.model_fields["max_text_bytes"].default + 1)
+    file.set_input_files({"name": "long.txt", "mimeType": "text/plain", "buffer": long})
+    expect(file).to_have_accessible_description("long.txt is too long: a text may have 2,097,152 characters.")
+    file.set_input_files(
         {"name": "a.txt", "mimeType": "text/plain", "buffer": b"The ropes of the ways are long. " * 400}
     )
     expect(page.get_by_label("Your text")).to_have_value(re.compile("^The ropes"))
     expect(page.get_by_text(re.compile(r"tokens in at most \d+ units"))).to_be_visible()
     page.reload()
     expect(page.get_by_label("Your text")).to_have_value(re.compile("^The ropes"))
+
+
+def test_jobs_before_a_refusal_are_kept_and_a_correction_removes_it(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = demo
+    page = visits.open(url)
+    prepared(page, 384)
+    error = {"error": {"message": "methods: not now", "param": "methods", "code": None}}
+    page.route(f"{url}/jobs", lambda route: route.fulfill(status=400, json=error))
+    page.route(f"{url}/jobs", lambda route: route.continue_(), times=1)
+    page.get_by_role("button", name="Measure").click()
+    expect(page.get_by_label("Encodings")).to_have_accessible_description(re.compile("not now"))
+    expect(page.locator(".job")).to_have_count(1)
+    page.get_by_label("Encodings").fill("default")
+    expect(page.get_by_label("Encodings")).to_have_accessible_description("Short forms with spaces between them")
+    forget(url)
+
+
+def test_the_size_is_asked_for_again(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(demo[0])
+    page.route("**/jobs/plan", lambda route: route.abort())
+    prepared(page, 384)
+    expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached.")
+    page.unroute("**/jobs/plan")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_text(re.compile(r"tokens in at most \d+ units"))).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)

@@ -6,10 +6,13 @@ import { compared } from "../generate/examples";
 import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
-import { bodies, type Body, FIGURES, pace, type Size, sizeOf, timed, TITLES } from "./bodies";
+import { bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, timed, TITLES } from "./bodies";
 
 export const TAB = "reach";
 const OWN = "own";
+/** As the server has it unless ROPEWAY_MAX_TEXT_BYTES is set; a test compares. */
+const MOST_CHARACTERS = 2 ** 21;
+const MOST_BYTES_EACH = 4;
 const TEXTS: [string, string][] = [
   ["persuasion", "Persuasion, a novel by Jane Austen"],
   ["python-reference", "The reference of the Python language"],
@@ -29,24 +32,16 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
   const model = models.find((one) => one.id === settings.model) ?? models[0]!;
   const methods = settings.methods.split(/\s+/).filter(Boolean);
   const input = settings.text === OWN ? settings.own : settings.text;
-  const wanted = bodies(model, methods, numberOf(settings.target), input);
-  const { size, left, error, time } = useSize(model, wanted);
-  const [failure, setFailure] = useState<ApiError | null>(null);
-  const [starting, setStarting] = useState(false);
-  const errors = failure ?? error ? byField((failure ?? error)!, ["methods", "lengths", "length", "input", "model"]) : null;
+  const target = numberOf(settings.target);
+  const problem = problemOf(target);
+  const wanted = problem ? [] : bodies(model, methods, target as number | undefined, input);
+  const { size, left, error, time, again } = useSize(model, wanted);
+  const { failure, starting, start } = useStart(wanted, (jobs) => change({ jobs, detached: [] }));
+  const shown = failure ?? error;
+  const errors = shown ? byField(shown, ["methods", "lengths", "length", "input", "model"]) : null;
+  const targetError = problem ?? errors?.get("lengths") ?? errors?.get("length");
+  const retry = shown && (shown.status === 0 || shown.status >= 500) ? (failure ? start : again) : undefined;
 
-  const start = async () => {
-    setStarting(true);
-    try {
-      const jobs: string[] = [];
-      for (const body of wanted) jobs.push(`${body.evaluation}:${(await json<{ id: string }>("jobs", { body })).id}`);
-      setFailure(null);
-      change({ jobs, detached: [] });
-    } catch (refused) {
-      setFailure(asApiError(refused));
-    }
-    setStarting(false);
-  };
   return (
     <div class="reach">
       <form
@@ -60,7 +55,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
             error={settings.text === OWN ? undefined : errors?.get("input")} />
           <Input label="Target length, tokens" number value={settings.target} placeholder={count(4 * model.trained_length)}
             hint={`The model was trained on ${count(model.trained_length)}`} set={(target) => change({ target })}
-            error={errors?.get("lengths") ?? errors?.get("length")} />
+            error={targetError?.replace(/^\d+: /, "")} />
           {models.length > 1 && (
             <Select label="Model" value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")}
               options={models.map((one) => [one.id, one.id])} />
@@ -70,11 +65,11 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
         <Input label="Encodings" value={settings.methods} error={errors?.get("methods")?.replace(/^\d+/, (index) => methods[Number(index)] ?? index)}
           hint="Short forms with spaces between them" set={(text) => change({ methods: text })} />
         <div class="actions">
-          <button type="submit" class="main" disabled={starting}>Measure</button>
+          <button type="submit" class="main" disabled={starting > 0}>Measure</button>
           <Copy label="Copy link" text={() => location.href} />
-          <Estimate size={size} left={left} time={time} />
+          {starting ? <Starting number={starting} of={wanted.length} /> : <Estimate size={size} left={left} time={time} />}
         </div>
-        <Problem text={errors?.get("")} />
+        <Problem text={errors?.get("")} again={retry} />
       </form>
       {settings.jobs.length > 0 && <p class="hint">The jobs go on without this page: close it, and open its link later.</p>}
       <div class="measured">
@@ -91,8 +86,53 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
   );
 }
 
+/** The text of a file, or why it is none. Others would stop the page for seconds, and the server would refuse them. */
+async function textOf(file: File): Promise<{ text: string; problem?: string }> {
+  const long = { text: "", problem: `${file.name} is too long: a text may have ${count(MOST_CHARACTERS)} characters.` };
+  if (file.size > MOST_BYTES_EACH * MOST_CHARACTERS) return long;
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    if (text.includes("\0")) throw new TypeError("binary");
+    return text.length > MOST_CHARACTERS ? long : { text };
+  } catch {
+    return { text: "", problem: `${file.name} is not a text in UTF-8.` };
+  }
+}
+
+function Starting({ number, of }: { number: number; of: number }) {
+  return <span class="hint" role="status">Starting job {number} of {of}</span>;
+}
+
+/** Starts the jobs one after the other: `started` gets all so far each time. A refusal is forgotten when the bodies change. */
+function useStart(wanted: Body[], started: (jobs: string[]) => void) {
+  const [failure, setFailure] = useState<ApiError | null>(null);
+  const [starting, setStarting] = useState(0);
+  useEffect(() => setFailure(null), [JSON.stringify(wanted)]);
+  const start = async () => {
+    setFailure(null);
+    const jobs: string[] = [];
+    try {
+      for (const body of wanted) {
+        setStarting(jobs.length + 1);
+        jobs.push(`${body.evaluation}:${(await json<{ id: string }>("jobs", { body })).id}`);
+        started([...jobs]);
+      }
+    } catch (refused) {
+      setFailure(asApiError(refused));
+    }
+    setStarting(0);
+  };
+  return { failure, starting, start };
+}
+
 function Own({ text, error, set }: { text: string; error: string | undefined; set: (text: string) => void }) {
-  const read = (files: FileList | null | undefined) => files?.[0]?.text().then(set);
+  const [problem, setProblem] = useState<string | undefined>();
+  const read = async (files: FileList | null) => {
+    if (!files?.[0]) return;
+    const found = await textOf(files[0]);
+    setProblem(found.problem);
+    if (!found.problem) set(found.text);
+  };
   return (
     <>
       <Field label="Your text" error={error} hint="Type it, paste it, or drop a file here. It stays in this browser until you measure.">
@@ -109,7 +149,7 @@ function Own({ text, error, set }: { text: string; error: string | undefined; se
           />
         )}
       </Field>
-      <Field label="Or choose a text file">
+      <Field label="Or choose a text file" error={problem}>
         {(control) => <input {...control} type="file" accept="text/*,.md,.txt" onChange={(event) => read(event.currentTarget.files)} />}
       </Field>
     </>
@@ -133,10 +173,13 @@ function useSize(model: Model, wanted: Body[]) {
   const [error, setError] = useState<ApiError | null>(null);
   const [paces, setPaces] = useState<Record<string, number>>({});
   const [timing, setTiming] = useState(false);
+  const [tries, setTries] = useState(0);
   const asked = JSON.stringify(wanted);
   useEffect(() => void pace(model.id).then(setPaces, () => {}), [model.id]);
   useEffect(() => {
     const leaving = new AbortController();
+    setError(null);
+    if (!wanted.length) return setSizes(null);
     const ask = () =>
       Promise.all(wanted.map((body) => sizeOf(body, leaving.signal))).then(
         (found) => {
@@ -154,7 +197,7 @@ function useSize(model: Model, wanted: Body[]) {
       clearTimeout(timer);
       leaving.abort();
     };
-  }, [asked]);
+  }, [asked, tries]);
   const known = wanted.every((body) => body.evaluation in paces);
   const left = timing ? "timing" : sizes && known ? sizes.reduce((sum, size, i) => sum + size.tokens * paces[wanted[i]!.evaluation]!, 0) : null;
   const time = async () => {
@@ -171,7 +214,7 @@ function useSize(model: Model, wanted: Body[]) {
     setTiming(false);
   };
   const size = sizes && { units: total(sizes, "units"), tokens: total(sizes, "tokens") };
-  return { size, left: left as number | null | "timing", error, time };
+  return { size, left: left as number | null | "timing", error, time, again: () => setTries((before) => before + 1) };
 }
 
 function total(sizes: Size[], name: keyof Size): number {

@@ -1,17 +1,28 @@
 // The jobs behind the question how far a model reads, their size, and how long they will take.
 import { json } from "../api";
+import { count } from "../controls";
 import type { Job } from "../jobs/follow";
 import type { Model } from "../types";
 
 export type Body = { evaluation: string } & Record<string, unknown>;
 
 const WINDOWS = 4;
+const SHORTEST = 64;
+/** The server takes budgets below 2^24 tokens. */
+const LONGEST = Math.floor((2 ** 24 - 1) / (2 * WINDOWS));
+
+/** The problem of a target length, if there is one: one message instead of one for each job. */
+export function problemOf(target: number | string | undefined): string | undefined {
+  if (target === undefined) return undefined;
+  const fits = Number.isInteger(target) && Number(target) >= SHORTEST && Number(target) <= LONGEST;
+  return fits ? undefined : `must be a whole number from ${SHORTEST} to ${count(LONGEST)}, not ${target}`;
+}
 
 /** Perplexity of the same tokens at every length, recall of passkeys, and the recommendation. */
-export function bodies(model: Model, methods: string[], target: unknown, input: string): Body[] {
-  const length = typeof target === "number" ? target : 4 * model.trained_length;
+export function bodies(model: Model, methods: string[], target: number | undefined, input: string): Body[] {
+  const length = target ?? 4 * model.trained_length;
   const common = { model: model.id, methods };
-  const lengths = typeof target === "string" ? [target] : doubling(model.trained_length, length);
+  const lengths = doubling(model.trained_length, length);
   return [
     { evaluation: "perplexity", ...common, lengths, input, protocol: "tail", max_tokens: WINDOWS * length },
     { evaluation: "passkey", ...common, lengths, depths: [0, 0.5, 1], samples: 2 },
