@@ -23,7 +23,7 @@ export function Use({ models }: { models: Model[]; methods: Method[] }) {
     <div>
       <div class="row">
         <Input label="Encoding" value={settings.pe} list="methods" set={(pe) => change({ pe })} error={errors?.get("pe")} />
-        <Input label="Longest text, tokens" number value={settings.length} placeholder="by the encoding"
+        <Input label="Longest text, tokens" number value={settings.length} placeholder={errors?.get("length") ? "" : "by the encoding"}
           set={(length) => change({ length })} error={errors?.get("length")} />
         {models.length > 1 && (
           <Select label="Model" value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")}
@@ -36,7 +36,7 @@ export function Use({ models }: { models: Model[]; methods: Method[] }) {
       <div class="cards">
         {snippets(settings.pe, model.id, Boolean(access.key)).map((one) => <Card key={one.name} title={one.name} text={one.text} />)}
       </div>
-      <h3 class="title">With other systems</h3>
+      {answers.length > 0 && <h3 class="title">With other systems</h3>}
       <div class="cards">{answers.map((one) => <Export key={one.target} answer={one} />)}</div>
     </div>
   );
