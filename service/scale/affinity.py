@@ -36,6 +36,9 @@ def affinity_key(head: bytes, tenant: str) -> str | None:
 def _start(body: dict[str, Any]) -> Any:
     if isinstance(messages := body.get("messages"), list) and messages:
         return json.dumps(messages[:2], sort_keys=True)[:PREFIX_CHARS]
+    if given := body.get("input"):
+        first = given[:2] if isinstance(given, list) else given
+        return json.dumps([body.get("instructions"), first], sort_keys=True)[:PREFIX_CHARS]
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]  # of several prompts, the first

@@ -30,7 +30,7 @@ OF_SERVE = "/-/"
 REMOVED = (AFFINITY_HEADER, "x-request-timeout-seconds", "x-request-disconnect-disabled", "serve_multiplexed_model_id")
 """Request headers that steer Serve: no client may send them."""
 
-ROUTED = ("/generate", "/v1/completions", "/v1/chat/completions")
+ROUTED = ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses")
 """Paths whose prompts have cached prefixes."""
 
 READ_S = 2.0

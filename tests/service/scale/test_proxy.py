@@ -131,6 +131,12 @@ class TestAffinityKey:
             messages=[{"role": "user", "content": same + "c"}]
         )
 
+    def test_instructions_and_the_start_of_the_input_decide(self) -> None:
+        one = key(instructions="Be short.", input="a" * 300 + "b")
+        assert one == key(instructions="Be short.", input="a" * 300 + "c")
+        others = [key(input="a" * 300), key(instructions="Be long.", input="a" * 300), key(input=[{"role": "user"}])]
+        assert len({one, *others}) == 4
+
     def test_other_prefixes_in_the_cache_are_other_keys(self) -> None:
         bodies = [{}, {"cache_salt": "s"}, {"model": "m"}, {"pe": "yarn:4"}, {"pe": {"method": "yarn", "factor": 4}}]
         assert len({key(prompt="a", **body) for body in bodies}) == len(bodies)
