@@ -37,6 +37,16 @@ OF_A_METHOD = ("/methods/{name}/frequencies", "/methods/{name}/frequencies.png")
 TEXT: dict[str, Any] = TypeAdapter(str).json_schema()
 SCALARS = {"number", "integer", "boolean", TEXT["type"]}
 
+IN_BRIEF: dict[str, Any] = {
+    "type": "object",
+    "title": "A method and its parameters",
+    "description": "`GET /methods` lists the methods, `GET /methods/{name}` has the schema of the parameters.",
+    "properties": {"method": {**TEXT, "enum": list(METHODS)}},
+    "required": ["method"],
+    "examples": [SAMPLE],
+}
+"""Any encoding as an object."""
+
 
 def arranged(document: dict[str, Any], *, keys_asked_for: bool) -> dict[str, Any]:
     """``document`` itself, as FastAPI makes it, changed in place."""
@@ -53,6 +63,20 @@ def arranged(document: dict[str, Any], *, keys_asked_for: bool) -> dict[str, Any
                 parameter |= {"schema": {**TEXT, "enum": list(METHODS)}, "example": SAMPLE["method"]}
         given += _parameters_of_methods()
     return document
+
+
+def in_brief(document: dict[str, Any]) -> dict[str, Any]:
+    """A copy of ``document`` that names the methods without their schemas, for Swagger UI.
+
+    It expands every schema of an open operation, which took minutes: methods are parts of methods.
+    """
+    components = document["components"]
+    encoding = components["schemas"]["PositionEncoding"]
+    forms = [IN_BRIEF if "discriminator" in form else form for form in encoding["anyOf"]]
+    schemas = {**components["schemas"], "PositionEncoding": {**encoding, "anyOf": forms}}
+    whole = "Encodings are in brief here; [openapi.json](openapi.json) has the schemas of all methods."
+    about = {**document["info"], "description": f"{document['info']['description']}\n\n{whole}"}
+    return {**document, "info": about, "components": {**components, "schemas": schemas}}
 
 
 def _title(operation: dict[str, Any]) -> None:

@@ -53,6 +53,23 @@ def test_the_page_asks_no_other_host(client: httpx.Client) -> None:
     assert client.get("/redoc").status_code == 404
 
 
+def test_the_page_shows_encodings_in_brief_and_the_rest_in_full(document: dict[str, Any], client: httpx.Client) -> None:
+    page = client.get("/docs").text
+    assert page.count('<html lang="en">') == 1
+    assert "url: 'docs/openapi.json'" in page
+    shown = client.get("/docs/openapi.json").json()
+    schemas, whole = shown["components"]["schemas"], document["components"]["schemas"]["PositionEncoding"]
+    brief = schemas["PositionEncoding"]["anyOf"][1]
+    assert brief["properties"]["method"]["enum"] == list(METHODS)
+    for example in brief["examples"]:
+        assert client.post("/generate", json={"prompt": "a", "pe": example}).status_code == 200
+    schemas["PositionEncoding"]["anyOf"][1] = whole["anyOf"][1]
+    about = document["info"]["description"]
+    assert shown["info"]["description"].startswith(about)
+    shown["info"]["description"] = about
+    assert shown == document, "nothing else differs"
+
+
 def test_assets_are_served_once(client: httpx.Client) -> None:
     first = client.get("/docs/assets/swagger-ui-bundle.js")
     again = client.get("/docs/assets/swagger-ui-bundle.js", headers={"If-None-Match": first.headers["etag"]})

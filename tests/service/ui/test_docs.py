@@ -1,0 +1,27 @@
+"""The page of the API's documentation: Swagger UI expands the schemas of an operation when it is opened."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import FastAPI
+
+from tests.service.ui.conftest import Visits, playwright
+
+expect = playwright.expect
+
+OPENS_S = 10.0
+"""One to two seconds on a free processor."""
+
+
+def test_operations_open_at_once(visits: Visits, tiny: tuple[str, FastAPI]) -> None:
+    page = visits.open(f"{tiny[0]}/docs")
+    expect(page.locator("html")).to_have_attribute("lang", "en")
+    for path in ("/generate", "/sweep"):
+        operation = page.locator(".opblock-post", has=page.locator(f'[data-path="{path}"]'))
+        expect(operation).to_be_visible()
+        began = time.perf_counter()
+        operation.locator(".opblock-summary-control").click()
+        expect(operation.locator(".responses-wrapper")).to_be_visible()
+        page.evaluate("new Promise(requestAnimationFrame)")
+        assert time.perf_counter() - began < OPENS_S, path
