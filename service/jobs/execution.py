@@ -83,7 +83,7 @@ class Execution:
             return None
         try:
             job = await self._planned(claimed)
-            finished = await self._store_call(self._queue.begin, number, job.keys, job.plan.tokens)
+            finished = await self._store_call(self._queue.begin, number, job.keys, job.plan.cost)
             self._jobs.active[number] = job
             log.info("job_started", job=job.id, units=len(job.keys), finished=len(finished))
             await self._go_on(job, set(range(len(job.keys))) - finished)
@@ -240,7 +240,7 @@ class Execution:
             return
         in_order = [outcomes[position] for position in positions]
         if job.plan.in_stages and await self._beside(job.extend, in_order):
-            finished = await self._store_call(self._queue.begin, job.number, job.keys, job.plan.tokens)
+            finished = await self._store_call(self._queue.begin, job.number, job.keys, job.plan.cost)
             await self._go_on(job, set(range(len(job.keys))) - finished)
             return
 

@@ -49,7 +49,7 @@ async def plan(body: Annotated[AnyRequest, Body(openapi_examples=EXAMPLES)], req
     body = await with_methods(body, request)
     await admit(request, [])
     planned = await state.workers.run(plan_of, body, state.models, state.settings)
-    return PlanInfo(units=len(planned.units), tokens=planned.tokens)
+    return PlanInfo(units=planned.cost.units, tokens=planned.tokens)
 
 
 @router.get("", response_model=JobList)

@@ -55,7 +55,7 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
     log_prompts(request, body.texts())
     await rate.charge(plan.tokens)
     names = sorted({unit.subject.model for unit in plan.units})
-    size = {"units": len(plan.units), "tokens": plan.tokens}
+    size = {"units": plan.cost.units, "tokens": plan.tokens}
     job = await stored(request, store.add, tenant, body, models=names, idempotency_key=key, **size)
     runner.notify()
     return accepted(job, request)

@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, sel
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, undefer
 
+from service.evaluation.cost import Cost
 from service.evaluation.unit import Outcome
 from service.jobs.records import UNFINISHED, JobState
 from service.jobs.storage import outcomes, results, units
@@ -129,8 +130,8 @@ class JobQueue:
                 return None
             return Claimed(number, job.id, job.tenant, job.request)
 
-    def begin(self, number: int, keys: Sequence[str], tokens: int) -> set[int]:
-        """Note the plan's size; returns the positions that are finished already.
+    def begin(self, number: int, keys: Sequence[str], cost: Cost) -> set[int]:
+        """Note the plan's cost; returns the positions that are finished already.
 
         Units finished under an older plan (another model, other code) do not count.
 
@@ -139,7 +140,7 @@ class JobQueue:
         """
         with self._database.writing() as session:
             job = self._owned(session, number)
-            job.units_total, job.tokens_total = len(keys), tokens
+            job.units_total, job.tokens_total = cost.units, cost.tokens
             found = units.finished_keys(session, number)
             valid = {p for p, key in found.items() if p < len(keys) and keys[p] == key}
             units.remove_finished(session, job, found.keys() - valid)

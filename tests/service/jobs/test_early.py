@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.cost import Cost
 from service.evaluation.unit import Plan
 from service.jobs.storage.queue import Recorded
 from service.jobs.storage.refusals import JobDone, UnknownJob
@@ -33,6 +34,9 @@ LONG: dict[str, Any] = {
     "reuse": False,
 }
 """Three units of a hundred windows and more."""
+
+STAGED = [{"method": "yarn", "factor": factor} for factor in (1.0, 1.5, 2.0, 2.5, 3.0)]
+"""Candidates of a recommendation in several rounds."""
 
 PACKED = Packed("perplexity", b"packed")
 
@@ -163,7 +167,7 @@ class TestStore:
         resumed = store.resume("anna", job.id)
         assert (resumed.state, resumed.error, resumed.units_done) == ("queued", None, 2)
         assert queue.claim(number) is not None
-        queue.begin(number, [f"{position:064}" for position in range(6)], 384)
+        queue.begin(number, [f"{position:064}" for position in range(6)], Cost(384, 6, 6))
         assert [done.number for done in store.done_units(job.id)] == [1, 2]
 
     def test_only_its_owner_resumes_a_job_and_only_once_it_has_ended(self, store: JobStore) -> None:
@@ -241,5 +245,10 @@ def test_a_plan_is_that_of_the_job(client: httpx.Client) -> None:
     made = job(client, submitted(client))
     client.delete(f"/jobs/{made['id']}")
     assert planned == {"units": made["units_total"], "tokens": made["tokens_total"]}
+    staged = {"evaluation": "recommend", "input": TEXT[:9000], "length": 128, "windows": 4, "methods": STAGED}
+    bound = client.post("/jobs/plan", json=staged).json()
+    made = job(client, client.post("/jobs", json=staged).json()["id"])
+    ended = done(client, made["id"])
+    assert made["units_total"] == bound["units"] >= ended["units_total"] == ended["units_done"]
     refused = client.post("/jobs/plan", json=LONG | {"methods": ["yarm"]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "methods.0")

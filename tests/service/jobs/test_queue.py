@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import select, text, update
 from structlog.testing import CapturingLogger
 
+from service.evaluation.cost import Cost
 from service.jobs.storage import outcomes
 from service.jobs.storage.abandoned import MOST_CLAIMS
 from service.jobs.storage.outcomes import pack, unpack
@@ -28,7 +29,7 @@ class TestWork:
     def test_finished_units_are_counted_and_numbered_once(self, store: JobStore) -> None:
         queue = queue_of(store)
         job, number = claimed(store, queue)
-        assert queue.begin(number, [f"{n:064}" for n in range(6)], 360) == set()
+        assert queue.begin(number, [f"{n:064}" for n in range(6)], Cost(360, 6, 6)) == set()
         enter(queue, number, range(6))
         assert taken(queue, number) == list(range(6))
         for _ in range(2):  # an answer that got lost is asked for again
@@ -53,7 +54,7 @@ class TestWork:
         job, number = claimed(store, queue)
         queue.record(number, [unit(0), unit(1), unit(2, data=None)])
         keys = [f"{0:064}", "other", f"{2:064}"]
-        assert queue.begin(number, keys, 180) == {0, 2}
+        assert queue.begin(number, keys, Cost(180, 3, 3)) == {0, 2}
         found = store.get("anna", job.id)
         assert (found.units_done, found.units_reused, found.tokens_done, found.seconds) == (2, 1, 120, 0.5)
 
@@ -61,7 +62,7 @@ class TestWork:
         queue = queue_of(store)
         job, number = claimed(store, queue)
         queue.record(number, [unit(0), unit(1), unit(2)])
-        queue.begin(number, [f"{0:064}", "other", "another"], 180)
+        queue.begin(number, [f"{0:064}", "other", "another"], Cost(180, 3, 3))
         assert [done.number for done in store.done_units(job.id)] == [1]
         queue.record(number, [unit(1, key="other"), unit(2, key="another")])
         assert [done.number for done in store.done_units(job.id, after=3)] == [4, 5]
@@ -98,7 +99,7 @@ class TestWork:
         assert store.done_units(job.id) == []
         assert queue.outcome(unit(0).key) is not None
         with pytest.raises(LeaseLost):
-            queue.begin(number, [], 0)
+            queue.begin(number, [], Cost())
 
     def test_removing_takes_the_units_along(self, store: JobStore) -> None:
         queue = queue_of(store)
@@ -161,7 +162,7 @@ class TestLeases:
         assert not elsewhere.finish(number, Packed("perplexity", b""))
         assert not elsewhere.fail(number, "late", "too late")
         with pytest.raises(LeaseLost):
-            elsewhere.begin(number, [], 0)
+            elsewhere.begin(number, [], Cost())
 
     def test_a_process_that_has_ended_leaves_its_job_at_once(self, store: JobStore) -> None:
         said = subprocess.run([sys.executable, "-c", DEAD], capture_output=True, text=True, check=True, env=os.environ)

@@ -27,7 +27,7 @@ only_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def added(store: JobStore, models: ModelRegistry, settings: Settings) -> tuple[str, RecommendPlan]:
     request = RecommendRequest.model_validate(BODY)
     plan = plan_of(request, models, settings)
-    size = {"units": len(plan.units), "tokens": plan.tokens}
+    size = {"units": plan.cost.units, "tokens": plan.tokens}
     return store.add("anna", request, models=["tiny"], **size).id, plan
 
 
@@ -43,10 +43,13 @@ async def test_a_job_grows_and_equals_the_evaluation(
 ) -> None:
     job_id, plan = added(store, models, job_settings)
     expected = in_one_run(plan)
-    async with running(store, models, job_settings):
-        await until_done(store, job_id)
-    job = store.get("anna", job_id)
+    totals = {plan.cost.units}
+    async with running(store, models, job_settings), asyncio.timeout(60):
+        while (job := store.get("anna", job_id)).state in ("queued", "running"):
+            totals.add(job.units_total)
+            await asyncio.sleep(0.001)
     assert job.state == "done", job.error
+    assert max(totals) == plan.cost.units, "a total is a bound: units are never added to it"
     assert result_of(store, "anna", job_id).numbers() == expected
     assert job.units_done == job.units_total > len(plan.units)
     assert job.tokens_done == job.tokens_total == expected["tokens_read"] <= plan.tokens
