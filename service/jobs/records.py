@@ -26,7 +26,7 @@ class JobError(BaseModel):
 class JobInfo(BaseModel):
     """A job and how far it has got. Times are UTC; tokens are those that the passes of its units read.
 
-    The totals of an evaluation in stages are the most that it can take, and shrink as its stages become known.
+    The totals of an evaluation in stages are the most that it can take, until all stages are known.
 
     ``tokens_done`` counts the units at work in this process too. ``seconds`` were spent measuring, whatever the clock
     says; ``seconds_left`` is an estimate from them.
