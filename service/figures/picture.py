@@ -12,7 +12,8 @@ from service.evaluation.results import Row
 from service.evaluation.tables import csv_text
 from service.figures.drawing.raster import png
 
-CONFIG = {"responsive": True, "displaylogo": False}
+CONFIG = {"responsive": True, "displaylogo": False, "showSendToCloud": False}
+"""Plotly's own bar would offer to upload the figure to its maker."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ window.drawFigure = (div, { data, wide, narrow }, colours, { isNarrow, isDark })
   const shown = structuredClone([data, isNarrow ? narrow : wide]);
   const [traces, { height, ...layout }] = isDark ? darkened(shown, "") : shown;
   div.style.height = `${height}px`; // a resized figure takes the height of its place, and forgets its own
-  return Plotly.newPlot(div, traces, layout, { responsive: true, displaylogo: false });
+  // Without a pointer that hovers, Plotly's bar would always lie on the titles of the panels.
+  const displayModeBar = matchMedia("(hover: hover)").matches && "hover";
+  const config = { responsive: true, displaylogo: false, showSendToCloud: false, displayModeBar };
+  return Plotly.newPlot(div, traces, layout, config);
 };
 (() => {
   const scripts = Array.from(document.querySelectorAll("script[data-figure]"));
