@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 import plotly.graph_objects as go
 
-from service.figures.drawing.charts import CHAR, GAP, LINE
+from service.figures.drawing.charts import GAP, LINE
 
 NARROW = 340
 """Width of a figure on a telephone, pixels."""
+SAMPLE = 50
+"""Width of the line before a name of a legend, pixels."""
 TITLES = 56
 """Height of the titles of a figure, pixels."""
 LEFT, RIGHT = 56, 12
@@ -68,16 +69,16 @@ def _in_legend(trace: Any) -> bool:
 
 
 def _legend_below(layout: Layout, names: list[str]) -> int:
-    """Put the legend under the axes; returns its height in pixels."""
-    widest = max(50 + CHAR * len(html.unescape(name)) for name in names)
+    """Put the legend under the axes, a name per line whatever its font; returns its height in pixels."""
     title = layout["legend"].get("title")
-    lines = -(-len(names) // max(1, int(NARROW // widest))) + bool(title)
+    height = (len(names) + bool(title)) * LINE + 8
     layout["legend"] = {
         **({"title": {**title, "side": "top"}} if title else {}),
-        **{"orientation": "h", "x": 0, "xref": "container", "xanchor": "left"},
-        **{"y": 0, "yref": "container", "yanchor": "bottom", "tracegroupgap": 2, "maxheight": lines * LINE + 8},
+        **{"orientation": "h", "entrywidth": NARROW - SAMPLE},
+        **{"x": 0, "xref": "container", "xanchor": "left"},
+        **{"y": 0, "yref": "container", "yanchor": "bottom", "tracegroupgap": 2, "maxheight": height},
     }
-    return lines * LINE + 8
+    return height
 
 
 def _stack(figure: go.Figure, layout: Layout) -> None:

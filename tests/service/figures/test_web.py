@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from service.figures import pictures_of
+from service.figures.drawing.charts import LINE
 from service.figures.drawing.style import COLOURS, DARK, FAINT, GRID, INK, PAPER
 from service.figures.web.layouts import NARROW, narrow, wide
 from service.figures.web.page import PLOTLY_FROM_A_PAGE, plot_page
@@ -100,6 +101,12 @@ class TestNarrow:
 
         assert heights(narrow(picture.figure)) == pytest.approx(heights(wide(picture.figure)), rel=0.01)
 
+    def test_the_legend_has_a_line_for_every_name(self) -> None:
+        picture = pictures("passkey")[1]
+        legend = narrow(picture.figure)["legend"]
+        assert legend["entrywidth"] > NARROW / 2, "two side by side need as much room as their letters are wide"
+        assert legend["maxheight"] >= LINE * len(examples.NAMES), "the rest would be hidden"
+
 
 class TestDark:
     def test_what_is_dark_ink_on_light_paper_has_another_colour(self) -> None:
@@ -116,6 +123,12 @@ class TestDark:
 
 
 class TestScript:
+    def test_figures_stay_on_the_page(self) -> None:
+        """Plotly's bar offers to upload them otherwise."""
+        shown = pictures("perplexity")[0]
+        for page in (plot_page(shown, PLOTLY_FROM_A_PAGE), shown._repr_html_().rpartition('"responsive"')[2]):
+            assert re.search(r'showSendToCloud"?: false', page)
+
     def test_a_page_of_the_server_is_small(self) -> None:
         picture = pictures("perplexity")[0]
         assert len(plot_page(picture, PLOTLY_FROM_A_PAGE)) < 40_000
