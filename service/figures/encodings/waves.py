@@ -19,8 +19,8 @@ from service.figures.encodings.positions import HEIGHT
 
 DIVERGING = ((0.0, COLOURS[0]), (0.5, "#f4f4f4"), (1.0, COLOURS[1]))
 """Colours from -1 to 1."""
-APART = 2.5
-"""Distance between two waves, in amplitudes."""
+APART = 3.0
+"""Distance between two waves, in amplitudes: their names are between them."""
 EDGE = 16
 """Margin below panels without axes, pixels."""
 NARROWEST = 0.12
@@ -41,7 +41,7 @@ def sinusoids_figure(inv_freq: Sequence[float], length: int, pairs: Sequence[int
     table = sinusoids(inv_freq, length)
     texts = "Sinusoidal position vectors", f"{2 * len(inv_freq)} dimensions: sine and cosine of {len(inv_freq)} pairs"
     titles = ["one column per position", "the sines of some pairs"]
-    figure = grid(titles, texts, columns=2, panel_height=HEIGHT, right=110, spacing=0.2)
+    figure = grid(titles, texts, columns=2, panel_height=HEIGHT, right=110, spacing=0.08)
     places = list(range(length))
     cells = go.Heatmap(x=places, y=list(range(table.shape[1])), z=table.T.tolist(), coloraxis="coloraxis")
     figure.add_trace(cells, row=1, col=1)
@@ -53,8 +53,10 @@ def sinusoids_figure(inv_freq: Sequence[float], length: int, pairs: Sequence[int
         line.update(mode="lines", line={"dash": "solid"}, showlegend=False)
         figure.add_trace(line, row=1, col=2)
     heights = [-APART * index for index in range(len(pairs))]
-    names = [f"pair {pair}<br>{turn(inv_freq[pair])}" for pair in pairs]
-    y = linear_axis("", heights[-1] - APART / 2, APART / 2, ticks=heights) | {"ticktext": names}
+    for pair, height in zip(pairs, heights, strict=True):
+        name = {"text": f"pair {pair}: {turn(inv_freq[pair])}", **NOTE, "yshift": 1}
+        figure.add_annotation(x=-0.5, y=height + 1, xanchor="left", yanchor="bottom", row=1, col=2, **name)
+    y = linear_axis("sine", heights[-1] - APART / 2, APART - 1, ticks=heights) | {"ticktext": [""] * len(pairs)}
     figure.update_yaxes(**y, row=1, col=2)
     figure.update_xaxes(**linear_axis("position", -0.5, length - 0.5), showgrid=False)
     bar = {"title": {"text": "value"}, "tickvals": [-1, 0, 1], "ticktext": ["-1", "0", "1"]}

@@ -24,7 +24,7 @@ from service.figures.encodings.similarity import (
     weights,
     word_vectors,
 )
-from service.figures.encodings.waves import rotation_figure, sinusoids, sinusoids_figure
+from service.figures.encodings.waves import APART, rotation_figure, sinusoids, sinusoids_figure
 from service.models.architecture import sinusoid
 from tests.patches.forward import written
 
@@ -92,9 +92,16 @@ def test_similarity_is_drawn_near_and_far() -> None:
 def test_sinusoids_are_the_demo_models() -> None:
     made = sinusoids([10_000.0 ** (-2 * i / 32) for i in range(16)], 50)
     assert torch.allclose(made, sinusoid(50, 32).double(), atol=1e-4)
-    cells, *waves = sinusoids_figure(plain().inv_freq, 50, (0, 8)).data
+    figure = sinusoids_figure(plain().inv_freq, 50, (0, 8))
+    cells, *waves = figure.data
     assert len(cells.z) == 2 * PAIRS
-    assert [wave.y[3] for wave in waves] == pytest.approx([math.sin(3.0), math.sin(0.3) - 2.5])
+    assert [wave.y[3] for wave in waves] == pytest.approx([math.sin(3.0), math.sin(0.3) - APART])
+    names = [note for note in figure.layout.annotations if note.text.startswith("pair")]
+    assert [(note.xref, note.x, note.xanchor, note.y) for note in names] == [
+        ("x2", -0.5, "left", 1.0),
+        ("x2", -0.5, "left", 1.0 - APART),
+    ], "beside the axis they lay on the heat map"
+    assert set(figure.layout.yaxis2.ticktext) == {""}
 
 
 def test_a_query_turns_by_its_frequency() -> None:
