@@ -24,6 +24,9 @@ from service.evaluation.sweep.results import Cost
 if TYPE_CHECKING:
     from service.policy.policy import Policy
 
+OTHERS = "Its perplexity is that of the ends of these windows, so the evaluation perplexity has other values."
+"""For readers who compare the two."""
+
 Verdict = Literal["recommended", "tied", "worse", "dropped", "windowed"]
 
 
@@ -172,7 +175,7 @@ class RecommendResult(EvaluationResult):
                 for method, at in ranked
             ],
             best=best,
-            caption=" ".join(self.answer.words[1:]),
+            caption=" ".join([*self.answer.words[1:], OTHERS]),
         )
 
     def ranked(self) -> list[tuple[RecommendMethod, AtLength]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from service.evaluation.formatting import percent
-from service.evaluation.recommend.results import AtLength, RecommendMethod, RecommendResult
+from service.evaluation.recommend.results import OTHERS, AtLength, RecommendMethod, RecommendResult
 from service.evaluation.results import Interval, Row, name_of
 from service.figures.drawing.axes import linear_axis
 from service.figures.drawing.bars import Bar, add_bars
@@ -22,7 +22,11 @@ class _Measure(NamedTuple):
     value: Callable[[AtLength], float]
     interval: Callable[[AtLength], Interval | None]
     text: Callable[[float], str]
+    caption: str
+    judged: bool
 
+
+WHISKERS = "Whiskers: 95 %."
 
 _MEASURES = (
     _Measure(
@@ -31,8 +35,19 @@ _MEASURES = (
         lambda at: at.difference,
         lambda at: at.difference_interval,
         lambda loss: f"{loss:+.3f}",
+        f"Loss over the windows that both have read; candidates that left early have read fewer. {WHISKERS} {OTHERS}",
+        judged=True,
     ),
-    _Measure("recall", "Recall of repeated tokens", lambda at: at.recall, lambda at: at.recall_interval, percent),
+    _Measure(
+        "recall",
+        "Recall of repeated tokens",
+        lambda at: at.recall,
+        lambda at: at.recall_interval,
+        percent,
+        "Share of the tokens of a repeated segment that the model predicts, over the windows that each has read. "
+        f"The recommendation is by loss, so another one may have more recall. {WHISKERS}",
+        judged=False,
+    ),
 )
 
 
@@ -66,8 +81,7 @@ def _bars(result: RecommendResult, measure: _Measure) -> Picture:
         }
         for bar, (method, at) in zip(bars, found, strict=True)
     ]
-    caption = "Loss over the windows that both have read; candidates that left early have read fewer. Whiskers: 95 %."
-    return Picture(measure.name, title, figure, rows, caption)
+    return Picture(measure.name, title, figure, rows, measure.caption)
 
 
 def _bar(result: RecommendResult, measure: _Measure, method: RecommendMethod, at: AtLength) -> Bar:
@@ -76,7 +90,7 @@ def _bar(result: RecommendResult, measure: _Measure, method: RecommendMethod, at
     return Bar(
         name=name_of(method, result),
         value=value,
-        text=f"{measure.text(value)}, {method.verdict}",
+        text=measure.text(value) + (f", {method.verdict}" if measure.judged else ""),
         look=result.methods.index(method),
         interval=None if interval is None else (interval.low, interval.high),
         best=method.verdict == "recommended",

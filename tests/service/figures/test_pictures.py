@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.evaluation.recommend.results import OTHERS
 from service.evaluation.results import Interval
 from service.figures import Picture, pictures_of
 from service.figures.drawing.style import COLOURS
@@ -48,6 +49,15 @@ class TestData:
             assert y == [bucket.nll_mean for bucket in method.nll_by_position]
             for at, bucket in zip(x, method.nll_by_position, strict=True):
                 assert bucket.start < at < bucket.stop
+
+    def test_recall_has_its_own_caption_and_no_verdict_about_loss(self) -> None:
+        loss, recall = named("recommend", "difference"), named("recommend", "recall")
+        assert loss.caption.startswith("Loss over the windows")
+        assert loss.caption.endswith(OTHERS)
+        assert recall.caption.startswith("Share of the tokens of a repeated segment")
+        texts = [[note.text for note in one.figure.layout.annotations if note.yref == "y"] for one in (loss, recall)]
+        assert [text.partition(", ")[2] for text in texts[0]][:2] == ["recommended", "worse"]
+        assert all(text.endswith(" %") for text in texts[1])
 
     def test_retrieval_by_length_and_depth(self) -> None:
         result = examples.passkey()
