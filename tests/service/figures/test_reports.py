@@ -152,15 +152,23 @@ class TestContents:
         assert asked["documents"] == "python-reference (5,000 tokens, 15,000 bytes)"
         assert asked["protocol"] == "curve"
 
+    @pytest.mark.parametrize("evaluation", EVERY)
+    def test_has_one_main_part_and_the_keyboard_reaches_all_that_scrolls(self, evaluation: str) -> None:
+        text = visible(report_of(EVERY[evaluation](), body={"input": "text"}))
+        assert text.count("<main>") == text.count("</main>") == 1
+        scrolling = re.findall(r'<(?:pre|div class="table")([^>]*)>', text)
+        assert len(scrolling) > 2
+        assert all(re.search(r'tabindex="0" role="region" aria-label(ledby)?="[^"]+"', one) for one in scrolling)
+
     def test_each_method_with_its_encoding(self) -> None:
-        blocks = re.findall(r"<summary>(.*?)</summary>\s*<pre>(.*?)</pre>", report("ruler"), re.DOTALL)
+        blocks = re.findall(r"<summary>(.*?)</summary>\s*<pre [^>]*>(.*?)</pre>", report("ruler"), re.DOTALL)
         told = {html.unescape(label): json.loads(html.unescape(encoding)) for label, encoding in blocks}
         assert told == {method.label: method.pe for method in examples.ruler().methods}
 
     def test_a_job_brings_its_body_and_its_times(self) -> None:
         body = {"evaluation": "ruler", "tasks": ["vt"], "input": "a < b & c"}
         text = report_of(examples.ruler(), job_of("f" * 32, body), include_text=True)
-        shown = re.search(r"How to reproduce.*?<pre>(.*?)</pre>", text, re.DOTALL)
+        shown = re.search(r"How to reproduce.*?<pre [^>]*>(.*?)</pre>", text, re.DOTALL)
         assert shown
         assert json.loads(html.unescape(shown[1])) == body
         asked = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))

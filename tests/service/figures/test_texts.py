@@ -28,7 +28,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 def body_on(page: str) -> Any:
-    shown = re.search(r"How to reproduce.*?<pre>(.*?)</pre>", page, re.DOTALL)
+    shown = re.search(r"How to reproduce.*?<pre [^>]*>(.*?)</pre>", page, re.DOTALL)
     assert shown
     return json.loads(html.unescape(shown[1]))
 
