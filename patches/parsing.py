@@ -12,9 +12,9 @@ from typing_extensions import TypeAliasType
 
 from patches.encoding.method import Method
 from patches.encoding.temperature import KINDS
-from patches.problems import Problem, problem, problems_of, unknown
+from patches.problems import Problem, problem, problems_of
 from patches.registry import FREQUENCIES, METHODS
-from patches.shorthand import from_text
+from patches.shorthand import from_text, unknown_method
 
 ENCODING_TAGS = frozenset({*METHODS, *KINDS})
 """Names in the locations of pydantic's errors that are no fields."""
@@ -79,7 +79,7 @@ def _reader(known: Mapping[str, type[Method]]) -> Callable[[Any], Any]:
             raise problem("missing_method", "required: the name of a method", "method")
         name = fields["method"]
         if not isinstance(name, str) or name not in METHODS:
-            raise problem("unknown_method", unknown("method", name, known), "method")
+            raise problem("unknown_method", unknown_method(name, known), "method")
         if name not in known:
             raise problem("no_schedule", f"{name} is no frequency schedule: there are {', '.join(known)}", "method")
         return fields

@@ -37,14 +37,23 @@ def problem(kind: str, message: str, field: str = "") -> PydanticCustomError:
     return PydanticCustomError(kind, "{message}", {"message": message, "field": field})
 
 
-def unknown(what: str, name: object, known: Collection[str]) -> str:
-    """``unknown method 'yarm': did you mean yarn?``, or all known names if none is near."""
-    return f"unknown {what} {_shown(name)}: {_nearest(name, known)}"
+FEW = 6
+"""Names that are listed where another place has them all."""
 
 
-def _nearest(name: object, known: Collection[str]) -> str:
+def unknown(what: str, name: object, known: Collection[str], listed_by: str = "") -> str:
+    """``unknown method 'yarm': did you mean yarn?``, or the known names if none is near: a few of many that
+    ``listed_by`` lists."""
+    return f"unknown {what} {_shown(name)}: {_nearest(name, known, listed_by)}"
+
+
+def _nearest(name: object, known: Collection[str], listed_by: str = "") -> str:
     close = difflib.get_close_matches(name[:MAX_SHOWN], known) if isinstance(name, str) else []
-    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    if listed_by and len(known) > FEW:
+        return f"there are {', '.join(islice(known, FEW))} and {len(known) - FEW} others: see {listed_by}"
+    return f"there are {', '.join(known)}"
 
 
 class KnownFields(BaseModel):

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 from patches.encoding.method import Method
-from patches.problems import unknown
+from patches.problems import MAX_SHOWN, unknown
 from patches.registry import METHODS
 
+LABEL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
+"""A label by ``label_of``."""
+LISTED_BY = "GET /methods or `ropeway methods`"
 MARK = re.compile(r'["\\\[\](){},]')
 NESTED = 4
 """Deepest nesting of encodings, which is more than any of them takes."""
@@ -48,9 +51,12 @@ def from_shorthand(text: str) -> dict[str, Any]:
     return _fields(text, NESTED)
 
 
-def unknown_method(name: str) -> str:
-    """Message for an unknown method."""
-    return unknown("method", name, METHODS)
+def unknown_method(name: object, known: Collection[str] = METHODS.keys()) -> str:
+    """Message for an unknown method; for a label such as ``yarn(factor=4)``, with the short form to write."""
+    label = LABEL.fullmatch(name) if isinstance(name, str) else None
+    if label is None or label[1] not in known:
+        return unknown("method", name, known, LISTED_BY)
+    return f"unknown method {label[0][:MAX_SHOWN]!r}: write {label[1]}:{label[2][:MAX_SHOWN]}"
 
 
 def field_value(method: type[Method], key: str, text: str, depth: int = NESTED) -> Any:
@@ -84,7 +90,7 @@ def _fields(text: str, depth: int) -> dict[str, Any]:
     name, colon, rest = text.strip().partition(":")
     method = METHODS.get(name)
     if method is None:
-        raise ValueError(unknown_method(name))
+        raise ValueError(unknown_method(text.strip() if LABEL.fullmatch(text.strip()) else name))
     fields: dict[str, Any] = {"method": name}
     if not colon:
         return fields

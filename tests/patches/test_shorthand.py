@@ -74,6 +74,9 @@ def test_reads(text: str, fields: dict[str, Any]) -> None:
     ("text", "message"),
     [
         ("", "unknown method ''"),
+        ("zzz:4", "unknown method 'zzz': there are default, linear, .* and \\d+ others: see GET /methods or "),
+        (" yarn(factor=4) ", "unknown method 'yarn\\(factor=4\\)': write yarn:factor=4$"),
+        ("self_extend(base=yarn:4)", "unknown method 'self_extend.*: write self_extend:base=yarn:4$"),
         ("yrn:4", "unknown method 'yrn': did you mean yarn\\?"),
         ("YARN:4", "unknown method 'YARN'"),
         ("default:4", "default takes no bare value"),

@@ -167,7 +167,7 @@ def test_stop_strings_end_and_are_left_out(client: httpx.Client) -> None:
     ("change", "param", "says"),
     [
         ({"pe": {"method": "yarm"}}, "pe.method", "unknown method 'yarm': did you mean yarn?"),
-        ({"pe": {"method": "zzz"}}, "pe.method", "transformer_xl"),
+        ({"pe": {"method": "zzz"}}, "pe.method", "and 36 others: see GET /methods"),
         ({"pe": "yarm:4"}, "pe", "unknown method 'yarm': did you mean yarn?"),
         ({"pe": ["default", "yarn:0.5"]}, "pe.1.factor", "must be at least 1, not 0.5"),
         ({"pe": "self_extend:base=yarn:four"}, "pe.base.factor", "must be a number, not 'four'"),
@@ -226,7 +226,7 @@ def test_a_refusal_is_one_sentence(client: httpx.Client) -> None:
     assert message([]) == "body: must be an object, not a list"
     many = message({"prompt": "a", "pe": [{"method": "zzz"}] * 200})
     assert many.startswith("pe.0.method: unknown method 'zzz': there are default, linear, ")
-    assert "transformer_xl; pe.1.method: " in many
+    assert "methods`; pe.1.method: " in many
     assert many.endswith("; and more")
 
 
