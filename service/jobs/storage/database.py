@@ -35,7 +35,6 @@ BUSY_S = 5.0
 CONNECTIONS = 8
 """Of one process, unless it is opened with another number."""
 
-CONNECT_S = 5
 LOCK = 0x726F7065776179
 """PostgreSQL's advisory lock during migrations: "ropeway"."""
 
@@ -124,7 +123,8 @@ class Database:
 
 
 def _reason(error: Exception) -> str:
-    return str(getattr(error, "orig", None) or error).strip().rstrip(".")
+    told, _, _ = str(getattr(error, "orig", None) or error).partition("\nCONTEXT:")  # PostgreSQL's, of our statement
+    return told.strip().rstrip(".")
 
 
 def _is_file(path: Path, inode: int | None) -> bool:
@@ -196,7 +196,9 @@ def _refuse_strangers(url: URL) -> None:
 def _engine(url: URL, connections: int) -> Engine:
     pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 4, "pool_timeout": BUSY_S}
     if url.get_backend_name() == "postgresql":
-        return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_S}, **pool)
+        from service.jobs.storage import postgresql  # needs the extra
+
+        return postgresql.opened(url, BUSY_S, **pool)
     engine = create_engine(url, connect_args={"timeout": BUSY_S}, **pool)
 
     @event.listens_for(engine, "connect")
@@ -226,6 +228,7 @@ def _config(connection: Connection | None = None) -> Config:
 def _migrate(connection: Connection) -> None:
     """Bring the tables to what this program knows, alone and all at once."""
     if connection.dialect.name == "postgresql":
+        connection.execute(text("SET LOCAL lock_timeout = 0"))  # migrations of another process may take long
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
     if not _checked(connection):
         _upgrade(connection)

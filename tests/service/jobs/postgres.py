@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+from sqlalchemy import make_url
 
 NOBODY = 65534
 ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -77,12 +78,31 @@ def _wait(running: subprocess.Popen[bytes], folder: Path) -> None:
             time.sleep(0.05)
 
 
+def _server(url: str) -> psutil.Process:
+    folder = Path(url.partition("host=")[2])
+    return psutil.Process(int((folder / "data" / "postmaster.pid").read_text().splitlines()[0]))
+
+
 @contextmanager
 def frozen(url: str) -> Iterator[None]:
     """Inside, no process of the server at ``url`` runs."""
-    folder = Path(url.partition("host=")[2])
-    server = psutil.Process(int((folder / "data" / "postmaster.pid").read_text().splitlines()[0]))
-    processes = [server, *server.children(recursive=True)]
+    server = _server(url)
+    with _suspended([server, *server.children(recursive=True)]):
+        yield
+
+
+@contextmanager
+def silent(url: str) -> Iterator[None]:
+    """Inside, the present sessions of the database at ``url`` do not answer, and new ones do."""
+    name = make_url(url).database or ""
+    sessions = [process for process in _server(url).children() if name in " ".join(process.cmdline())]
+    assert sessions
+    with _suspended(sessions):
+        yield
+
+
+@contextmanager
+def _suspended(processes: list[psutil.Process]) -> Iterator[None]:
     for process in processes:
         process.suspend()
     try:
