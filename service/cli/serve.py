@@ -104,11 +104,12 @@ def serve(  # noqa: PLR0913 - one argument per option
 
 def _end() -> None:
     """Exit with 0, or 1 after the loss of a rank. Python itself would wait for a thread that hangs in a step, or crash
-    on it."""
+    on it. It would wait for one that hangs in the database too."""
+    from service.jobs.storage import calls
     from service.models.parallel import LOST
 
     code = 1 if LOST.is_set() else 0
-    if any(thread.name == THREAD_NAME for thread in threading.enumerate()):
+    if any(thread.name.startswith((THREAD_NAME, calls.THREAD_NAME)) for thread in threading.enumerate()):
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

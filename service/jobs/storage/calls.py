@@ -15,6 +15,9 @@ from service.jobs.storage.database import CONNECTIONS, StoreOutOfReach
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
+THREAD_NAME = "ropeway-store"
+"""Start of the names of these threads. One that hangs must not hold the end of the process."""
+
 RETRY_S = 0.5
 """Seconds until a full queue, a restarting engine or a database out of reach is tried again."""
 
@@ -25,7 +28,7 @@ class StoreCalls:
     """Calls of the store from one event loop, as many at a time as the database has ``connections``."""
 
     def __init__(self, connections: int = CONNECTIONS) -> None:
-        self._threads = ThreadPoolExecutor(connections, "ropeway-store")
+        self._threads = ThreadPoolExecutor(connections, THREAD_NAME)
 
     def begun(
         self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs

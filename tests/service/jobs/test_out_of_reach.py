@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from service.api import store
 from service.jobs.storage import database
 from tests.service.jobs.postgres import frozen
 from tests.service.jobs.test_routes import BODY, ended, submitted
-from tests.service.serving import generate, serving
+from tests.service.serving import ends, generate, process, serving
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +129,13 @@ def test_a_frozen_server_of_postgresql_stops_nothing_else(checkpoints: Path, pos
             assert generate(url).status_code == 200
             assert httpx.get(f"{url}/health/live").status_code == 200
         assert client.get(f"/jobs/{job['id']}").json()["state"] == "done"
+
+
+@pytest.mark.slow
+def test_sigterm_does_not_wait_for_a_frozen_database(checkpoints: Path, postgres_url: str, tmp_path: Path) -> None:
+    server = process(checkpoints / "tiny", f"database_url={postgres_url}", log=tmp_path / "log")
+    with server as (running, url), frozen(postgres_url):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(f"{url}/jobs", timeout=1)
+        running.send_signal(signal.SIGTERM)
+        assert ends(running, 10) == 0
