@@ -66,6 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
                 store = app.state.jobs = await run_in_threadpool(JobStore, url, settings.database_pool_size)
                 stack.push_async_callback(_closed, calls, store)
                 runner = app.state.job_runner = JobRunner(store, models, settings, workers, calls, errors.as_api_error)
+                app.state.metrics.jobs_out_of_reach.set_function(runner.out_of_reach)
                 runner.start()
                 stack.push_async_callback(runner.close)
                 stack.enter_context(metrics.own_port(settings, app.state.metrics))

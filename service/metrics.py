@@ -37,6 +37,11 @@ class Metrics:
         )
         self.rejected = self._counter("requests_rejected", "Requests answered with an error, by its code.", ("reason",))
         self.restarts = self._counter("engine_restarts", "Generation threads replaced.", ("model_name",))
+        self.jobs_out_of_reach = Gauge(
+            "ropeway_jobs_out_of_reach",
+            "1 while the database of jobs does not answer, and jobs stand still.",
+            registry=self.registry,
+        )
         self.engine_info = Gauge(
             "ropeway_engine_info",
             "1 for the engine, the attention, CUDA graphs or not, and the number of ranks that serve a model.",

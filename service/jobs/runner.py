@@ -102,6 +102,10 @@ class JobRunner:
             with suppress(RuntimeError):  # the loop has closed meanwhile
                 self._loop.call_soon_threadsafe(self._jobs.added.fire)
 
+    def out_of_reach(self) -> bool:
+        """True while the database does not answer: jobs stand still."""
+        return self._store_call.out_of_reach
+
     def progress(self, job_id: str) -> int:
         """Tokens done of the job's units that are at work here."""
         return self._jobs.in_flight.get(job_id, 0)

@@ -21,6 +21,9 @@ THREAD_NAME = "ropeway-store"
 RETRY_S = 0.5
 """Seconds until a full queue, a restarting engine or a database out of reach is tried again."""
 
+LONGEST_RETRY_S = 5.0
+"""The wait doubles up to this, for a database that stays out of reach."""
+
 log = structlog.get_logger()
 
 
@@ -61,24 +64,34 @@ class StoreCalls:
 
 
 class PatientCalls:
-    """Calls of the store that are never abandoned once begun, and wait for a database out of reach."""
+    """Calls of the store that are never abandoned once begun, and wait for a database out of reach.
+
+    ``out_of_reach``: the last call that ended got no answer of the database.
+    """
 
     def __init__(self, calls: StoreCalls) -> None:
         self._calls = calls
         self._begun: set[asyncio.Future[Any]] = set()
+        self.out_of_reach = False
 
     async def __call__(
         self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
     ) -> Returned:
+        wait_s = RETRY_S
         while True:
             call = self._calls.begun(function, *args, **options)
             self._begun.add(call)
             call.add_done_callback(self._begun.discard)
             try:
-                return await asyncio.shield(call)
+                answer = await asyncio.shield(call)
             except StoreOutOfReach as error:
+                self.out_of_reach = True
                 log.warning("jobs_out_of_reach", error=str(error))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_RETRY_S)
+            else:
+                self.out_of_reach = False
+                return answer
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for calls whose callers have gone, for ``timeout_s`` seconds at most."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sqlite3
@@ -15,16 +16,19 @@ import pytest
 from fastapi import FastAPI
 
 from service.api import store
-from service.jobs.storage import database
+from service.jobs.storage import calls, database
+from service.jobs.storage.calls import PatientCalls, StoreCalls
+from service.jobs.storage.database import StoreOutOfReach
 from tests.service.jobs.postgres import frozen
 from tests.service.jobs.test_routes import BODY, ended, submitted
-from tests.service.serving import ends, generate, process, serving
+from tests.service.serving import ends, generate, process, serving, wait_for
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_S", 0.2)
     monkeypatch.setattr(store, "STORE_S", 1.0)
+    monkeypatch.setattr(calls, "LONGEST_RETRY_S", 0.5)
 
 
 @contextmanager
@@ -98,6 +102,8 @@ def test_a_result_is_delivered_where_it_cannot_be_kept(served: tuple[str, FastAP
     body = {name: value for name, value in BODY.items() if name != "evaluation"}
     with deleted(path):
         answer = httpx.post(f"{url}/perplexity", json=body, timeout=60)
+        wait_for(lambda: "ropeway_jobs_out_of_reach 1.0" in httpx.get(f"{url}/metrics").text)
+    wait_for(lambda: "ropeway_jobs_out_of_reach 0.0" in httpx.get(f"{url}/metrics").text)
     assert answer.status_code == 200
     assert answer.json()["links"] == {}
     assert len(answer.json()["methods"]) == 2
@@ -139,3 +145,25 @@ def test_sigterm_does_not_wait_for_a_frozen_database(checkpoints: Path, postgres
             httpx.get(f"{url}/jobs", timeout=1)
         running.send_signal(signal.SIGTERM)
         assert ends(running, 10) == 0
+
+
+async def test_a_database_out_of_reach_is_asked_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "RETRY_S", 0.02)
+    monkeypatch.setattr(calls, "LONGEST_RETRY_S", 0.06)
+    pool, asked, seen = StoreCalls(), list[float](), list[bool]()
+    patient = PatientCalls(pool)
+
+    def ask() -> str:
+        asked.append(time.monotonic())
+        seen.append(patient.out_of_reach)
+        if len(asked) < 5:
+            raise StoreOutOfReach("gone")
+        return "there"
+
+    assert await patient(ask) == "there"
+    pool.close()
+    waits = [after - before for before, after in itertools.pairwise(asked)]
+    assert all(wait > least for wait, least in zip(waits, (0.02, 0.04, 0.06, 0.06), strict=True))
+    assert sum(waits) < 1
+    assert seen == [False, True, True, True, True]
+    assert not patient.out_of_reach
