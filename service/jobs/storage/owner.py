@@ -7,16 +7,20 @@ import os
 import socket
 import uuid
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+
+BOOT_ID, NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
+"""Linux only. Machines of one name, such as copies of one, differ by what they drew at their start."""
 
 CLOCK_S = 5.0
 """By how much a process's start may seem to move when the system's clock is set."""
 
 
 class Owner(NamedTuple):
-    """``host`` names the machine and the namespace of its process numbers, which differs between containers.
+    """``host`` names the machine, its start and the namespace of its process numbers, which differs between containers.
     ``started`` is in seconds since 1970; ``instance`` names one store of the process."""
 
     host: str
@@ -48,7 +52,9 @@ class Owner(NamedTuple):
 
 
 def _host() -> str:
-    name = socket.gethostname()
-    with suppress(OSError):  # Linux only
-        name = f"{name} {os.readlink('/proc/self/ns/pid')}"
-    return name
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path(BOOT_ID).read_text().strip())
+    with suppress(OSError):
+        parts.append(os.readlink(NAMESPACE))
+    return " ".join(parts)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -14,7 +15,7 @@ from sqlalchemy import select, text, update
 from structlog.testing import CapturingLogger
 
 from service.evaluation.cost import Cost
-from service.jobs.storage import outcomes
+from service.jobs.storage import outcomes, owner
 from service.jobs.storage.abandoned import MOST_CLAIMS
 from service.jobs.storage.outcomes import pack, unpack
 from service.jobs.storage.owner import Owner
@@ -171,6 +172,18 @@ class TestLeases:
 
     def test_a_later_process_of_the_same_number_is_another(self, store: JobStore) -> None:
         _, number = claimed(store, queue_of(store, owner=store.owner._replace(started=store.owner.started - 100)))
+        assert queue_of(store).claim(number) is not None
+
+    def test_a_machine_of_the_same_name_is_another(
+        self, store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        boot_id = tmp_path / "boot_id"
+        monkeypatch.setattr(owner, "BOOT_ID", boot_id)
+        boot_id.write_text("theirs\n")
+        _, number = claimed(store, queue_of(store, owner=Owner.this()._replace(started=0.0)))
+        boot_id.write_text("ours\n")
+        assert queue_of(store).claim(number) is None
+        boot_id.write_text("theirs\n")
         assert queue_of(store).claim(number) is not None
 
     def test_a_living_process_keeps_its_job(self, store: JobStore) -> None:
