@@ -145,7 +145,9 @@ class ClusterClient:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
+    from ray.exceptions import RayError
+
     try:
         yield
-    except (OSError, RuntimeError, ValueError) as error:  # requests' own errors are OSErrors
+    except (OSError, RuntimeError, ValueError, RayError) as error:  # requests' own errors are OSErrors
         raise ClusterUnusable(str(error)) from None

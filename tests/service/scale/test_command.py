@@ -265,6 +265,25 @@ class TestCluster:
         assert result.exit_code == 1
         assert "127.0.0.1:1" in result.stderr
 
+    @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: the extra `scale` has it")
+    @pytest.mark.parametrize("command", [("status",), ("apply", "-")])
+    def test_a_cluster_that_asks_for_a_token_is_a_clear_error(self, command: tuple[str, ...]) -> None:
+        class Refusing(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(401)
+                self.end_headers()
+                self.wfile.write(b"Unauthorized: Missing authentication token")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            result = scale(*command, "--address", f"http://127.0.0.1:{server.server_port}", stdin="a: b")
+            server.shutdown()
+        assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+        assert "RAY_AUTH_TOKEN" in result.stderr
+
 
 @pytest.mark.parametrize(
     ("requests", "jobs", "replicas"), [(64.0, {}, 2.0), (0.0, {"a": 5.0, "b": 6.0}, 0.1875), (64.0, {"a": 32.0}, 3.0)]
