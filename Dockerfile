@@ -8,11 +8,13 @@ ENV PYTHONDONTWRITEBYTECODE=1 \
     PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 
-# Dependencies as a list, so that a change of our code leaves the installed layers alone.
+# Dependencies as a list, so that a change of our code leaves the installed layers alone. The extras are small, and
+# settings of .env ask for them.
 FROM base AS requirements
 COPY pyproject.toml ./
 RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml','rb'))['project']; \
-    print(*project['dependencies'], *project['optional-dependencies']['postgresql'], sep='\n')" > requirements.txt
+    extras = [project['optional-dependencies'][name] for name in ('postgresql', 'shared', 'otel')]; \
+    print(*project['dependencies'], *sum(extras, []), sep='\n')" > requirements.txt
 
 FROM base AS wheel
 COPY pyproject.toml LICENSE ./

@@ -206,6 +206,16 @@ class TestImage:
         assert needed - {line[1:] for line in ignore if line.startswith("!")} == set()
         assert [path for path in needed if not (ROOT / path).exists()] == []
 
+    def test_it_has_the_extras_that_settings_of_several_servers_ask_for(self, tmp_path: Path) -> None:
+        (command,) = [rest for keyword, rest in instructions() if keyword == "RUN" and "requirements.txt" in rest][:1]
+        shutil.copy(ROOT / "pyproject.toml", tmp_path)
+        program = shlex.split(command.partition(" > ")[0])[2]
+        listed = subprocess.run(
+            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        names = {Requirement(line).name for line in listed.stdout.splitlines()}
+        assert {"fastapi", "psycopg", "redis", "opentelemetry-sdk"} <= names
+
     def test_the_entry_point_is_a_command_and_its_settings_listen_on_the_exposed_port(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
