@@ -39,7 +39,7 @@ class Metrics:
         self.restarts = self._counter("engine_restarts", "Generation threads replaced.", ("model_name",))
         self.jobs_out_of_reach = Gauge(
             "ropeway_jobs_out_of_reach",
-            "1 while the database of jobs does not answer, and jobs stand still.",
+            "1 while the database of jobs does not answer, and jobs wait.",
             registry=self.registry,
         )
         self.engine_info = Gauge(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import ray
 import structlog
@@ -68,6 +70,8 @@ def run(settings: Settings) -> None:
 @contextmanager
 def _cluster(settings: Settings) -> Iterator[int]:
     """A Ray cluster of this process; yields its number of GPUs."""
+    if settings.log_format == "json":
+        private_names.print_lines_of_replicas(_print_objects)
     ray.init(
         address="local",
         num_cpus=options.bounds(settings)[1],
@@ -83,6 +87,20 @@ def _cluster(settings: Settings) -> Iterator[int]:
         yield int(ray.cluster_resources().get("GPU", 0))
     finally:
         ray.shutdown()
+
+
+def _print_objects(told: dict[str, Any]) -> None:
+    """Lines of another process as JSON: its own objects, and other text as an event, with its id as ``pid``.
+    Ray prints no tables of its autoscaler either."""
+    for line in told["lines"] if told["pid"] != "autoscaler" else ():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            print(json.dumps(found | {"pid": told["pid"]}), file=sys.stderr, flush=True)
+        else:
+            log.warning(line, pid=told["pid"])
 
 
 def _for_each(settings: Settings) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -55,6 +55,13 @@ def loopback() -> str:
 
     services.resolve_ip_for_localhost = lambda host: host
     return "127.0.0.1"
+
+
+def print_lines_of_replicas(show: Callable[[dict[str, Any]], None]) -> None:
+    """Hand lines of Ray's other processes to ``show`` instead of printing them: ``lines`` of the process ``pid``."""
+    from ray._private import worker
+
+    worker.print_worker_logs = lambda told, *_, **__: show(told)
 
 
 def is_stopping() -> bool:

@@ -2,7 +2,7 @@
 
 It gives requests with the same prompt start one key, by which the router chooses the replica. It keeps one request id
 where Serve adds a second. Serve's own failures, which are plain text or no answer at all, get the error shape of the
-service. Replicas mark each of their answers, so both can be distinguished.
+service. Replicas mark each of their answers, so both can be distinguished. ``GET /metrics`` asks all replicas.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.context import accepted_id
 from service.errors import ApiError, body_of
+from service.scale import metrics
 from service.scale.affinity import READ_BYTES, affinity_key
 from service.scale.private_names import AFFINITY_HEADER
 
@@ -57,6 +58,11 @@ class Front:
         for name in _sent(headers, REMOVED):
             del headers[name]
         headers["x-request-id"] = request_id
+        if scope["method"] == "GET" and scope["path"] == metrics.PATH:
+            text = await metrics.of_all(self.app, scope)
+            if text is not None:
+                await _send_whole(send, 200, text, request_id, {"content-type": metrics.TYPE})
+                return
         if scope["method"] == "POST" and scope["path"] in ROUTED:
             start = _Start(receive)
             await start.read()
@@ -146,16 +152,15 @@ class _Answer:
             return
         self.started = self._complete = True
         body = json.dumps(body_of(error)).encode()
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-            "retry-after": "1",
-            "x-request-id": self._request_id,
-            OURS: "nosniff",
-        }
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": error.status, "headers": raw})
-        await self._send({"type": "http.response.body", "body": body})
+        headers = {"content-type": "application/json", "retry-after": "1"}
+        await _send_whole(self._send, error.status, body, self._request_id, headers)
+
+
+async def _send_whole(send: Send, status: int, body: bytes, request_id: str, headers: dict[str, str]) -> None:
+    headers = headers | {"content-length": str(len(body)), "x-request-id": request_id, OURS: "nosniff"}
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
 
 
 def middleware() -> list[Middleware]:

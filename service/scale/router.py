@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from service.scale import private_names
+from service.scale import metrics, private_names
 from service.scale.ring import Ring
 
 Base: Any = private_names.router_class()
@@ -24,6 +24,7 @@ class AffinityRouter(Base):  # type: ignore[misc]
         names = frozenset(replica.replica_id.unique_id for replica in replicas)
         if names != self._names:
             self._ring, self._names = Ring(names), names
+            metrics.known = names
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Groups of replicas to try in turn; Serve takes the least loaded of a group."""
@@ -33,5 +34,7 @@ class AffinityRouter(Base):  # type: ignore[misc]
         if not key:
             return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
         known = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        if key.startswith(metrics.REPLICA):
+            return [[known[name]] for name in known if key == metrics.key_of(name)]
         loads = {name: private_names.queue_length(self, replica) for name, replica in known.items()}
         return [[known[name]] for name in self._ring.choose(key, loads, self._slack)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.scale import metrics
 from service.scale.affinity import READ_BYTES, affinity_key
 from service.scale.private_names import AFFINITY_HEADER
 from service.scale.proxy import Front
@@ -71,6 +75,38 @@ class TestAnswers:
     async def test_probes_of_serve_are_left_alone(self) -> None:
         answer = await post(serve_like(200, b"success", ours=False, kind=b"text/plain"), "/-/healthz")
         assert answer.text == "success"
+
+
+class TestMetrics:
+    async def get(self, app: ASGIApp) -> httpx.Response:
+        transport = httpx.ASGITransport(Front(app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get("/metrics")
+
+    async def test_each_replica_is_asked_and_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(metrics, "known", frozenset({"a", "b", "gone", "hangs"}))
+        monkeypatch.setattr(metrics, "READ_S", 0.2)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            replica = Headers(scope=scope)[AFFINITY_HEADER].removeprefix(metrics.REPLICA)
+            if replica == "hangs":
+                await asyncio.Event().wait()
+            registry = CollectorRegistry()
+            Counter("x", "A counter.", ["of"], registry=registry).labels("all").inc({"a": 1, "b": 2}[replica])
+            Histogram("y", "A histogram.", registry=registry, buckets=(1,)).observe(0.5)
+            await serve_like(200, generate_latest(registry), ours=True)(scope, receive, send)
+
+        answer = await self.get(app)
+        assert answer.headers["content-type"] == metrics.TYPE
+        assert 'x_total{of="all",replica="a"} 1.0\nx_total{of="all",replica="b"} 2.0\n' in answer.text
+        assert answer.text.count("# TYPE x_total counter") == 1
+        assert answer.text.count('y_bucket{le="1.0",replica="') == 2
+
+    async def test_without_metrics_the_answer_is_that_of_a_replica(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(metrics, "known", frozenset({"a"}))
+        assert (await self.get(serve_like(404, b"{}", ours=True))).status_code == 404
+        monkeypatch.setattr(metrics, "known", frozenset())
+        assert (await self.get(serve_like(503, ours=False))).json()["error"]["code"] == "no_replica"
 
 
 async def received(**options: Any) -> tuple[dict[str, str], bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from service.client import Ropeway
 from tests.service.scale.outcomes import ENDLESS, SETTINGS, outcome
@@ -57,7 +59,7 @@ def replicas(checkpoints: Path, folder: Path, *settings: str) -> Iterator[Starte
     started: list[psutil.Process] = []
     try:
         wait_for(lambda: "replicas_ready" in log.read_text() or running.poll() is not None, 180)
-        found = re.search(r"replicas_ready.*(http://127\.0\.0\.1:\d+)", log.read_text())
+        found = re.search(r"(http://127\.0\.0\.1:\d+)", log.read_text())
         assert found, log.read_text()
         started = running.children(recursive=True)
         yield Started(running, found[1], log)
@@ -96,6 +98,42 @@ def test_other_machines_reach_no_port_without_the_token(two: Started) -> None:
         listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         outside = [c.laddr for c in listening if c.laddr.ip.removeprefix("::ffff:") != "127.0.0.1"]
         assert len(outside) <= (process.pid in serve), (process.cmdline(), outside)
+
+
+def test_metrics_are_those_of_all_replicas(two: Started) -> None:
+    for number in range(8):
+        httpx.post(f"{two.url}/generate", json=SHORT | {"prompt": [5, number]}, timeout=60).raise_for_status()
+    answers = [httpx.get(f"{two.url}/metrics", headers={"x-request-id": "mine"}) for _ in range(4)]
+    started = "process_start_time_seconds"
+    found = [samples_of(answer.text) for answer in answers]
+    assert [answer.headers.get_list("x-request-id") for answer in answers] == [["mine"]] * 4
+    assert all(len(each[started]) == 2 and each[started] == found[0][started] for each in found)
+    assert all(replica for values in found[0].values() for replica, _ in values)
+    tokens = {sum(value for _, value in each["ropeway_prompt_tokens_total"]) for each in found}
+    assert len(tokens) == 1
+    assert tokens.pop() >= 16
+
+
+def samples_of(text: str) -> dict[str, list[tuple[str, float]]]:
+    """Name of a metric -> (replica, value) of its samples."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels.get("replica", ""), sample.value))
+    return found
+
+
+def test_a_log_as_json_has_one_object_a_line(checkpoints: Path, tmp_path: Path) -> None:
+    with replicas(checkpoints, tmp_path, "log_format=json") as started:
+        wait_for(lambda: len(replica_processes(started.process)) == 2, 30)
+        pids = {str(process.pid) for process in replica_processes(started.process)}
+        httpx.post(f"{started.url}/generate", json=SHORT, headers={"x-request-id": "mine"}, timeout=60)
+        wait_for(lambda: '"mine"' in started.log.read_text())
+        started.process.send_signal(signal.SIGTERM)
+        assert started.process.wait(60) == 0
+        lines = [json.loads(line) for line in started.log.read_text().splitlines()]
+    assert {line["pid"] for line in lines if line.get("request_id") == "mine"} < pids
+    assert {"draining", "replicas_ready", "request"} <= {line["event"] for line in lines}
 
 
 def test_a_stream_arrives_in_parts_with_one_request_id(two: Started) -> None:
