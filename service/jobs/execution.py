@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -19,7 +20,7 @@ from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob, ActiveJobs
 from service.jobs.planning import planned, request_of
 from service.jobs.storage.calls import RETRY_S, PatientCalls
-from service.jobs.storage.queue import Claimed, JobQueue, LeaseLost, Recorded
+from service.jobs.storage.queue import Claimed, JobQueue, LeaseLost, Recorded, Taken
 from service.jobs.storage.results import Packed, pack
 from service.jobs.storage.units import ClaimedUnit, Finished
 from service.models.registry import ModelRegistry, ServedModel
@@ -62,9 +63,14 @@ class Execution:
     async def take(self, number: int, model: str) -> ActiveJob | None:
         """Claim units of a job for ``model``, or plan it if it has no plan; None where there is nothing to do now."""
         job = self._jobs.active.get(number)
+        most, tries = 1 if job is None else job.batch(model), itertools.count()
+
+        def take() -> Taken | None:
+            return self._queue.take(number, model, most, again=next(tries) > 0)
+
         self._jobs.leased.add(number)
         try:
-            taken = await self._store_call(self._queue.take, number, model, 1 if job is None else job.batch(model))
+            taken = await self._store_call(take)
             if taken is None:
                 return None if job is not None else await self._plan(number)
             if job is None or job.digest != taken.plan:

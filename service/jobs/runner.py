@@ -103,7 +103,7 @@ class JobRunner:
                 self._loop.call_soon_threadsafe(self._jobs.added.fire)
 
     def out_of_reach(self) -> bool:
-        """True while the database does not answer: jobs stand still."""
+        """True while the database does not answer, and jobs wait."""
         return self._store_call.out_of_reach
 
     def progress(self, job_id: str) -> int:

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL by which no server waits for ever: for a lost one, for a frozen one, or for an answer.
+"""Connections to PostgreSQL on which no server waits for ever, neither for another one nor for an answer.
 
 A server that is frozen within a transaction, or cut off, keeps its locks until PostgreSQL ends its session. TCP notices
 neither a frozen program nor a proxy that has stopped, and a lost machine only after hours.
@@ -29,10 +29,10 @@ LIMIT = "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s AND
 
 
 class Answered(psycopg.Connection[Any]):
-    """A connection that is closed when the server does not answer for ``SILENT_S`` seconds.
+    """A connection that is closed where an answer takes longer than ``SILENT_S`` seconds.
 
     Raises:
-        psycopg.OperationalError: from every call that waits for such an answer.
+        psycopg.OperationalError: from the call that waits.
     """
 
     def wait(self, gen: PQGen[Returned], interval: float = 0.1, timeout: float | None = None) -> Returned:

@@ -157,14 +157,17 @@ class JobQueue:
             units.insert_unfinished(session, number, unfinished)
             job.plan, job.owner, job.lease_until = plan, None, now(session, self._lease_s)
 
-    def take(self, number: int, model: str, most: int) -> Taken | None:
-        """Claim units of a planned job for ``model``, ``most`` at most; None when there are none."""
+    def take(self, number: int, model: str, most: int, *, again: bool = False) -> Taken | None:
+        """Claim units of a planned job for ``model``, ``most`` at most; None when there are none. ``again``: after a
+        call without an answer. Units of both that this process has are then free: it may not know of them."""
         try:
             with self._database.writing() as session:
                 planned = select(Job.plan).where(Job.number == number, Job.state == "running")
                 plan = session.scalar(planned.with_for_update(read=True))
                 if plan is None:
                     return None
+                if again:
+                    units.free(session, self._owner, number, model)
                 found = units.claim(session, number, model, self._owner, most, self._lease_s)
                 return Taken(plan, found) if found else None
         except IntegrityError:  # another job has claimed one of the keys in the same moment

@@ -100,11 +100,13 @@ def progress(session: Session, job: int, without: str) -> int:
     return int(done or 0)
 
 
-def free(session: Session, owner: str, job: int | None = None) -> list[int]:
-    """Give up the units of ``owner``, of one job or of all; returns the numbers of these jobs."""
+def free(session: Session, owner: str, job: int | None = None, model: str | None = None) -> list[int]:
+    """Give up the units of ``owner``, of one job or model or of all; returns the numbers of these jobs."""
     mine = UnfinishedUnit.owner == owner
     if job is not None:
         mine = and_(mine, UnfinishedUnit.job == job)
+    if model is not None:
+        mine = and_(mine, UnfinishedUnit.model == model)
     jobs = list(session.scalars(select(UnfinishedUnit.job).where(mine).distinct()))
     session.execute(update(UnfinishedUnit).where(mine).values(owner=None, lease_until=None, tokens_done=0))
     return jobs

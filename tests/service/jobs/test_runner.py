@@ -14,7 +14,8 @@ from patches import parse
 from service.engine.request import SamplingParams
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.signals import within
-from service.jobs.storage.queue import JobQueue, Recorded
+from service.jobs.storage.database import StoreOutOfReach
+from service.jobs.storage.queue import JobQueue, Recorded, Taken
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import Job, StoredOutcome
 from service.jobs.storage.units import Finished
@@ -180,6 +181,25 @@ async def test_two_processes_do_every_unit_once(bench: Bench, url: str) -> None:
     other.close()
     assert {job.state for job in jobs} == {"done"}
     assert len(bench.started) == sum(job.units_total for job in jobs) == 24
+
+
+@only_sqlite
+async def test_units_of_a_claim_whose_answer_was_lost_are_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, lost = JobQueue.take, list[Taken]()
+
+    def lose(queue: JobQueue, number: int, model: str, most: int, *, again: bool = False) -> Taken | None:
+        taken = take(queue, number, model, most, again=again)
+        if taken is not None and len(lost) < 2:
+            lost.append(taken)
+            raise StoreOutOfReach("no answer")
+        return taken
+
+    monkeypatch.setattr(JobQueue, "take", lose)
+    job = bench.add()
+    async with bench.running():
+        (done,) = await bench.ended(job)
+    assert (done.state, done.units_done, len(lost)) == ("done", 6, 2)
+    assert len(bench.started) == 6
 
 
 @only_sqlite
