@@ -45,7 +45,7 @@ def generate(  # noqa: PLR0913 - one argument per option
         typer.Option(min=0, max=1, help="Keep tokens with this share of the largest probability.", show_default="0"),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(min=0, max=100, help="Above 1: fewer tokens come again.", show_default="1")
+        float | None, typer.Option(min=0.01, max=100, help="Above 1: fewer tokens come again.", show_default="1")
     ] = None,
     seed: Annotated[
         int | None,

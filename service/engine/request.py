@@ -6,6 +6,11 @@ import itertools
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from service.engine.occurrences import Occurrences
 
 _numbers = itertools.count()
 
@@ -62,7 +67,7 @@ class EngineRequest:
     alone; ``tenant`` sent it. ``sink_window`` counts the first and the last keys that its queries reach, None for all.
     Pages of the other keys are given back. ``eos_token_ids`` are the model's end-of-text tokens. ``generated`` counts
     the tokens before the one that is drawn; with ``noise_seed``, 64 bits, it decides the noise of that token.
-    ``occurrences`` are how often penalised tokens occur in the answer: 0 times those of the prompt only.
+    ``occurrences`` are those of penalised tokens.
     """
 
     prompt_ids: list[int]
@@ -80,8 +85,7 @@ class EngineRequest:
     tenant: str = ""
     sink_window: tuple[int, int] | None = None
     generated: int = 0
-    occurrences: dict[int, int] = field(default_factory=dict)
-    _counted: int = 0
+    occurrences: Occurrences = field(init=False)
 
     @property
     def ends_at(self) -> tuple[int, ...]:
@@ -89,22 +93,28 @@ class EngineRequest:
         return self.sampling.ends_at(self.eos_token_ids)
 
     @property
-    def suppressed(self) -> tuple[int, ...]:
-        """Tokens that may not be drawn now."""
-        if self.generated >= self.sampling.min_tokens:
-            return ()
-        return self.eos_token_ids + self.sampling.stop_token_ids
+    def is_held_back(self) -> bool:
+        """True if the next token may not be one of ``enders``."""
+        return self.generated < self.sampling.min_tokens and len(self.enders) > 0
+
+    @cached_property
+    def enders(self) -> np.ndarray:
+        """Tokens int64 [n] that are held back before ``min_tokens``."""
+        return np.array(self.eos_token_ids + self.sampling.stop_token_ids, np.int64)
+
+    @cached_property
+    def biases(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens int64 [n], and the float32 [n] that their logits gain."""
+        tokens, gains = zip(*self.sampling.logit_bias, strict=True)
+        return np.array(tokens, np.int64), np.array(gains, np.float32)
 
     def __post_init__(self) -> None:
         seed = self.sampling.seed
         self.noise_seed = secrets.randbits(64) if seed is None else seed % (1 << 64)
-        if self.sampling.repetition_penalty != 1:
-            self.occurrences = dict.fromkeys(self.prompt_ids, 0)
+        self.occurrences = Occurrences(self.prompt_ids if self.sampling.repetition_penalty != 1 else [])
 
     def before_token(self, answer: Sequence[int], unknown: int = 0) -> None:
         """Note that the next token comes behind ``answer``, the tokens so far, and ``unknown`` more."""
         self.generated = len(answer) + unknown
         if self.sampling.is_penalised:
-            for token in answer[self._counted :]:
-                self.occurrences[token] = self.occurrences.get(token, 0) + 1
-            self._counted = len(answer)
+            self.occurrences.read(answer)

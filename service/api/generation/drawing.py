@@ -12,8 +12,11 @@ from service.errors import bad_request
 from service.inputs import Stops, TokenId
 from service.models.registry import ServedModel
 
-MOST_TOKENS = 1024
+MOST_IDS = 256
 """Token ids in one of its fields."""
+
+GREEDY = 1e-5
+"""Temperatures below are greedy, as in vLLM: their quotients may be no numbers."""
 
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
@@ -27,20 +30,20 @@ class Drawing(KnownFields):
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.0, description="Keep tokens with at least this share of the largest probability."
     )
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] = Field(
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] = Field(
         1.0, description="Above 1: tokens of the prompt and the answer become less likely (CTRL's penalty)."
     )
     presence_penalty: Penalty = Field(0.0, description="Above 0: tokens of the answer become less likely.")
     frequency_penalty: Penalty = Field(0.0, description="The same, times how often they occur in the answer.")
     logit_bias: Annotated[
-        dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]], Field(max_length=MOST_TOKENS)
+        dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]], Field(max_length=MOST_IDS)
     ] = Field(default_factory=dict, description="Token ids, each with a number that is added to its logit.")
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = Field(
         None,
         description="The same seed draws the same noise in any company, so the answer is the same up to rounding.",
     )
     stop: Stops | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_TOKENS)] = Field(
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_IDS)] = Field(
         default_factory=list, description="Tokens that end an answer, as an end-of-text token does."
     )
     min_tokens: Annotated[int, Field(ge=0)] = Field(
@@ -59,11 +62,13 @@ class Drawing(KnownFields):
         for field, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             if max(ids, default=0) >= vocabulary:
                 raise bad_request(f"{field}: token ids of this model are 0..{vocabulary - 1}", field)
+        if self.min_tokens and len({*self.stop_token_ids, *served.engine.eos_token_ids}) >= vocabulary:
+            raise bad_request("stop_token_ids: with min_tokens, they must leave a token to draw", "stop_token_ids")
 
     def sampling(self, choice: int = 0, logprobs: int | None = None) -> SamplingParams:
         """``choice`` counts the answers to one prompt; ``logprobs`` the alternatives to report per token."""
         return SamplingParams(
-            self.temperature,
+            self.temperature if self.temperature >= GREEDY else 0.0,
             self.top_p,
             max(self.top_k, 0),
             None if self.seed is None else self.seed + choice,

@@ -25,14 +25,13 @@ def sample(logits: torch.Tensor, requests: Sequence[EngineRequest | None]) -> to
     meanwhile) take their most likely token, which is dropped.
     """
     rows = [(row, request) for row, request in enumerate(requests) if request is not None]
-    allowed = adjusted(logits, rows)
-    tokens = most_likely(allowed)
-    drawing = [(row, request) for row, request in rows if request.sampling.temperature > 0]
-    if drawing:
-        chosen = uploaded(torch.tensor([row for row, _ in drawing]), logits.device)
-        if len(drawing) < len(logits):
-            allowed = allowed[chosen]
-        tokens[chosen] = _draw(allowed, tokens[chosen], [request for _, request in drawing])
+    with adjusted(logits, rows):
+        tokens = most_likely(logits)
+        drawing = [(row, request) for row, request in rows if request.sampling.temperature > 0]
+        if drawing:
+            chosen = uploaded(torch.tensor([row for row, _ in drawing]), logits.device)
+            drawn = logits if len(drawing) == len(logits) else logits[chosen]
+            tokens[chosen] = _draw(drawn, tokens[chosen], [request for _, request in drawing])
     _append_logprobs(logits, tokens, [(row, request) for row, request in rows if request.sampling.logprobs is not None])
     return tokens
 
@@ -68,7 +67,7 @@ def _draw(logits: torch.Tensor, greedy: torch.Tensor, requests: Sequence[EngineR
         if wanted:
             chosen, numbers = zip(*wanted, strict=True)
             _in_rows(likely, chosen, partial(keep, numbers=numbers))
-    return _inverse(weights, uploaded(torch.from_numpy(noise(requests)), device))
+    return _inverse(weights, uploaded(torch.from_numpy(noise(requests)), device), greedy)
 
 
 def most_likely(logits: torch.Tensor) -> torch.Tensor:
@@ -105,10 +104,11 @@ def _mixed(bits: np.ndarray) -> np.ndarray:
     return np.asarray(bits ^ (bits >> np.uint64(31)))
 
 
-def _inverse(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+def _inverse(weights: torch.Tensor, uniform: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
     """Index int64 [n] at the share ``uniform`` float64 [n] of each row's sum; ``weights`` [n, a multiple of BLOCK].
 
-    A row's sums are over its own blocks, and so are the same in any batch.
+    A row's sums are over its own blocks, and so are the same in any batch. A row without a sum, since a model has given
+    no numbers, has the index of ``otherwise`` [n].
     """
     blocks = weights.unflatten(-1, (-1, BLOCK))
     sums = blocks.sum(-1).double().cumsum(-1)
@@ -119,7 +119,7 @@ def _inverse(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     # Rounded sums must not lead to tokens of the block before the first or behind the last with any weight.
     point = torch.minimum((point - before).clamp_min(0.0), inside[:, -1:].nextafter(torch.zeros_like(point)))
     token: torch.Tensor = block * BLOCK + (inside <= point).sum(-1, keepdim=True)
-    return token[:, 0].clamp_max(weights.shape[-1] - 1)
+    return torch.where(sums[:, -1].isfinite(), token[:, 0].clamp_max(weights.shape[-1] - 1), otherwise)
 
 
 def _append_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: Sequence[tuple[int, EngineRequest]]) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -50,12 +51,16 @@ def _least_by_order(ordered: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 def _least_by_digits(weights: torch.Tensor, top_p: float) -> float:
     """``_least_by_order`` of weights float32 [m] in any order, without a sort, which takes 14 ms for 131,072 weights.
 
-    Bits of positive numbers are in the order of the numbers: two digits of them lead to the last number.
+    Bits of positive numbers are in the order of the numbers: two digits of them lead to the last number. Without a
+    finite sum, it is 0.
     """
+    exact = weights.double()
+    total = float(exact.sum())
+    if not math.isfinite(total):
+        return 0.0
     bits = weights.view(torch.int32)
     first = bits >> DIGIT
-    exact = weights.double()
-    high, wanted = _reaching(first, exact, top_p * float(exact.sum()))
+    high, wanted = _reaching(first, exact, top_p * total)
     inside = first == high
     low, _ = _reaching(bits[inside] & ((1 << DIGIT) - 1), exact[inside], wanted)
     least: float = torch.tensor(high << DIGIT | low, dtype=torch.int32).view(torch.float32).item()

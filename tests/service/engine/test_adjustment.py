@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given as given_by
+from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
+from service.engine.occurrences import Occurrences
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.sampling import sample
 from service.engine.sampling.adjustment import adjusted
@@ -28,10 +33,6 @@ def request(answer: list[int] = ANSWER, prompt: list[int] = PROMPT, **sampling: 
 
 def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)).mul(3)
-
-
-def rows(*requests: EngineRequest) -> list[tuple[int, EngineRequest]]:
-    return list(enumerate(requests))
 
 
 def expected(row: torch.Tensor, **sampling: Any) -> torch.Tensor:
@@ -57,20 +58,34 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+def changed(given: torch.Tensor, *requests: EngineRequest) -> torch.Tensor:
+    """``given`` as the ``requests`` change it."""
+    with adjusted(given, list(enumerate(requests))):
+        return given.clone()
+
+
 @pytest.mark.parametrize("sampling", CASES, ids=lambda case: "+".join(case))
 def test_one_row_by_the_formulas(sampling: dict[str, Any]) -> None:
     given = logits()
-    found = adjusted(given, rows(request(**sampling)))
+    found = changed(given, request(**sampling))
     assert torch.allclose(found[0].double(), expected(given[0], **sampling), rtol=1e-6, atol=1e-6)
     assert not torch.equal(found, given)
-    assert torch.equal(given, logits()), "the given logits stay for log-probabilities"
+    assert torch.equal(given, logits()), "restored for log-probabilities, in all bits"
+
+
+def test_an_error_inside_restores_too() -> None:
+    given, held_back = logits(), request([], min_tokens=3, stop_token_ids=(4, 4, 9), logit_bias=((9, 1.0),))
+    with suppress(RuntimeError), adjusted(given, [(0, held_back)]):
+        assert given[0, 4] == given[0, 9] == -torch.inf
+        raise RuntimeError
+    assert torch.equal(given, logits())
 
 
 @pytest.mark.parametrize("penalty", [0.8, 1.2, 2.0])
 def test_repetition_is_that_of_transformers(penalty: float) -> None:
     given = logits(seed=2)
     theirs = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([PROMPT + ANSWER]), given.clone())
-    assert torch.equal(adjusted(given, rows(request(repetition_penalty=penalty))), theirs)
+    assert torch.equal(changed(given, request(repetition_penalty=penalty)), theirs)
 
 
 @pytest.mark.parametrize("min_p", [1e-4, 0.05, 0.4, 1.0])
@@ -89,23 +104,40 @@ def test_min_p_keeps_the_tokens_that_transformers_keeps(min_p: float) -> None:
 
 def test_rows_of_one_batch_change_each_by_its_own_request() -> None:
     given = logits(len(CASES) + 2)
-    together = adjusted(given, rows(request(), *(request(**case) for case in CASES), request()))
+    together = changed(given, request(), *(request(**case) for case in CASES), request())
     assert torch.equal(together[0], given[0])
     assert torch.equal(together[-1], given[-1])
     for row, case in enumerate(CASES, 1):
-        assert torch.equal(together[row], adjusted(given[row : row + 1], rows(request(**case)))[0])
-
-
-def test_nothing_is_copied_where_nothing_changes() -> None:
-    given = logits(2)
-    assert adjusted(given, rows(request(), request(temperature=1.0, top_p=0.5, min_p=0.1))) is given
+        assert torch.equal(together[row], changed(given[row : row + 1], request(**case))[0])
 
 
 def test_a_repeated_step_counts_no_token_twice() -> None:
     one = request(presence_penalty=1.0, repetition_penalty=1.1)
     one.before_token(ANSWER)
     one.before_token(ANSWER)
-    assert one.occurrences == {7: 0, 9: 1, 250: 0, 4: 3, 120: 1}
+    found = dict(zip(one.occurrences.tokens.tolist(), one.occurrences.counts.tolist(), strict=True))
+    assert found == {7: 0, 9: 1, 250: 0, 4: 3, 120: 1}
+
+
+@given_by(st.lists(st.integers(0, 40), max_size=60), st.lists(st.integers(0, 60), max_size=80), st.integers(1, 9))
+def test_occurrences_are_counted_in_any_steps(prompt: list[int], answer: list[int], step: int) -> None:
+    found = Occurrences(prompt)
+    for length in [*range(0, len(answer), step), len(answer)]:
+        found.read(answer[:length])
+    counts = dict(zip(found.tokens.tolist(), found.counts.tolist(), strict=True))
+    assert counts == {**dict.fromkeys(prompt, 0), **Counter(answer)}
+
+
+@pytest.mark.parametrize("kind", [{"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {}], ids=str)
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf], ids=str)
+def test_a_row_without_numbers_leaves_its_neighbours_alone(kind: dict[str, Any], value: float) -> None:
+    given = logits(3)
+    given[1] = value
+    drawn = [request(temperature=1.0, seed=seed, **kind) for seed in range(3)]
+    tokens = sample(given, drawn).tolist()
+    alone = [int(sample(given[row : row + 1], [request(temperature=1.0, seed=row, **kind)])) for row in (0, 2)]
+    assert [tokens[0], tokens[2]] == alone
+    assert 0 <= tokens[1] < VOCABULARY
 
 
 def test_a_stop_token_is_held_back_before_min_tokens() -> None:

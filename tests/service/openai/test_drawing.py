@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,6 +12,8 @@ import openai
 import pytest
 import torch
 
+from service.api.openai.schemas import CompletionRequest
+from service.errors import ApiError
 from tests.service.openai.conftest import ENDS, answer, chunks, plain, plain_logprobs
 
 NEW = 24
@@ -133,7 +136,7 @@ def test_the_token_of_scoring_is_drawn_where_something_changes_it(http: httpx.Cl
     ("fields", "named"),
     [
         ({"min_p": 1.5}, "min_p"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-38}, "repetition_penalty"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
@@ -142,6 +145,7 @@ def test_the_token_of_scoring_is_drawn_where_something_changes_it(http: httpx.Cl
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"stop_token_ids": [999999]}, "stop_token_ids"),
         ({"stop_token_ids": ["5"]}, "stop_token_ids"),
+        ({"logit_bias": {str(token): 1 for token in range(257)}}, "at most 256 keys"),
     ],
 )
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
@@ -150,3 +154,23 @@ def test_refusals_name_the_field(http: httpx.Client, path: str, fields: dict[str
     reply = http.post(path, json={**prompt, **fields})
     assert reply.status_code == 400, reply.text
     assert named in reply.json()["error"]["message"]
+
+
+def test_as_many_biases_as_documented(http: httpx.Client) -> None:
+    most = CompletionRequest.model_json_schema()["properties"]["logit_bias"]["maxProperties"]
+    biases = {str(token): -100 for token in range(most)}
+    drawn = generate(http, [30, 31, 32], logit_bias=biases)["token_ids"]
+    assert min(drawn) >= most
+
+
+def test_the_smallest_temperature_is_greedy(http: httpx.Client) -> None:
+    """Quotients by it would be no numbers, and would fail the step of all others."""
+    free = generate(http, [30, 31, 32])["token_ids"]
+    assert generate(http, [30, 31, 32], temperature=1e-46, top_p=0.9)["token_ids"] == free
+
+
+def test_a_token_must_be_left_to_draw() -> None:
+    served = SimpleNamespace(vocab_size=3, engine=SimpleNamespace(eos_token_ids=(2,)))
+    CompletionRequest(prompt="a", min_tokens=1, stop_token_ids=[0]).check_tokens(served)  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="must leave a token to draw"):
+        CompletionRequest(prompt="a", min_tokens=1, stop_token_ids=[0, 1]).check_tokens(served)  # type: ignore[arg-type]
