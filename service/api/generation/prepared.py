@@ -134,8 +134,9 @@ class PreparedPrompt:
         return pieces.take(Generation([token_id], [logprobs], "stop" if ends else "length"))
 
     def _pieces(self, sampling: SamplingParams, offset: int) -> Pieces:
-        ends = sampling.min_tokens, self.prompt.token_ids, sampling.stop_token_ids
-        return Pieces(self.model.tokenizer, self.wanted.stops, offset, *ends)
+        ends = sampling.ends_at(self.model.engine.eos_token_ids)
+        prompt = self.prompt.token_ids
+        return Pieces(self.model.tokenizer, self.wanted.stops, offset, sampling.min_tokens, prompt, ends)
 
 
 async def prepare(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 CONTEXT = 6
 """Tokens of a prompt that the first one of an answer is read with."""
+
+LONGEST = 4
+"""Bytes of a character."""
+
+CONTINUATION = re.compile("<0x[89AB][0-9A-F]>")
+"""SentencePiece's spelling of a byte that begins no character."""
 
 
 class TextStream:
@@ -21,8 +28,8 @@ class TextStream:
         self, tokenizer: Any, stop: Sequence[str] = (), min_tokens: int = 0, context: Sequence[int] = ()
     ) -> None:
         self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
-        self._min_tokens, self._context = min_tokens, list(context[-CONTEXT:])
-        self._prefix, self._read = -len(self._context), 0
+        self._min_tokens, self._context = min_tokens, list(context[-CONTEXT - LONGEST :])
+        self._prefix, self._read = self._start(-min(len(context), CONTEXT), []), 0
         self._sent = self._begin = 0
         self.text = ""
         self.stopped = False
@@ -43,7 +50,7 @@ class TextStream:
         before, after = self._decode(token_ids[: self._read]), self._decode(token_ids)
         if final or not after.endswith("\ufffd"):
             self.text += _added(before, after)
-            self._prefix, self._read = self._read, len(token_ids)
+            self._prefix, self._read = self._start(self._read, token_ids), len(token_ids)
         if len(token_ids) <= self._min_tokens:
             self._begin = len(self.text)
         return self._release(final)
@@ -63,14 +70,29 @@ class TextStream:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         """Text of ``token_ids`` from ``_prefix`` on."""
-        before = self._context if self._prefix < 0 else []
+        before = self._context[self._prefix :] if self._prefix < 0 else []
         ids = [*before, *token_ids[max(0, self._prefix) :]]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
 
+    def _start(self, place: int, token_ids: Sequence[int]) -> int:
+        """``place``, or the start of the character that it lies in. Places below 0 are in the context.
+
+        SentencePiece decodes bytes in a row as one, and gives none of their characters if the first is not whole.
+        """
+        for start in range(place, place - LONGEST, -1):
+            if not -len(self._context) <= start < len(token_ids):
+                break
+            token_id = token_ids[start] if start >= 0 else self._context[start]
+            if not CONTINUATION.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token_id))):
+                return start
+        return place
+
 
 def _added(before: str, after: str) -> str:
-    """The text that ``after`` has behind ``before``. Half a character at its end becomes a whole one."""
-    return after[len(before if after.startswith(before) else before.rstrip("\ufffd")) :]
+    """The text that ``after`` has behind ``before``, or behind their common start: half a character can become one."""
+    if after.startswith(before):
+        return after[len(before) :]
+    return after[next(at for at, pair in enumerate(zip(before, after + "\0", strict=False)) if pair[0] != pair[1]) :]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -144,6 +144,9 @@ class Letters:
     def decode(self, token_ids: list[int], **_: Any) -> str:
         return "".join(map(chr, token_ids))
 
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        return chr(token_id)
+
 
 @given(
     st.text("ab", min_size=1, max_size=30),
