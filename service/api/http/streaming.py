@@ -17,6 +17,8 @@ from service.errors import ClientGone, body_of, deadline_exceeded
 
 T = TypeVar("T")
 Emit = Callable[..., None]
+Failed = Callable[[dict[str, Any]], tuple[Any, ...]]
+"""Arguments of ``event`` for the body of a failure."""
 
 PING_S = 5.0
 """A comment this often keeps proxies and clients from giving up on a long prefill."""
@@ -75,15 +77,16 @@ def event(data: Any, name: str | None = None, number: int | None = None) -> str:
     return f"{head}data: {text}\n\n"
 
 
-def event_stream(work: Callable[[Emit], Awaitable[None]]) -> StreamingResponse:
+def event_stream(work: Callable[[Emit], Awaitable[None]], failed: Failed = lambda body: (body,)) -> StreamingResponse:
     """Stream what ``work`` emits, as ``emit(data, name=None, number=None)``, then ``[DONE]``.
 
-    A failure becomes a last ``{"error": ...}`` event. Closing the stream cancels ``work``.
+    A failure becomes a last event, as ``failed`` says it: ``{"error": ...}``. Closing the stream cancels ``work``.
     """
-    return StreamingResponse(_events(work), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    events = _events(work, failed)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _events(work: Callable[[Emit], Awaitable[None]]) -> AsyncIterator[str]:
+async def _events(work: Callable[[Emit], Awaitable[None]], failed: Failed) -> AsyncIterator[str]:
     queue: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def run() -> None:
@@ -91,7 +94,7 @@ async def _events(work: Callable[[Emit], Awaitable[None]]) -> AsyncIterator[str]
             async with before_deadline():
                 await work(lambda *told: queue.put_nowait(event(*told)))
         except Exception as error:
-            queue.put_nowait(event(body_of(report(error))))
+            queue.put_nowait(event(*failed(body_of(report(error)))))
         finally:
             queue.put_nowait(None)
 

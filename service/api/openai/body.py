@@ -31,7 +31,10 @@ class Body(KnownFields):
     def _asks(cls, name: Any, value: Any) -> bool:
         if name in cls.model_fields:
             return value is not None
-        return name not in cls.NOT_SUPPORTED or (value is not None and value not in cls.NOT_SUPPORTED[name])
+        if name not in cls.NOT_SUPPORTED:
+            return True
+        given = {key: part for key, part in value.items() if part is not None} if isinstance(value, dict) else value
+        return given is not None and given not in cls.NOT_SUPPORTED[name]
 
     @classmethod
     def unknown_field(cls, name: str) -> str:

@@ -18,9 +18,10 @@ from service.api.generation.token_names import TokenNames
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
+from service.api.openai.answers import Chat, ChatChoice, ChatLogprobs, ChatMessage, Usage
 from service.api.openai.conversation import prepared_conversation
 from service.api.openai.names import Named
-from service.api.openai.schemas import Chat, ChatChoice, ChatLogprobs, ChatMessage, ChatRequest, Usage
+from service.api.openai.schemas import ChatRequest
 
 router = APIRouter(tags=["openai"], route_class=Route)
 

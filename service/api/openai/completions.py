@@ -20,8 +20,9 @@ from service.api.generation.token_names import TokenNames
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
+from service.api.openai.answers import Completion, CompletionChoice, LegacyLogprobs, Usage
 from service.api.openai.names import Named, named
-from service.api.openai.schemas import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs, Usage
+from service.api.openai.schemas import CompletionRequest
 from service.api.quotas import set_deadline
 from service.evaluation.scoring import TokenScores
 from service.inputs import as_list

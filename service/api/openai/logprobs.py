@@ -7,7 +7,7 @@ from typing import Any
 
 from service.api.generation.pieces import Token
 from service.api.generation.token_names import TokenNames
-from service.api.openai.schemas import ChatAlternative, ChatLogprobs, ChatToken, LegacyLogprobs, PromptLogprob
+from service.api.openai.answers import ChatAlternative, ChatLogprobs, ChatToken, LegacyLogprobs, PromptLogprob
 from service.engine.request import TokenLogprobs
 from service.evaluation.scoring import TokenScores
 

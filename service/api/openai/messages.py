@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from jinja2 import TemplateError
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from patches import KnownFields, unknown
 from service.api.openai.body import Body
 from service.api.openai.unsupported import NOT_SUPPORTED_IN_MESSAGES
-from service.errors import bad_request
+from service.errors import ApiError, bad_request
 from service.inputs import one_or_several
 from service.models.chat import template_options, writes_special_tokens
 from service.models.registry import ServedModel
 
 MOST_MESSAGES = 4096
+
+MOST_OF_VARIABLES = 1 << 14
+"""Characters of a template's variables, as JSON. A template may write them behind each message."""
 
 
 class TextPart(KnownFields):
@@ -97,9 +100,10 @@ class Templating(Body):
                 "or use /v1/completions"
             )
             raise bad_request(message, "model", "no_chat_template")
-        self._check_variables(template_options(tokenizer))
         begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
         try:
+            if self.chat_template_kwargs:
+                self._check_variables(template_options(tokenizer))
             return str(
                 tokenizer.apply_chat_template(
                     messages,
@@ -109,8 +113,12 @@ class Templating(Body):
                     **self.chat_template_kwargs,
                 )
             )
-        except (TemplateError, ValueError, TypeError) as error:
-            raise bad_request(f"{param}: the model's chat template refuses them: {error}", param) from error
+        except ApiError:
+            raise
+        except Exception as error:  # a template is a program, and its inputs are the client's
+            given = f"{param} or chat_template_kwargs" if self.chat_template_kwargs else param
+            message = f"{given}: the model's chat template refuses them: {error or type(error).__name__}"
+            raise bad_request(message, param) from error
 
     def special_tokens(self, served: ServedModel) -> bool:
         """True if the tokenizer adds special tokens to the conversation."""
@@ -119,6 +127,9 @@ class Templating(Body):
         return self.add_special_tokens
 
     def _check_variables(self, known: list[str]) -> None:
+        if len(json.dumps(self.chat_template_kwargs)) > MOST_OF_VARIABLES:
+            message = f"chat_template_kwargs: may have at most {MOST_OF_VARIABLES} characters of JSON"
+            raise bad_request(message, "chat_template_kwargs")
         for name in self.chat_template_kwargs:
             if name not in known:
                 there_are = unknown("variable of the chat template", name, known) if known else f"it has none: {name!r}"

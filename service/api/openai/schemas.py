@@ -1,22 +1,20 @@
-"""Bodies of the OpenAI-compatible routes. Every accepted field takes effect; any other is refused by name.
+"""Bodies of the OpenAI-compatible routes. Every accepted field takes effect, but for hints, whose descriptions say so.
 
-OpenAI fields without an implementation here accept only their neutral value, for clients that always send them.
+Any other is refused by name. Those of OpenAI and vLLM pass with a neutral value, for clients that always send them.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from typing_extensions import override
 
 from patches import KnownFields, examples, to_shorthand
 from service.api.generation.drawing import Drawing
-from service.api.generation.pieces import FinishReason
 from service.api.openai.body import Body
 from service.api.openai.messages import Messages, Templating
 from service.api.openai.unsupported import only
-from service.api.responses import AutoChoice
 from service.errors import bad_request
 from service.inputs import TextOrTokens
 from service.policy.auto import Encoding
@@ -224,87 +222,3 @@ class ChatRequest(ConversationBody, GenerationBody):
     @override
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
-
-
-class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-    @classmethod
-    def of(cls, prompt: int, completion: int) -> Usage:
-        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
-
-
-class LegacyLogprobs(BaseModel):
-    """One entry per token; the first token of a prompt has no prediction, hence null. -inf is -9999."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class PromptLogprob(BaseModel):
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-class CompletionChoice(BaseModel):
-    """``pe`` is the encoding as it took effect, ``auto`` the choice of that request. In a stream both come with the
-    finish reason."""
-
-    index: int
-    text: str
-    logprobs: LegacyLogprobs | None
-    finish_reason: FinishReason | None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
-    pe: dict[str, Any] | None = None
-    auto: AutoChoice | None = None
-
-
-class Completion(BaseModel):
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | None
-
-
-class ChatAlternative(BaseModel):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatToken(ChatAlternative):
-    top_logprobs: list[ChatAlternative]
-
-
-class ChatLogprobs(BaseModel):
-    content: list[ChatToken]
-
-
-class ChatMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-
-
-class ChatChoice(BaseModel):
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-    pe: dict[str, Any]
-    auto: AutoChoice | None = None
-
-
-class Chat(BaseModel):
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage

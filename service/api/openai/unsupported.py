@@ -15,7 +15,7 @@ from patches import problem
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     # OpenAI
     **dict.fromkeys(("audio", "max_completion_tokens", "prediction", "prompt_cache_retention", "reasoning_effort"), ()),
-    **dict.fromkeys(("verbosity", "web_search_options"), ()),
+    **dict.fromkeys(("moderation", "prompt_cache_options", "verbosity", "web_search_options"), ()),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "response_format": ({"type": "text"},),

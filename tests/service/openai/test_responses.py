@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,9 +123,9 @@ def test_what_asks_for_nothing_passes(http: httpx.Client) -> None:
         "metadata": {"run": "1"},
         "parallel_tool_calls": True,
         "previous_response_id": None,
-        "reasoning": None,
+        "reasoning": {"effort": None},
         "store": False,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": {"type": "text"}, "verbosity": None},
         "tool_choice": "auto",
         "tools": [],
         "truncation": "disabled",
@@ -138,3 +139,22 @@ def test_what_asks_for_nothing_passes(http: httpx.Client) -> None:
 def test_too_long_a_conversation_is_refused_before_a_stream_opens(http: httpx.Client) -> None:
     error = http.post(PATH, json={"input": "a b " * 3000, "stream": True}).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+
+
+def test_a_failure_in_a_stream_is_a_typed_event(client: openai.OpenAI, http: httpx.Client) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "input": "a", "max_output_tokens": 1000}
+    extra = {"ignore_eos": True, "timeout_s": 0.05}
+    with http.stream("POST", PATH, json={**asked, **extra, "stream": True}) as reply:
+        lines = list(reply.iter_lines())
+    last = json.loads(next(line for line in reversed(lines) if '"error"' in line).removeprefix("data: "))
+    assert "event: error" in lines
+    assert (last["type"], last["code"], last["error"]["code"]) == ("error", "deadline_exceeded", "deadline_exceeded")
+    assert last["sequence_number"] > 3
+    with pytest.raises(openai.APIError, match="not finished within"):
+        list(client.responses.create(**asked, stream=True, extra_body=extra))
+
+
+def test_hints_come_back(http: httpx.Client) -> None:
+    hints = {"parallel_tool_calls": False, "prompt_cache_key": "a", "safety_identifier": "b", "user": "c"}
+    got = answer(http, PATH, input="a", max_output_tokens=1, **hints)
+    assert {name: got[name] for name in hints} == hints

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from service.api.openai.messages import Templating
+from service.errors import ApiError
 from service.models.chat import PLAIN, template_options
 from tests.service.openai.conftest import answer
 
@@ -49,6 +52,7 @@ def test_the_prompt_is_that_of_the_template(
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "there are mood"),
         ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs", "there are mood"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs", "must be an object"),
+        ({"chat_template_kwargs": {"mood": "x" * 20000}}, "chat_template_kwargs", "at most 16384 characters"),
         ({"continue_final_message": "content"}, "continue_final_message", "true or false"),
     ],
 )
@@ -83,3 +87,19 @@ def test_options_are_what_a_template_reads(tokenizer: Any, template: str, option
     own: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
     own.chat_template = template
     assert template_options(own) == options
+
+
+@pytest.mark.parametrize(
+    ("template", "value"),
+    [("{{ 10 // x }}", 0), ("{{ range(x) }}", 10**6), ("{{ '%(a)s' % x }}", {}), ("{{ x.a.b }}", 1)],
+)
+def test_a_template_that_fails_is_the_clients_error(tokenizer: Any, template: str, value: Any) -> None:
+    own = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    own.chat_template = template
+    body = Templating(chat_template_kwargs={"x": value})
+    with pytest.raises(ApiError, match=r"the model's chat template refuses them: .") as caught:
+        body.templated([{"role": "user", "content": "a"}], SimpleNamespace(tokenizer=own))  # type: ignore[arg-type]
+    assert caught.value.status == 400
+    own.chat_template = "{{ messages[0].content }}{% if %}"
+    with pytest.raises(ApiError, match="refuses them"):
+        Templating().templated([{"role": "user", "content": "a"}], SimpleNamespace(tokenizer=own))  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ async def respond(body: ResponsesRequest, request: Request) -> Response | Respon
     name, prepared = await prepared_conversation(body, request)
     answer = _Answer(body, name, prepared)
     if body.stream:
-        return event_stream(answer.stream)
+        return event_stream(answer.stream, answer.failed)
     return await answer.whole(lambda text: None)
 
 
@@ -48,7 +48,7 @@ class _Answer:
     def __init__(self, body: ResponsesRequest, name: Named, prepared: PreparedPrompt) -> None:
         self._body, self._name, self._prepared = body, name.name, prepared
         self._id, self._message_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
-        self._created, self._text = int(time.time()), ""
+        self._created, self._text, self._sent = int(time.time()), "", 0
 
     async def whole(self, on_text: Callable[[str], None]) -> ResponseObject:
         """The response at its end; ``on_text`` gets its text piece by piece."""
@@ -60,12 +60,9 @@ class _Answer:
         return self._response("incomplete" if piece.finish_reason == "length" else "completed", piece.generation)
 
     async def stream(self, emit: Emit) -> None:
-        number = 0
-
         def send(kind: str, **fields: Any) -> None:
-            nonlocal number
-            emit({"type": f"response.{kind}", "sequence_number": number, **fields}, f"response.{kind}")
-            number += 1
+            emit({"type": f"response.{kind}", "sequence_number": self._sent, **fields}, f"response.{kind}")
+            self._sent += 1
 
         begun = self._response("in_progress", None).model_dump()
         item = {"output_index": 0}
@@ -80,6 +77,10 @@ class _Answer:
         send("content_part.done", **part, part=message.content[0].model_dump())
         send("output_item.done", **item, item=message.model_dump())
         send(end.status, response=end.model_dump())
+
+    def failed(self, body: dict[str, Any]) -> tuple[Any, ...]:
+        """The last event of a stream that fails: typed, and with ``error``, which OpenAI's client raises."""
+        return {**body["error"], "type": "error", "sequence_number": self._sent, **body}, "error"
 
     def _message(self, status: Status) -> OutputMessage:
         return OutputMessage(id=self._message_id, status=status, content=[OutputText(text=self._text)])
@@ -96,6 +97,9 @@ class _Answer:
             max_output_tokens=prepared.max_tokens,
             metadata=body.metadata or {},
             model=self._name,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            prompt_cache_key=body.prompt_cache_key,
+            safety_identifier=body.safety_identifier,
             output=[] if generation is None else [self._message(status)],
             temperature=body.temperature,
             top_p=body.top_p,

@@ -17,7 +17,9 @@ from service.inputs import one_or_several
 
 
 class InputPart(Body):
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"annotations": ([],), "logprobs": ([],)}
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **{"annotations": ([],), "logprobs": ([],), "prompt_cache_breakpoint": ()}
+    }
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -56,12 +58,13 @@ class ResponsesRequest(ConversationBody):
 
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **NOT_SUPPORTED,
-        **dict.fromkeys(("conversation", "max_tokens", "max_tool_calls", "previous_response_id", "prompt"), ()),
+        **dict.fromkeys(("access_programs", "background_options", "context_management", "conversation", "image"), ()),
+        **dict.fromkeys(("max_tokens", "max_tool_calls", "previous_response_id", "prompt"), ()),
         "background": (False,),
         "include": ([],),
         "reasoning": ({},),
         "stream_options": ({}, {"include_obfuscation": False}),
-        "text": (PLAIN_TEXT, {}, {**PLAIN_TEXT, "verbosity": "medium"}),
+        "text": (PLAIN_TEXT, {}, {**PLAIN_TEXT, "verbosity": "medium"}, {"verbosity": "medium"}),
         "tool_choice": ("auto", "none"),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
@@ -143,8 +146,10 @@ class ResponseObject(BaseModel):
     metadata: dict[str, str]
     model: str
     output: list[OutputMessage]
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool
     previous_response_id: None = None
+    prompt_cache_key: str | None
+    safety_identifier: str | None
     store: bool = False
     temperature: float
     text: dict[str, Any] = PLAIN_TEXT
