@@ -12,8 +12,8 @@ CONTEXT = 6
 LONGEST = 4
 """Bytes of a character."""
 
-CONTINUATION = re.compile("<0x[89AB][0-9A-F]>")
-"""SentencePiece's spelling of a byte that begins no character."""
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""SentencePiece's spelling of a byte."""
 
 
 class TextStream:
@@ -29,7 +29,7 @@ class TextStream:
     ) -> None:
         self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
         self._min_tokens, self._context = min_tokens, list(context[-CONTEXT - LONGEST :])
-        self._prefix, self._read = self._start(-min(len(context), CONTEXT), []), 0
+        self._prefix, self._read = self._begun_character() or self._start(-min(len(context), CONTEXT), []), 0
         self._sent = self._begin = 0
         self.text = ""
         self.stopped = False
@@ -77,15 +77,30 @@ class TextStream:
     def _start(self, place: int, token_ids: Sequence[int]) -> int:
         """``place``, or the start of the character that it lies in. Places below 0 are in the context.
 
-        SentencePiece decodes bytes in a row as one, and gives none of their characters if the first is not whole.
+        SentencePiece decodes bytes in a row as one, and gives none of their characters if one is not whole.
         """
-        for start in range(place, place - LONGEST, -1):
-            if not -len(self._context) <= start < len(token_ids):
-                break
-            token_id = token_ids[start] if start >= 0 else self._context[start]
-            if not CONTINUATION.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token_id))):
+        ids = [*self._context, *token_ids[: place + 1]] if place < LONGEST else token_ids
+        behind = len(self._context) if place < LONGEST else 0
+        for start in range(place, max(place - LONGEST, -behind - 1), -1):
+            byte = self._byte(ids[behind + start]) if behind + start < len(ids) else None
+            if byte is None or not 0x80 <= byte < 0xC0:
                 return start
         return place
+
+    def _begun_character(self) -> int | None:
+        """The place of the context's last character, if that is not whole."""
+        for place, token_id in zip(range(-1, -LONGEST, -1), reversed(self._context), strict=False):
+            byte = self._byte(token_id)
+            if byte is None or byte < 0x80:
+                return None
+            if byte >= 0xC0:  # it begins one of two bytes at least
+                return place if -place < 2 + (byte >= 0xE0) + (byte >= 0xF0) else None
+        return None
+
+    def _byte(self, token_id: int) -> int | None:
+        """The byte that a token of SentencePiece is, if it is one."""
+        found = BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token_id)))
+        return int(found[1], 16) if found else None
 
 
 def _added(before: str, after: str) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from itertools import count
 from typing import Any
 
+from service.api.generation.text import BYTE
+
 WORD_START = "\u2581"
 """SentencePiece's leading space, which decoding a single token drops."""
-
-BYTE = re.compile("<0x([0-9A-F]{2})>")
-"""SentencePiece's spelling of a byte."""
 
 
 def _byte_level() -> dict[str, int]:

@@ -97,7 +97,7 @@ def test_sums_by_digits_end_where_a_sort_ends(scale: float, top_p: float) -> Non
     weights = torch.cat((weights - weights.max(), weights - weights.max(), torch.full((100,), -torch.inf))).exp()
     ordered = weights.sort(descending=True).values[None]
     expected = float(_least_by_order(ordered, torch.tensor([[top_p]], dtype=torch.float64)))
-    assert _least_by_digits(weights, top_p) == expected
+    assert _least_by_digits(weights.numpy(), top_p) == expected
 
 
 @pytest.mark.parametrize("scale", [0.01, 4.0], ids=["flat", "peaked"])
