@@ -77,7 +77,12 @@ def event(data: Any, name: str | None = None, number: int | None = None) -> str:
     return f"{head}data: {text}\n\n"
 
 
-def event_stream(work: Callable[[Emit], Awaitable[None]], failed: Failed = lambda body: (body,)) -> StreamingResponse:
+def as_it_is(body: dict[str, Any]) -> tuple[Any, ...]:
+    """The last event of a stream that fails, by default."""
+    return (body,)
+
+
+def event_stream(work: Callable[[Emit], Awaitable[None]], failed: Failed = as_it_is) -> StreamingResponse:
     """Stream what ``work`` emits, as ``emit(data, name=None, number=None)``, then ``[DONE]``.
 
     A failure becomes a last event, as ``failed`` says it: ``{"error": ...}``. Closing the stream cancels ``work``.
@@ -86,7 +91,7 @@ def event_stream(work: Callable[[Emit], Awaitable[None]], failed: Failed = lambd
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _events(work: Callable[[Emit], Awaitable[None]], failed: Failed) -> AsyncIterator[str]:
+async def _events(work: Callable[[Emit], Awaitable[None]], failed: Failed = as_it_is) -> AsyncIterator[str]:
     queue: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def run() -> None:
