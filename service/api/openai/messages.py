@@ -132,5 +132,9 @@ class Templating(Body):
             raise bad_request(message, "chat_template_kwargs")
         for name in self.chat_template_kwargs:
             if name not in known:
-                there_are = unknown("variable of the chat template", name, known) if known else f"it has none: {name!r}"
+                there_are = (
+                    unknown("variable of the chat template", name, known)
+                    if known
+                    else f"{name!r}: the template reads no variables"
+                )
                 raise bad_request(f"chat_template_kwargs: {there_are}", "chat_template_kwargs")
