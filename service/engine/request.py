@@ -67,7 +67,6 @@ class EngineRequest:
     alone; ``tenant`` sent it. ``sink_window`` counts the first and the last keys that its queries reach, None for all.
     Pages of the other keys are given back. ``eos_token_ids`` are the model's end-of-text tokens. ``generated`` counts
     the tokens before the one that is drawn; with ``noise_seed``, 64 bits, it decides the noise of that token.
-    ``occurrences`` are those of penalised tokens.
     """
 
     prompt_ids: list[int]
@@ -85,7 +84,6 @@ class EngineRequest:
     tenant: str = ""
     sink_window: tuple[int, int] | None = None
     generated: int = 0
-    occurrences: Occurrences = field(init=False)
 
     @property
     def ends_at(self) -> tuple[int, ...]:
@@ -96,6 +94,11 @@ class EngineRequest:
     def is_held_back(self) -> bool:
         """True if the next token may not be one of ``enders``."""
         return self.generated < self.sampling.min_tokens and len(self.enders) > 0
+
+    @cached_property
+    def occurrences(self) -> Occurrences:
+        """Those of penalised tokens."""
+        return Occurrences(self.prompt_ids if self.sampling.repetition_penalty != 1 else [])
 
     @cached_property
     def enders(self) -> np.ndarray:
@@ -111,7 +114,6 @@ class EngineRequest:
     def __post_init__(self) -> None:
         seed = self.sampling.seed
         self.noise_seed = secrets.randbits(64) if seed is None else seed % (1 << 64)
-        self.occurrences = Occurrences(self.prompt_ids if self.sampling.repetition_penalty != 1 else [])
 
     def before_token(self, answer: Sequence[int], unknown: int = 0) -> None:
         """Note that the next token comes behind ``answer``, the tokens so far, and ``unknown`` more."""

@@ -47,7 +47,7 @@ class TextStream:
             before_stops = self.push(token_ids[: self._min_tokens], final=False)
             self._min_tokens = 0  # they are read, but for a character that is not complete
             return before_stops + self.push(token_ids, final=final)
-        before, after = self._decode(token_ids[: self._read]), self._decode(token_ids)
+        before, after = self._decode(token_ids, self._read), self._decode(token_ids, len(token_ids))
         if final or not after.endswith("\ufffd"):
             self.text += _added(before, after)
             self._prefix, self._read = self._start(self._read, token_ids), len(token_ids)
@@ -68,10 +68,10 @@ class TextStream:
         shown, self._sent = self.text[self._sent : end], end
         return shown
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ``token_ids`` from ``_prefix`` on."""
+    def _decode(self, token_ids: Sequence[int], stop: int) -> str:
+        """Text of ``token_ids`` from ``_prefix`` to ``stop``."""
         before = self._context[self._prefix :] if self._prefix < 0 else []
-        ids = [*before, *token_ids[max(0, self._prefix) :]]
+        ids = [*before, *token_ids[max(0, self._prefix) : stop]]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
 
     def _start(self, place: int, token_ids: Sequence[int]) -> int:

@@ -21,11 +21,9 @@ class Body(KnownFields):
     @model_validator(mode="before")
     @classmethod
     def _nothing_is_absent(cls, fields: Any) -> Any:
-        return (
-            {key: value for key, value in fields.items() if cls._asks(key, value)}
-            if isinstance(fields, dict)
-            else fields
-        )
+        if not isinstance(fields, dict):
+            return fields
+        return {key: value for key, value in fields.items() if cls._asks(key, value)}
 
     @classmethod
     def _asks(cls, name: Any, value: Any) -> bool:

@@ -79,20 +79,15 @@ class Templating(Body):
         None, description="Add the tokenizer's special tokens; by default only where the template writes none."
     )
 
-    def check_templating(self) -> None:
-        """Raises:
-        ApiError: for an answer that both begins and continues.
-        """
-        if self.continue_final_message and self.add_generation_prompt:
-            raise bad_request("add_generation_prompt: not with continue_final_message", "add_generation_prompt")
-
     def templated(self, messages: list[dict[str, str]], served: ServedModel, param: str = "messages") -> str:
         """The conversation of the field ``param`` as one text, by the chat template of ``served``.
 
         Raises:
-            ApiError: for a model without a template, variables that the template does not have, or messages that it
-                refuses.
+            ApiError: for a model without a template, or variables or messages that the template does not take. Also
+                for an answer that both begins and continues.
         """
+        if self.continue_final_message and self.add_generation_prompt:
+            raise bad_request("add_generation_prompt: not with continue_final_message", "add_generation_prompt")
         tokenizer = served.tokenizer
         if not tokenizer.chat_template:
             message = (
@@ -132,9 +127,6 @@ class Templating(Body):
             raise bad_request(message, "chat_template_kwargs")
         for name in self.chat_template_kwargs:
             if name not in known:
-                there_are = (
-                    unknown("variable of the chat template", name, known)
-                    if known
-                    else f"{name!r}: the template reads no variables"
-                )
-                raise bad_request(f"chat_template_kwargs: {there_are}", "chat_template_kwargs")
+                nothing = f"{name!r}: the template reads no variables"
+                why = unknown("variable of the chat template", name, known) if known else nothing
+                raise bad_request(f"chat_template_kwargs: {why}", "chat_template_kwargs")

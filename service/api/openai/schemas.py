@@ -5,6 +5,7 @@ Any other is refused by name. Those of OpenAI and vLLM pass with a neutral value
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -150,19 +151,19 @@ class PlainText(KnownFields):
     type: Literal["text"]
 
 
-class ConversationBody(Templating, Asked):
+class ConversationBody(Templating, Asked, ABC):
     """Fields of routes that answer conversations. ``PARAM`` is the field of the messages."""
 
     PARAM: ClassVar[str]
 
+    @abstractmethod
     def conversation(self) -> list[dict[str, str]]:
         """The messages for chat templates."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def most_tokens(self) -> tuple[str, int | None]:
         """The field of the most new tokens, and its value."""
-        raise NotImplementedError
 
     @property
     def answers(self) -> int:
@@ -196,7 +197,6 @@ class ChatRequest(ConversationBody, GenerationBody):
 
     def check(self) -> None:
         super().check()
-        self.check_templating()
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs: needs logprobs", "top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:

@@ -46,7 +46,6 @@ class TokenizeRequest(Templating):
             raise bad_request("prompt: required without messages", "prompt")
         if self.prompt is not None and self.messages is not None:
             raise bad_request("messages: not beside prompt", "messages")
-        self.check_templating()
         asked = {
             "add_generation_prompt": self.add_generation_prompt is False,
             "continue_final_message": self.continue_final_message,

@@ -34,7 +34,6 @@ router = APIRouter(tags=["openai"], route_class=Route)
 @router.post("/v1/responses", response_model=ResponseObject, responses={200: {"content": {"text/event-stream": {}}}})
 async def respond(body: ResponsesRequest, request: Request) -> Response | ResponseObject:
     """Answer a text or a conversation."""
-    body.check_templating()
     name, prepared = await prepared_conversation(body, request)
     answer = _Answer(body, name, prepared)
     if body.stream:
