@@ -65,7 +65,8 @@ class KnownFields(BaseModel):
     @classmethod
     def _refuse_unknown_fields(cls, fields: Any) -> Any:
         if isinstance(fields, Mapping):
-            name = next((name for name in fields if name not in cls.model_fields), None)
+            known = cls.field_names()
+            name = next((name for name in fields if name not in known), None)
             if name is not None:
                 raise problem("unknown_field", cls.unknown_field(str(name)), str(name)[:MAX_SHOWN])
         return fields
@@ -73,7 +74,12 @@ class KnownFields(BaseModel):
     @classmethod
     def unknown_field(cls, name: str) -> str:
         """Message for a field that this model does not have."""
-        return f"unknown field: {_nearest(name, cls.model_fields)}"
+        return f"unknown field: {_nearest(name, cls.field_names())}"
+
+    @classmethod
+    def field_names(cls) -> list[str]:
+        """Its fields as requests name them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 def problems_of(errors: Iterable[Any], leave_out: Collection[str] = ()) -> list[Problem]:

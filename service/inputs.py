@@ -82,5 +82,8 @@ Encodings = Annotated[
 ]
 """One encoding, or several to answer every prompt under each."""
 
-TAGS = frozenset({"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang", "auto", "named"})
+TAGS = frozenset(
+    {"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang", "auto", "named"}
+    | {"as_text", "as_object", "as_schema"}
+)
 """Words that unions in requests add to the location of a problem."""

@@ -82,6 +82,7 @@ class Engine:
         Raises:
             TooLarge: when the request never fits; QueueFull when there is no room now.
             OutOfMemory: when a step of this request needs more memory than there is.
+            GrammarFailed: when its answer cannot go on by its grammar.
             EngineFailed: when the generation thread dies or stalls.
             CannotGenerate: without an engine.
         """

@@ -75,6 +75,7 @@ class GenerationThread:
 
         Raises:
             EngineFailed: when the thread dies or stalls; OutOfMemory when a step of this request needs too much.
+            GrammarFailed: when its answer cannot go on by its grammar.
         """
         manager = self._alive_manager()
         outputs: asyncio.Queue[Any] = asyncio.Queue()
@@ -90,8 +91,10 @@ class GenerationThread:
                 if output is None:
                     raise self._failure("the generation thread has stopped or stalls") from manager.fatal_error()
                 finished = output.is_finished()
+                if request.failure is not None:
+                    raise request.failure
                 if output.error is not None:
-                    raise request.failure or self._failure(output.error)
+                    raise self._failure(output.error)
                 yield output
         finally:
             self._listening.pop(outputs, None)

@@ -17,6 +17,7 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
+from service.models.grammars import Grammars
 from service.models.loading import Checkpoint, cache_bytes_per_token, cache_tokens
 from service.models.packing import packed_bytes
 from service.models.parallel.group import check
@@ -78,6 +79,11 @@ class ServedModel:
     def vocab_size(self) -> int:
         embeddings: Any = self.patch.model.get_input_embeddings()
         return int(embeddings.weight.shape[0])
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for this model's tokens."""
+        return Grammars(self.tokenizer, self.vocab_size, self.engine.eos_token_ids)
 
     @cached_property
     def trained_length(self) -> int:

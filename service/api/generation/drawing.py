@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from patches import KnownFields
+from service.api.generation.structure import Structure, StructuredOutputs
 from service.engine.request import SamplingParams
 from service.errors import bad_request
 from service.inputs import Stops, TokenId
@@ -49,10 +50,23 @@ class Drawing(KnownFields):
     min_tokens: Annotated[int, Field(ge=0)] = Field(
         0, description="Nothing but the limit of new tokens ends an answer of fewer tokens."
     )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="Answers follow a JSON schema, a regular expression, choices or a grammar."
+    )
     ignore_eos: bool = Field(False, description="Go on after end-of-text tokens, up to the most new tokens.")
 
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def structure(self) -> Structure | None:
+        """The grammar of answers, if they have one.
+
+        Raises:
+            ApiError: for fields that exclude each other.
+        """
+        if self.structured_outputs is None:
+            return None
+        return self.structured_outputs.structure
 
     def check_tokens(self, served: ServedModel) -> None:
         """Raises:
@@ -64,6 +78,10 @@ class Drawing(KnownFields):
                 raise bad_request(f"{field}: token ids of this model are 0..{vocabulary - 1}", field)
         if self.min_tokens and len({*self.stop_token_ids, *served.engine.eos_token_ids}) >= vocabulary:
             raise bad_request("stop_token_ids: with min_tokens, they must leave a token to draw", "stop_token_ids")
+        if (structure := self.structure()) and (self.ignore_eos or self.min_tokens):
+            field = "ignore_eos" if self.ignore_eos else "min_tokens"
+            message = f"{field}: not with {structure.param}, since an answer ends where its grammar does"
+            raise bad_request(message, field)
 
     def sampling(self, choice: int = 0, logprobs: int | None = None) -> SamplingParams:
         """``choice`` counts the answers to one prompt; ``logprobs`` the alternatives to report per token."""

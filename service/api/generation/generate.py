@@ -115,6 +115,7 @@ async def _prepared(
         alternatives=body.logprobs,
         cache_salt=body.cache_salt,
         min_tokens=body.min_tokens,
+        structure=body.structure(),
     )
     targets = [
         Target(models.for_method(served, method), method, f"pe.{index}" if isinstance(body.pe, list) else "pe")

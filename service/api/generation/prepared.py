@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,16 +17,19 @@ from patches import Method, ResolvedRecipe
 from service.api.auto import choice_of, with_ranges
 from service.api.generation.pieces import Piece, Pieces
 from service.api.generation.prompts import Prompt, check_logprobs, check_min_tokens, check_prompt, prompts_of
+from service.api.generation.structure import Structure
 from service.api.quotas import admit, charge, log_prompts, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
-from service.engine.request import SamplingParams, TokenLogprobs
-from service.errors import context_length_exceeded
+from service.engine.request import Grammar, SamplingParams, TokenLogprobs
+from service.errors import bad_request, context_length_exceeded
 from service.evaluation.scoring import TokenScores, prompt_scores
+from service.models.grammars import GrammarRefused
 from service.models.registry import ServedModel
 from service.policy.auto import Auto
 from service.settings import Settings
 from service.sharing.admission import Ticket
+from service.sharing.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Wanted:
     """Work that a request asks for each of its prompts.
 
     ``max_tokens`` None is as many as the server, the context and the ranges of ``auto`` allow; ``answers`` counts
-    generations, and ``scored`` says whether the prompt is scored, ``echoed`` whether its text is needed.
+    generations, and ``scored`` says whether the prompt is scored, ``echoed`` whether its text is needed. Answers follow
+    the grammar of ``structure``.
     ``alternatives`` are reported for every token, ``copies`` times where the prompt is echoed. ``param`` is the field
     that prompts came in. ``min_tokens`` is how many tokens an answer must have room for.
     """
@@ -50,6 +54,7 @@ class Wanted:
     add_special_tokens: bool = True
     cache_salt: str | None = None
     min_tokens: int = 0
+    structure: Structure | None = None
 
 
 class Target(NamedTuple):
@@ -65,7 +70,7 @@ class PreparedPrompt:
     """One prompt under one encoding, checked and admitted: a ticket per generation, and one for scoring.
 
     ``index`` is the prompt's place in the request; ``resolved`` is the encoding for the prompt and ``max_tokens`` new
-    tokens. ``auto`` is the choice of ``auto``, where the request asked for it.
+    tokens. ``auto`` is the choice of ``auto``, where the request asked for it. Answers follow ``grammar``.
     """
 
     index: int
@@ -78,6 +83,7 @@ class PreparedPrompt:
     wanted: Wanted
     tickets: list[Ticket]
     score_ticket: Ticket | None
+    grammar: Grammar | None
 
     @cached_property
     def pe(self) -> dict[str, Any]:
@@ -99,7 +105,7 @@ class PreparedPrompt:
         steps = self.model.engine.generate(
             self.prompt.token_ids,
             self.resolved,
-            sampling,
+            replace(sampling, grammar=self.grammar),
             self.max_tokens,
             pe_method=self.method.method,
             ticket=self.tickets[answer],
@@ -163,6 +169,7 @@ async def prepare(
     log_prompts(request, given)
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
+    grammars = {model.name: await _grammar(request, model, wanted.structure) for model, _, _ in targets}
     prepared = []
     for number, (index, (model, method, pe_param)) in enumerate(pairs):
         tokens = len(prompts[index].token_ids)
@@ -175,11 +182,27 @@ async def prepare(
         score_ticket = tickets[len(places) + number] if wanted.scored else None
         length = tokens + max_tokens
         chosen = method.at(length), resolved, max_tokens, choice_of(method, length, model, request)
-        prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, mine, score_ticket))
+        own = mine, score_ticket, grammars[model.name]
+        prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, *own))
     sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
     check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))
     await charge(request, sum(prompt + new for prompt, new in sizes))
     return prepared
+
+
+async def _grammar(request: Request, model: ServedModel, structure: Structure | None) -> Grammar | None:
+    """The grammar of answers, compiled on a thread for the tokens of ``model``.
+
+    Raises:
+        ApiError: when it cannot be.
+    """
+    if structure is None:
+        return None
+    workers: Workers = request.app.state.workers
+    try:
+        return await workers.run(lambda: model.grammars.compiled(structure.build()))
+    except GrammarRefused as error:
+        raise bad_request(f"{structure.param}: {error}", structure.param) from error
 
 
 def _longest(model: ServedModel, method: Method) -> int:

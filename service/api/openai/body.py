@@ -27,7 +27,7 @@ class Body(KnownFields):
 
     @classmethod
     def _asks(cls, name: Any, value: Any) -> bool:
-        if name in cls.model_fields:
+        if name in cls.field_names():
             return value is not None
         if name not in cls.NOT_SUPPORTED:
             return True

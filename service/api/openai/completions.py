@@ -55,6 +55,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         add_special_tokens=body.add_special_tokens,
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
+        structure=body.structure(),
     )
     prompts = await prepare(request, name.served, [name.target], given, wanted)
     answer = _Answer(body, name, prompts, request)

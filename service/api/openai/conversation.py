@@ -35,6 +35,7 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> tup
         add_special_tokens=body.special_tokens(name.served),
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
+        structure=body.structure(),
     )
     text = await run_in_threadpool(body.templated, body.conversation(), name.served, body.PARAM)
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)

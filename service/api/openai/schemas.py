@@ -11,9 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 from typing_extensions import override
 
-from patches import KnownFields, examples, to_shorthand
+from patches import examples, to_shorthand
 from service.api.generation.drawing import Drawing
+from service.api.generation.structure import Structure
 from service.api.openai.body import Body
+from service.api.openai.formats import ResponseFormat
 from service.api.openai.messages import Messages, Templating
 from service.api.openai.unsupported import only
 from service.errors import bad_request
@@ -64,6 +66,18 @@ class Asked(OpenAIDrawing):
     service_tier: Annotated[Literal["auto", "default"], only("auto", "default")] | None = None
     parallel_tool_calls: bool | None = Field(None, description=NOT_USED)
 
+    @property
+    def format_structure(self) -> Structure | None:
+        """The grammar that OpenAI's own field asks for."""
+        return None
+
+    @override
+    def structure(self) -> Structure | None:
+        own, theirs = super().structure(), self.format_structure
+        if own and theirs:
+            raise bad_request(f"structured_outputs: not with {theirs.param}", "structured_outputs")
+        return own or theirs
+
 
 class StreamOptions(Body):
     include_usage: bool = Field(False, description="A last chunk without choices carries the usage of the request.")
@@ -79,6 +93,9 @@ class GenerationBody(Asked):
     n: Annotated[int, Field(ge=1, le=128)] = Field(1, description="Answers per prompt.")
     stream_options: StreamOptions | None = None
     modalities: Annotated[list[str], only(["text"], [])] | None = None
+    response_format: ResponseFormat | None = Field(
+        None, description="Text, any JSON object (`json_object`), or JSON by a schema (`json_schema`)."
+    )
 
     def check(self) -> None:
         """Raises:
@@ -89,6 +106,11 @@ class GenerationBody(Asked):
         if self.streams.continuous_usage_stats and not self.streams.include_usage:
             message = "stream_options.continuous_usage_stats: needs include_usage"
             raise bad_request(message, "stream_options.continuous_usage_stats")
+
+    @property
+    @override
+    def format_structure(self) -> Structure | None:
+        return None if self.response_format is None else self.response_format.structure("response_format")
 
     @property
     def streams(self) -> StreamOptions:
@@ -143,12 +165,8 @@ class CompletionRequest(GenerationBody):
     @property
     def scores_answer(self) -> bool:
         """True if scoring the prompt yields the answer too: the one greedy token that harnesses want."""
-        changes = self.logit_bias or self.min_tokens or self.sampling().is_penalised
+        changes = self.logit_bias or self.min_tokens or self.sampling().is_penalised or self.structure()
         return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and not changes
-
-
-class PlainText(KnownFields):
-    type: Literal["text"]
 
 
 class ConversationBody(Templating, Asked, ABC):
@@ -193,7 +211,6 @@ class ChatRequest(ConversationBody, GenerationBody):
 
     tools: Annotated[list[Any], Field(max_length=0), only([])] | None = None
     tool_choice: Annotated[Literal["none", "auto"], only("none", "auto")] | None = None
-    response_format: Annotated[PlainText, only({"type": "text"})] | None = None
 
     def check(self) -> None:
         super().check()

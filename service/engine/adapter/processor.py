@@ -61,7 +61,7 @@ class StepProcessor(ContinuousBatchProcessor):
     def _goes_on(self) -> bool:
         """True if the next step has the requests of this one, unless one ends by its token or is cancelled.
 
-        A request that wants log-probabilities waits for its token anyway, and penalties depend on it.
+        A request that wants log-probabilities waits for its token anyway; penalties and grammars depend on it.
         """
         states = [future.state for future in self.inputs_and_outputs.requests_in_batch]
         scheduler = self.scheduler
@@ -73,7 +73,7 @@ class StepProcessor(ContinuousBatchProcessor):
         return all(
             request is not None
             and request.sampling.logprobs is None
-            and not request.sampling.is_penalised
+            and not request.sampling.needs_tokens
             and state.generated_len() + 1 < request.max_new_tokens
             for request, state in zip(requests, states, strict=True)
         )

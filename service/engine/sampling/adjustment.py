@@ -1,4 +1,4 @@
-"""Logits that requests change before a token is chosen: biases, penalties of repetition, tokens held back."""
+"""Logits that requests change before a token is chosen: grammars, biases, penalties of repetition, tokens held back."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import numpy as np
 import torch
 
 from patches import uploaded
-from service.engine.request import EngineRequest
+from service.engine.request import EngineRequest, GrammarFailed
 
 Rows = Sequence[tuple[int, EngineRequest]]
-Places = tuple[torch.Tensor, torch.Tensor]
+Places = tuple[torch.Tensor, ...]
 
 
 @contextmanager
 def adjusted(logits: torch.Tensor, rows: Rows) -> Iterator[None]:
     """Inside, ``logits`` float32 [n, vocabulary] have all that the requests of ``rows`` change, in the order of vLLM.
 
-    They are changed in place and restored: a copy of 64 rows takes longer than to find their most likely tokens.
+    They are changed in place and restored: a copy of 64 rows takes longer than to find their most likely tokens. Rows
+    with a grammar are restored only for log-probabilities. A request whose grammar fails has it as ``failure``, and an
+    unchanged row.
     """
     changed: list[tuple[Places, torch.Tensor]] = []
 
@@ -28,6 +30,10 @@ def adjusted(logits: torch.Tensor, rows: Rows) -> Iterator[None]:
         logits.index_put_(at, values)
 
     try:
+        for row, request, forbidden in _with_grammar(rows, logits):
+            if request.sampling.logprobs is not None:
+                changed.append(((logits.new_tensor(row, dtype=torch.long),), logits[row].clone()))
+            logits[row].masked_fill_(forbidden, float("-inf"))
         if biased := [(row, request) for row, request in rows if request.sampling.logit_bias]:
             at = _places([(row, request.biases[0]) for row, request in biased], logits)
             change(at, logits[at] + _numbers([request.biases[1] for _, request in biased], logits))
@@ -40,6 +46,18 @@ def adjusted(logits: torch.Tensor, rows: Rows) -> Iterator[None]:
     finally:
         for at, values in reversed(changed):
             logits.index_put_(at, values)
+
+
+def _with_grammar(rows: Rows, logits: torch.Tensor) -> Iterator[tuple[int, EngineRequest, torch.Tensor]]:
+    """The rows with a grammar, each with the tokens bool [vocabulary] that would break it."""
+    for row, request in rows:
+        if request.grammar is not None:
+            try:
+                forbidden = ~request.grammar.allowed(logits.shape[-1])
+            except GrammarFailed as failure:
+                request.failure = failure
+            else:
+                yield row, request, uploaded(torch.from_numpy(forbidden), logits.device)
 
 
 def _penalised(values: torch.Tensor, requests: Sequence[EngineRequest]) -> torch.Tensor:

@@ -13,8 +13,7 @@ from hypothesis import given as given_by
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
-from service.engine.occurrences import Occurrences
-from service.engine.request import EngineRequest, SamplingParams
+from service.engine.request import EngineRequest, Occurrences, SamplingParams
 from service.engine.sampling import sample
 from service.engine.sampling.adjustment import adjusted
 

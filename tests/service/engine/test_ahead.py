@@ -19,6 +19,7 @@ from service.engine.engine import Engine
 from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
+from tests.grammars import letters
 from tests.methods import Fields
 from tests.models import tiny_model
 from tests.service.engine.graphs import CAPTURED, LIMITS, TRITON, recorded, requests_of
@@ -93,13 +94,19 @@ def test_tokens_are_those_of_ordinary_steps(ends: Counter[bool]) -> None:
     assert ends[True] > ends[False], "a window gives a page back, which nobody foresees"
 
 
-def test_penalties_wait_for_tokens(ends: Counter[bool]) -> None:
-    """The host computes them from all tokens before."""
+NEEDING = {
+    "penalties": SamplingParams(frequency_penalty=0.8, presence_penalty=0.3),
+    "grammar": SamplingParams(grammar=letters("(ab|[a-f]g){9,}")),
+}
+
+
+@pytest.mark.parametrize("what", NEEDING)
+def test_what_needs_the_tokens_before_waits_for_them(ends: Counter[bool], what: str) -> None:
     with patched(tiny_model("llama")[1]) as patch:
         found = []
         for choice in (CAPTURED, TRITON):
             made = requests(patch, ENCODINGS[:2], [30, 30])
-            made[0].sampling = SamplingParams(frequency_penalty=0.8, presence_penalty=0.3)
+            made[0].sampling = NEEDING[what]
             found.append(generated(patch, choice, made))
     assert found[0] == found[1]
     assert sum(ends.values()) == 0

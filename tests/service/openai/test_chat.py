@@ -128,7 +128,6 @@ def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], par
     [
         ("tools", [{"type": "function"}], "[]"),
         ("tool_choice", "required", '"none"'),
-        ("response_format", {"type": "json_object"}, '{"type": "text"}'),
         ("store", True, "false"),
         ("service_tier", "flex", '"auto"'),
         ("modalities", ["text", "audio"], '["text"]'),

@@ -101,6 +101,7 @@ class _Answer:
             safety_identifier=body.safety_identifier,
             output=[] if generation is None else [self._message(status)],
             temperature=body.temperature,
+            text=body.text.echoed(),
             top_p=body.top_p,
             usage=None if generation is None else _usage(len(prepared.prompt.token_ids), generation),
             user=body.user,

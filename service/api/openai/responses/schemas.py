@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 from typing_extensions import override
 
+from service.api.generation.structure import Structure
 from service.api.openai.body import Body
+from service.api.openai.formats import TextOptions
 from service.api.openai.messages import MOST_MESSAGES
 from service.api.openai.schemas import NOT_USED, SHORT, ConversationBody, example
 from service.api.openai.unsupported import NOT_SUPPORTED
@@ -50,8 +52,6 @@ Input = Annotated[
     Discriminator(one_or_several),
 ]
 
-PLAIN_TEXT = {"format": {"type": "text"}}
-
 
 class ResponsesRequest(ConversationBody):
     """OpenAI's responses, by the chat template of the model."""
@@ -64,7 +64,6 @@ class ResponsesRequest(ConversationBody):
         "include": ([],),
         "reasoning": ({},),
         "stream_options": ({}, {"include_obfuscation": False}),
-        "text": (PLAIN_TEXT, {}, {**PLAIN_TEXT, "verbosity": "medium"}, {"verbosity": "medium"}),
         "tool_choice": ("auto", "none"),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
@@ -79,6 +78,12 @@ class ResponsesRequest(ConversationBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Default: the most that the server, the context and the ranges of `auto` allow."
     )
+    text: TextOptions = Field(default_factory=TextOptions, description="The format of the answer.")
+
+    @property
+    @override
+    def format_structure(self) -> Structure | None:
+        return None if self.text.format is None else self.text.format.structure("text.format")
 
     @override
     def conversation(self) -> list[dict[str, str]]:
@@ -152,7 +157,7 @@ class ResponseObject(BaseModel):
     safety_identifier: str | None
     store: bool = False
     temperature: float
-    text: dict[str, Any] = PLAIN_TEXT
+    text: dict[str, Any]
     tool_choice: Literal["auto"] = "auto"
     tools: list[Any] = []
     top_p: float

@@ -10,51 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from service.engine.occurrences import Occurrences
+from service.engine.request.grammar import Grammar
+from service.engine.request.occurrences import Occurrences
+from service.engine.request.params import SamplingParams, TokenLogprobs
 
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """Sampling parameters of one generation. Temperature 0 is greedy; ``logprobs`` counts alternatives per token.
-
-    Neither end-of-text tokens nor ``stop_token_ids`` are drawn among the first ``min_tokens``; with ``ignore_eos``
-    the former end nothing. ``min_p`` keeps tokens with this share of the largest probability, at least.
-    ``logit_bias`` are (token, what its logit gains). ``repetition_penalty`` divides positive logits of all tokens so
-    far, and multiplies negative ones. The other penalties count the tokens of the answer.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    logprobs: int | None = None
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-
-    def ends_at(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Tokens that end a generation of a model with these end-of-text tokens."""
-        return self.stop_token_ids if self.ignore_eos else eos_token_ids + self.stop_token_ids
-
-    @property
-    def is_penalised(self) -> bool:
-        """True if a token's logit depends on the tokens before it."""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probability of one generated token and of the ``top`` most likely ones, as (id, logprob)."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(eq=False)
@@ -96,6 +56,11 @@ class EngineRequest:
         return self.generated < self.sampling.min_tokens and len(self.enders) > 0
 
     @cached_property
+    def grammar(self) -> Grammar | None:
+        """The one that the answer follows, at the answer's end."""
+        return None if self.sampling.grammar is None else self.sampling.grammar.begun()
+
+    @cached_property
     def occurrences(self) -> Occurrences:
         """Those of penalised tokens."""
         return Occurrences(self.prompt_ids if self.sampling.repetition_penalty != 1 else [])
@@ -120,3 +85,5 @@ class EngineRequest:
         self.generated = len(answer) + unknown
         if self.sampling.is_penalised:
             self.occurrences.read(answer)
+        if self.grammar is not None:
+            self.grammar.read(answer)

@@ -1,0 +1,84 @@
+"""Structured outputs: answers that follow a JSON schema, a regular expression, choices or a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from patches import KnownFields, problem
+from service.models.grammars import of_choices, of_schema, of_text
+
+MOST = 1 << 16
+"""Characters of a schema, an expression or a grammar."""
+
+MOST_CHOICES = 1024
+
+ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A grammar of answers: the field ``param`` that asks for it, and ``build`` for its text."""
+
+    param: str
+    build: Callable[[], str]
+
+    @classmethod
+    def of_schema(cls, schema: dict[str, Any] | None, param: str) -> Structure:
+        """JSON by ``schema``, or any object."""
+        return cls(param, partial(of_schema, ANY_OBJECT if schema is None else schema))
+
+
+def _as_object(value: Any) -> Any:
+    """vLLM takes a schema as text too."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise problem("not_json", f"is no JSON: {error}") from error
+
+
+def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    if len(json.dumps(schema)) > MOST:
+        raise problem("too_large", f"may have at most {MOST} characters of JSON")
+    return schema
+
+
+Schema = Annotated[dict[str, Any], BeforeValidator(_as_object), AfterValidator(_bounded)]
+Text = Annotated[str, Field(min_length=1, max_length=MOST)]
+
+
+class StructuredOutputs(KnownFields):
+    """Exactly one of its fields says how an answer is formed. The names are those of vLLM."""
+
+    schema_of_json: Schema | None = Field(None, alias="json", description="A JSON schema.")
+    json_object: bool = Field(False, description="Any JSON object.")
+    regex: Text | None = Field(None, description="A regular expression, in the syntax of Rust's crate `regex`.")
+    choice: Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)] | None = Field(
+        None, description="One of these texts."
+    )
+    grammar: Text | None = Field(None, description="A context-free grammar, in Lark's syntax or in llama.cpp's GBNF.")
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        if len([value for value in self.model_dump().values() if value not in (None, False)]) != 1:
+            raise problem("one_of", f"must have exactly one of {', '.join(self.field_names())}")
+        return self
+
+    @property
+    def structure(self) -> Structure:
+        if self.regex is not None:
+            return Structure("structured_outputs.regex", partial(of_text, "regex", self.regex))
+        if self.grammar is not None:
+            return Structure("structured_outputs.grammar", partial(of_text, "grammar", self.grammar))
+        if self.choice is not None:
+            return Structure("structured_outputs.choice", partial(of_choices, self.choice))
+        return Structure.of_schema(
+            self.schema_of_json, f"structured_outputs.{'json_object' if self.json_object else 'json'}"
+        )
