@@ -86,6 +86,12 @@ class Settings(BaseSettings):
         description="Chat template of every served model instead of the model's: a file, or 'plain'. The "
         "built-in 'plain' suits models without chat training.",
     )
+    response_template: str | None = Field(
+        None,
+        description="Form of calls of tools, for every model: 'hermes', 'qwen3_coder', 'llama3_json', 'mistral', "
+        "'mistral_args' or a JSON file. The file has a response template of transformers. By default the tokenizer's "
+        "own, or the one of its chat template.",
+    )
     policy: Path | None = Field(
         None,
         description="Policy of `auto`: a JSON file, or a folder of such files; each is for the model that it names.",

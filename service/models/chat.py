@@ -62,6 +62,11 @@ def template_options(tokenizer: Any) -> list[str]:
     return sorted(_variables(tokenizer.get_chat_template()) - GIVEN - set(tokenizer.special_tokens_map))
 
 
+def takes_tools(tokenizer: Any) -> bool:
+    """True if the tokenizer's template writes the tools of a request."""
+    return "tools" in _variables(tokenizer.get_chat_template(tools=[{}]))
+
+
 @lru_cache(maxsize=16)
 def _variables(template: str) -> set[str]:
     """Names that ``template`` reads and does not set."""

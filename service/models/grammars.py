@@ -53,6 +53,21 @@ def of_choices(choices: Sequence[str]) -> str:
     return grammar_from("choice", json.dumps(choices))
 
 
+def of_calls(functions: Mapping[str, Mapping[str, Any]], *, several: bool) -> str:
+    """The grammar of a JSON list of calls, one at least: ``functions`` are names and schemas of arguments.
+
+    Each schema stays a document, so its references hold.
+    """
+    more = '(", " call)*' if several else ""
+    rules = [f'start: "[" call {more} "]"']
+    rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
+    for number, (name, schema) in enumerate(functions.items()):
+        begin = json.dumps(json.dumps({"name": name, "arguments": None}).removesuffix("null}"))
+        own = json.dumps({"x-guidance": {"whitespace_pattern": AT_MOST_20_BLANKS}, **schema})
+        rules += [f'call_{number}: {begin} arguments_{number} "}}"', f"arguments_{number}: %json {own}"]
+    return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
 class Grammars:
     """Compiles grammars for one model. ``eos_token_ids`` end an answer that is complete. Safe for threads."""
 

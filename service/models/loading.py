@@ -20,6 +20,7 @@ from service.models.available_memory import available_bytes
 from service.models.chat import TemplateUnusable, use_template
 from service.models.packing import NotPacked, pack
 from service.models.quantization import NotQuantized, Quantization, of_checkpoint, quantize
+from service.models.response_templates import use_response_template
 from service.models.text_model import class_for, drop_other_parts
 from service.settings import Settings
 
@@ -184,6 +185,10 @@ def _set_template(tokenizer: Any, settings: Settings) -> None:
             use_template(tokenizer, settings.chat_template)
         except TemplateUnusable as error:
             raise ModelLoadError(f"ROPEWAY_CHAT_TEMPLATE: {error}") from error
+    try:
+        use_response_template(tokenizer, settings.response_template)
+    except TemplateUnusable as error:
+        raise ModelLoadError(f"ROPEWAY_RESPONSE_TEMPLATE: {error}") from error
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from service.api.generation.text import TextStream
 from service.engine.generation import Generation
@@ -35,19 +35,11 @@ class Piece:
 class Pieces:
     """Cuts a growing list of tokens into pieces: text that is final, and the tokens that lie in it.
 
-    They follow those of ``context``. A last token of ``silent`` has no text, as in vLLM.
+    A last token of ``silent`` has no text, as in vLLM. ``offset`` is where the answer's text begins.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        stops: Sequence[str],
-        offset: int = 0,
-        min_tokens: int = 0,
-        context: Sequence[int] = (),
-        silent: Sequence[int] = (),
-    ) -> None:
-        self._text = TextStream(tokenizer, stops, min_tokens, context)
+    def __init__(self, text: TextStream, offset: int = 0, silent: Sequence[int] = ()) -> None:
+        self._text = text
         self._offset, self._silent = offset, silent
         self._ends: list[int] = []
         self._sent = 0

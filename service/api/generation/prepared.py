@@ -18,6 +18,7 @@ from service.api.auto import choice_of, with_ranges
 from service.api.generation.pieces import Piece, Pieces
 from service.api.generation.prompts import Prompt, check_logprobs, check_min_tokens, check_prompt, prompts_of
 from service.api.generation.structure import Structure
+from service.api.generation.text import TextStream
 from service.api.quotas import admit, charge, log_prompts, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
@@ -38,7 +39,7 @@ class Wanted:
 
     ``max_tokens`` None is as many as the server, the context and the ranges of ``auto`` allow; ``answers`` counts
     generations, and ``scored`` says whether the prompt is scored, ``echoed`` whether its text is needed. Answers follow
-    the grammar of ``structure``.
+    the grammar of ``structure``; their text has special tokens only ``with_special_tokens``.
     ``alternatives`` are reported for every token, ``copies`` times where the prompt is echoed. ``param`` is the field
     that prompts came in. ``min_tokens`` is how many tokens an answer must have room for.
     """
@@ -55,6 +56,7 @@ class Wanted:
     cache_salt: str | None = None
     min_tokens: int = 0
     structure: Structure | None = None
+    with_special_tokens: bool = False
 
 
 class Target(NamedTuple):
@@ -140,9 +142,10 @@ class PreparedPrompt:
         return pieces.take(Generation([token_id], [logprobs], "stop" if ends else "length"))
 
     def _pieces(self, sampling: SamplingParams, offset: int) -> Pieces:
-        ends = sampling.ends_at(self.model.engine.eos_token_ids)
-        prompt = self.prompt.token_ids
-        return Pieces(self.model.tokenizer, self.wanted.stops, offset, sampling.min_tokens, prompt, ends)
+        tokenizer, context, least = self.model.tokenizer, self.prompt.token_ids, sampling.min_tokens
+        special = self.wanted.with_special_tokens
+        text = TextStream(tokenizer, self.wanted.stops, least, context, with_special_tokens=special)
+        return Pieces(text, offset, sampling.ends_at(self.model.engine.eos_token_ids))
 
 
 async def prepare(

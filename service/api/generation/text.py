@@ -25,8 +25,15 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Any, stop: Sequence[str] = (), min_tokens: int = 0, context: Sequence[int] = ()
+        self,
+        tokenizer: Any,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        context: Sequence[int] = (),
+        *,
+        with_special_tokens: bool = False,
     ) -> None:
+        self._skips = not with_special_tokens
         self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
         self._min_tokens, self._context = min_tokens, list(context[-CONTEXT - LONGEST :])
         self._prefix, self._read = self._begun_character() or self._start(-min(len(context), CONTEXT), []), 0
@@ -72,7 +79,7 @@ class TextStream:
         """Text of ``token_ids`` from ``_prefix`` to ``stop``."""
         before = self._context[self._prefix :] if self._prefix < 0 else []
         ids = [*before, *token_ids[max(0, self._prefix) : stop]]
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skips)) if ids else ""
 
     def _start(self, place: int, token_ids: Sequence[int]) -> int:
         """``place``, or the start of the character that it lies in. Places below 0 are in the context.

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from service.api.generation.pieces import Piece
-from service.api.generation.prepared import PreparedPrompt
 from service.api.generation.prompts import together
 from service.api.generation.token_names import TokenNames
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
-from service.api.openai.answers import Chat, ChatChoice, ChatLogprobs, ChatMessage, Usage
-from service.api.openai.conversation import prepared_conversation
-from service.api.openai.names import Named
+from service.api.openai.answers import (
+    CalledFunction,
+    Chat,
+    ChatChoice,
+    ChatFinishReason,
+    ChatLogprobs,
+    ChatMessage,
+    ToolCall,
+    Usage,
+)
+from service.api.openai.conversation import Conversation, prepared_conversation
 from service.api.openai.schemas import ChatRequest
+from service.api.openai.tools.reading import Call, Said
 
 router = APIRouter(tags=["openai"], route_class=Route)
 
@@ -30,34 +39,53 @@ router = APIRouter(tags=["openai"], route_class=Route)
 async def chat(body: ChatRequest, request: Request) -> Response | Chat:
     """Answer a conversation."""
     body.check()
-    name, prepared = await prepared_conversation(body, request)
-    answer = _Answer(body, name, prepared)
+    answer = _Answer(body, await prepared_conversation(body, request))
     if body.stream:
         return event_stream(answer.stream)
     return await answer.whole()
 
 
+class _Part(NamedTuple):
+    """An answer's part from one step."""
+
+    piece: Piece
+    said: Said
+    finish_reason: ChatFinishReason | None
+
+
+def _written(call: Call) -> ToolCall:
+    return ToolCall(function=CalledFunction(name=call.name, arguments=call.arguments))
+
+
 class _Answer:
     """One conversation, answered ``n`` times."""
 
-    def __init__(self, body: ChatRequest, name: Named, prepared: PreparedPrompt) -> None:
-        self._body, self._prepared = body, prepared
-        self._names = TokenNames(name.served.tokenizer)
+    def __init__(self, body: ChatRequest, conversation: Conversation) -> None:
+        self._body, self._prepared, self._reader = body, conversation.prepared, conversation.reader
+        self._names = TokenNames(conversation.name.served.tokenizer)
         self._completion_tokens = 0
-        self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name.name}
+        self._frame = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": conversation.name.name,
+        }
 
     async def whole(self) -> Chat:
         choices = await together(self._choice(index) for index in range(self._body.n))
         return Chat(**self._frame, choices=choices, usage=self._usage(self._completion_tokens))
 
     async def _choice(self, index: int) -> ChatChoice:
-        pieces = [piece async for piece in self._pieces(index)]
-        last = pieces[-1].finish_reason
+        parts = [part async for part in self._parts(index)]
+        said = [part.said for part in parts]
+        text, reasoning = "".join(each.text for each in said), "".join(each.reasoning for each in said)
+        calls = [_written(call) for each in said for call in each.calls]
+        last = parts[-1].finish_reason
         assert last is not None  # an engine that cannot finish raises
+        content = text or (None if calls else "")
         return ChatChoice(
             index=index,
-            message=ChatMessage(content="".join(piece.text for piece in pieces)),
-            logprobs=self._logprobs(pieces),
+            message=ChatMessage(content=content, reasoning_content=reasoning or None, tool_calls=calls or None),
+            logprobs=self._logprobs([part.piece for part in parts]),
             finish_reason=last,
             pe=self._prepared.pe,
             auto=self._prepared.auto,
@@ -73,35 +101,53 @@ class _Answer:
             emit(chunk)
 
         async def one_choice(index: int) -> None:
-            frame, tokens = {"index": index, "logprobs": None, "finish_reason": None}, 0
+            frame, tokens, calls = {"index": index, "logprobs": None, "finish_reason": None}, 0, 0
 
             def send_one(**parts: Any) -> None:
                 send([{**frame, **parts}], self._usage(tokens) if streams.continuous_usage_stats else None)
 
             send_one(delta={"role": "assistant", "content": ""})
-            async with aclosing(self._pieces(index)) as pieces:
-                async for piece in pieces:
-                    tokens = len(piece.generation.token_ids)
-                    if piece.text or piece.tokens:
-                        shown = self._logprobs([piece])
-                        send_one(delta={"content": piece.text}, logprobs=shown and shown.model_dump())
-                    if piece.finish_reason:
-                        auto = self._prepared.auto
-                        echo = {"pe": self._prepared.pe, "auto": auto and auto.model_dump()}
-                        send_one(delta={}, finish_reason=piece.finish_reason, **echo)
+            async with aclosing(self._parts(index)) as parts:
+                async for part in parts:
+                    tokens = len(part.piece.generation.token_ids)
+                    for fields in self._deltas(part, calls):
+                        send_one(**fields)
+                    calls += len(part.said.calls)
 
         await together(one_choice(index) for index in range(self._body.n))
         if streams.include_usage:
             send([], self._usage(self._completion_tokens))
 
-    async def _pieces(self, index: int) -> AsyncGenerator[Piece]:
-        async with aclosing(
-            self._prepared.generate(index, self._body.sampling(index, self._body.alternatives))
-        ) as pieces:
+    def _deltas(self, part: _Part, calls: int) -> Iterator[dict[str, Any]]:
+        """Fields of the chunks of one part, which comes behind ``calls`` calls."""
+        said, shown = part.said, self._logprobs([part.piece])
+        if said.reasoning:
+            yield {"delta": {"reasoning_content": said.reasoning}}
+        if said.text or part.piece.tokens:
+            yield {"delta": {"content": said.text}, "logprobs": shown and shown.model_dump()}
+        for number, call in enumerate(said.calls, calls):
+            yield {"delta": {"tool_calls": [{"index": number, **_written(call).model_dump()}]}}
+        if part.finish_reason:
+            auto = self._prepared.auto
+            echo = {"pe": self._prepared.pe, "auto": auto and auto.model_dump()}
+            yield {"delta": {}, "finish_reason": part.finish_reason, **echo}
+
+    async def _parts(self, index: int) -> AsyncGenerator[_Part]:
+        reader, several, has_called = self._reader(), self._body.offer.several, False
+        sampling = self._body.sampling(index, self._body.alternatives)
+        async with aclosing(self._prepared.generate(index, sampling)) as pieces:
             async for piece in pieces:
-                if piece.finish_reason is not None:
+                said = reader.take(piece.text, final=piece.finish_reason is not None)
+                if not several:
+                    said = replace(said, calls=said.calls[:1])
+                has_called = has_called or bool(said.calls)
+                finish_reason: ChatFinishReason | None = piece.finish_reason
+                if has_called and (finish_reason == "stop" or not several):
+                    finish_reason = "tool_calls"
+                yield _Part(piece, said, finish_reason)
+                if finish_reason is not None:
                     self._completion_tokens += len(piece.generation.token_ids)
-                yield piece
+                    break
 
     def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs | None:
         if not self._body.logprobs:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
@@ -9,12 +13,21 @@ from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
 from service.api.generation.prompts import check_at_most
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import ConversationBody
+from service.api.openai.tools.reading import Reader
 from service.api.quotas import set_deadline
 from service.settings import Settings
 
 
-async def prepared_conversation(body: ConversationBody, request: Request) -> tuple[Named, PreparedPrompt]:
-    """The model that ``body`` names, and the prompt that its conversation is.
+class Conversation(NamedTuple):
+    """The model that a request names, the prompt that its conversation is, and a reader for each answer."""
+
+    name: Named
+    prepared: PreparedPrompt
+    reader: Callable[[], Reader]
+
+
+async def prepared_conversation(body: ConversationBody, request: Request) -> Conversation:
+    """The conversation of ``body``, checked and admitted.
 
     Raises:
         ApiError: as ``prepare``, and for a template that refuses the messages.
@@ -26,6 +39,8 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> tup
     check_at_most(field, most or 1, settings.max_new_tokens)
     check_at_most("n", body.answers, settings.max_prompts)
     body.check_tokens(name.target.model)
+    offer = body.offer
+    offer.check(name.served)
     wanted = Wanted(
         most,
         body.answers,
@@ -36,7 +51,9 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> tup
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
         structure=body.structure(),
+        with_special_tokens=offer.is_read_by_template,
     )
-    text = await run_in_threadpool(body.templated, body.conversation(), name.served, body.PARAM)
+    written = body.conversation(), name.served, body.PARAM, offer.for_template()
+    text = await run_in_threadpool(body.templated, *written)
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
-    return name, prepared
+    return Conversation(name, prepared, partial(offer.reader, name.served, text))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from patches import KnownFields, unknown
+from patches import KnownFields, problem, unknown
 from service.api.openai.body import Body
+from service.api.openai.tools.schemas import Calls
 from service.api.openai.unsupported import NOT_SUPPORTED_IN_MESSAGES
 from service.errors import ApiError, bad_request
 from service.inputs import one_or_several
-from service.models.chat import template_options, writes_special_tokens
+from service.models.chat import takes_tools, template_options, writes_special_tokens
 from service.models.registry import ServedModel
 
 MOST_MESSAGES = 4096
@@ -48,6 +49,10 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = Field(description="Text, or parts of it.")
     name: str | None = None
+    tool_calls: Calls | None = Field(None, description="Calls of an assistant.")
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="The call that a tool answers."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -55,11 +60,21 @@ class Message(Body):
         is_silent = isinstance(fields, dict) and fields.get("role") == "assistant" and fields.get("content") is None
         return {**fields, "content": ""} if is_silent else fields
 
-    def for_template(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _check_calls(self) -> Message:
+        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+            if getattr(self, name) and self.role != role:
+                raise problem("wrong_role", f"only in messages of the role {role}", name)
+        return self
+
+    def for_template(self) -> dict[str, Any]:
         """The message for chat templates."""
         parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        fields = {"role": self.role, "content": "".join(parts)}
-        return fields if self.name is None else {**fields, "name": self.name}
+        fields: dict[str, Any] = {"role": self.role, "content": "".join(parts)}
+        if self.tool_calls:
+            fields["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        given = {"name": self.name, "tool_call_id": self.tool_call_id}
+        return fields | {name: value for name, value in given.items() if value}
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
@@ -79,12 +94,18 @@ class Templating(Body):
         None, description="Add the tokenizer's special tokens; by default only where the template writes none."
     )
 
-    def templated(self, messages: list[dict[str, str]], served: ServedModel, param: str = "messages") -> str:
+    def templated(
+        self,
+        messages: list[dict[str, Any]],
+        served: ServedModel,
+        param: str = "messages",
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> str:
         """The conversation of the field ``param`` as one text, by the chat template of ``served``.
 
         Raises:
-            ApiError: for a model without a template, or variables or messages that the template does not take. Also
-                for an answer that both begins and continues.
+            ApiError: for a model without a template, or variables, messages or ``tools`` that the template does not
+                take. Also for an answer that both begins and continues.
         """
         if self.continue_final_message and self.add_generation_prompt:
             raise bad_request("add_generation_prompt: not with continue_final_message", "add_generation_prompt")
@@ -97,11 +118,14 @@ class Templating(Body):
             raise bad_request(message, "model", "no_chat_template")
         begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
         try:
+            if tools and not takes_tools(tokenizer):
+                raise bad_request(f"tools: the chat template of {served.name!r} does not write them", "tools")
             if self.chat_template_kwargs:
                 self._check_variables(template_options(tokenizer))
             return str(
                 tokenizer.apply_chat_template(
                     messages,
+                    tools=list(tools) or None,
                     tokenize=False,
                     add_generation_prompt=begins,
                     continue_final_message=self.continue_final_message,

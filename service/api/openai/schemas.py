@@ -17,6 +17,8 @@ from service.api.generation.structure import Structure
 from service.api.openai.body import Body
 from service.api.openai.formats import ResponseFormat
 from service.api.openai.messages import Messages, Templating
+from service.api.openai.tools.offer import Offer
+from service.api.openai.tools.schemas import ToolChoice, Tools
 from service.api.openai.unsupported import only
 from service.errors import bad_request
 from service.inputs import TextOrTokens
@@ -175,8 +177,24 @@ class ConversationBody(Templating, Asked, ABC):
     PARAM: ClassVar[str]
 
     @abstractmethod
-    def conversation(self) -> list[dict[str, str]]:
+    def conversation(self) -> list[dict[str, Any]]:
         """The messages for chat templates."""
+
+    @property
+    def offer(self) -> Offer:
+        """Functions that the model may call.
+
+        Raises:
+            ApiError: for wrong ones.
+        """
+        return Offer()
+
+    @override
+    def structure(self) -> Structure | None:
+        own, offer = super().structure(), self.offer
+        if own and offer.functions:
+            raise bad_request(f"{own.param}: not with tools, unless tool_choice is 'none'", own.param)
+        return own or offer.structure
 
     @property
     @abstractmethod
@@ -209,8 +227,19 @@ class ChatRequest(ConversationBody, GenerationBody):
     logprobs: bool = False
     top_logprobs: Alternatives | None = Field(None, description="Alternatives per token; needs `logprobs`.")
 
-    tools: Annotated[list[Any], Field(max_length=0), only([])] | None = None
-    tool_choice: Annotated[Literal["none", "auto"], only("none", "auto")] | None = None
+    tools: Tools | None = Field(None, description="Functions of the client, which the model may call.")
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description="`auto`: the model decides. `required`: it calls some function; `{type: function, function: {name: "
+        "...}}`: this one. `none`: it sees no tools.",
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+
+    @property
+    @override
+    def offer(self) -> Offer:
+        functions = [tool.function for tool in self.tools or []]
+        return Offer.of(functions, self.tool_choice, several=self.parallel_tool_calls is not False)
 
     def check(self) -> None:
         super().check()
@@ -220,7 +249,7 @@ class ChatRequest(ConversationBody, GenerationBody):
             raise bad_request("max_tokens: differs from max_completion_tokens, which it means", "max_tokens")
 
     @override
-    def conversation(self) -> list[dict[str, str]]:
+    def conversation(self) -> list[dict[str, Any]]:
         return [message.for_template() for message in self.messages]
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -15,7 +15,8 @@ from service.api.openai.body import Body
 from service.api.openai.messages import Messages, Templating
 from service.api.openai.names import named
 from service.api.openai.schemas import PROMPT, ModelName, example
-from service.api.openai.unsupported import only
+from service.api.openai.tools.offer import Offer
+from service.api.openai.tools.schemas import Tools
 from service.api.quotas import admit
 from service.errors import bad_request
 from service.inputs import MOST_TOKENS
@@ -34,7 +35,7 @@ class TokenizeRequest(Templating):
         description="Add special tokens as the tokenizer does by default, such as BOS. When absent, those that the "
         "routes of prompts and chats add.",
     )
-    tools: Annotated[list[Any], Field(max_length=0), only([])] | None = None
+    tools: Tools | None = Field(None, description="Functions that the template writes beside `messages`.")
     return_token_strs: bool = Field(False, description="Each token as the vocabulary spells it, too.")
     model: ModelName | None = None
 
@@ -50,6 +51,7 @@ class TokenizeRequest(Templating):
             "add_generation_prompt": self.add_generation_prompt is False,
             "continue_final_message": self.continue_final_message,
             "chat_template_kwargs": bool(self.chat_template_kwargs),
+            "tools": bool(self.tools),
         }
         for field, is_asked in asked.items():
             if is_asked and self.messages is None:
@@ -97,7 +99,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         text, param, special = body.prompt or "", "prompt", body.add_special_tokens is not False
     else:
         messages = [message.for_template() for message in body.messages]
-        text = await run_in_threadpool(body.templated, messages, served)
+        tools = Offer.of([tool.function for tool in body.tools or []], None, several=True).for_template()
+        text = await run_in_threadpool(body.templated, messages, served, "messages", tools)
         param, special = "messages", body.special_tokens(served)
     (prompt,) = await prompts_of(request, [text], served, param, add_special_tokens=special)
     ids = prompt.token_ids

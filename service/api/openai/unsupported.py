@@ -18,8 +18,6 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("moderation", "prompt_cache_options", "verbosity", "web_search_options"), ()),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     # vLLM
     **dict.fromkeys(("allowed_token_ids", "chat_template", "guided_choice", "guided_grammar", "guided_json"), ()),
     **dict.fromkeys(("guided_regex", "include_reasoning", "kv_transfer_params", "mm_processor_kwargs"), ()),
@@ -47,7 +45,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 NOT_SUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = dict.fromkeys(
     (
         *("annotations", "audio", "function_call", "provider_specific_fields", "reasoning", "reasoning_content"),
-        *("refusal", "tool_call_id", "tool_calls"),
+        "refusal",
     ),
     ([], {}, ""),
 )

@@ -41,7 +41,7 @@ def test_the_first_word_keeps_its_space(llama2: Any) -> None:
     assert llama2.decode(answer) == "ropes is", "alone"
     stream = TextStream(llama2, context=prompt)
     assert [stream.push(answer[: n + 1], final=n == 2) for n in range(3)] == [" rope", "s", " is"]
-    pieces = Pieces(llama2, [" rope"], context=prompt)
+    pieces = Pieces(TextStream(llama2, [" rope"], context=prompt))
     piece = pieces.take(Generation(answer[:1]))
     assert (piece.text, piece.finish_reason) == ("", "stop"), "a stop string that begins with the space"
 

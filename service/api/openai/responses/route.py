@@ -34,7 +34,7 @@ router = APIRouter(tags=["openai"], route_class=Route)
 @router.post("/v1/responses", response_model=ResponseObject, responses={200: {"content": {"text/event-stream": {}}}})
 async def respond(body: ResponsesRequest, request: Request) -> Response | ResponseObject:
     """Answer a text or a conversation."""
-    name, prepared = await prepared_conversation(body, request)
+    name, prepared, _ = await prepared_conversation(body, request)
     answer = _Answer(body, name, prepared)
     if body.stream:
         return event_stream(answer.stream, answer.failed)

@@ -65,6 +65,7 @@ class ResponsesRequest(ConversationBody):
         "reasoning": ({},),
         "stream_options": ({}, {"include_obfuscation": False}),
         "tool_choice": ("auto", "none"),
+        "tools": ([],),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
@@ -86,7 +87,7 @@ class ResponsesRequest(ConversationBody):
         return None if self.text.format is None else self.text.format.structure("text.format")
 
     @override
-    def conversation(self) -> list[dict[str, str]]:
+    def conversation(self) -> list[dict[str, Any]]:
         before = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
             return [*before, {"role": "user", "content": self.input}]

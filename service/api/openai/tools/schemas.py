@@ -1,0 +1,93 @@
+"""Functions and calls, as OpenAI's chat completions have them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from patches import problem
+from service.api.generation.structure import Schema
+from service.api.openai.body import Body
+
+MOST_TOOLS = 128
+HINT = "Accepted and not used."
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$", description="Letters, digits, `_`, `.` and `-`.")]
+
+
+class Function(Body):
+    """A function of the client: its name, its purpose, and the JSON schema of its arguments."""
+
+    name: Name
+    description: str | None = None
+    parameters: Schema | None = Field(None, description="JSON schema of the arguments; without one, any object.")
+    strict: bool | None = Field(None, description=HINT)
+
+    def for_template(self) -> dict[str, Any]:
+        """The function for chat templates."""
+        return {
+            "name": self.name,
+            "description": self.description or "",
+            "parameters": self.parameters or {"type": "object", "properties": {}},
+        }
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _kind(value: Any) -> str:
+    return "one" if isinstance(value, str) else "several"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("one")] | Annotated[NamedTool, Tag("several")],
+    Discriminator(_kind),
+]
+
+
+class CalledFunction(Body):
+    name: Annotated[str, Field(max_length=256)]
+    arguments: str = Field(description="The arguments, an object as JSON.")
+
+
+class Call(Body):
+    """A call of an earlier answer, or of this one."""
+
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = Field(None, description=HINT)
+
+    def for_template(self) -> dict[str, Any]:
+        """The call for chat templates, which write the arguments as JSON themselves."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except ValueError as error:
+            raise problem("not_json", f"is no JSON: {error}", "function.arguments") from error
+        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+
+    @model_validator(mode="after")
+    def _check(self) -> Call:
+        self.for_template()
+        return self
+
+
+Calls = Annotated[list[Call], Field(max_length=MOST_TOOLS)]

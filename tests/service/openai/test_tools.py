@@ -1,0 +1,335 @@
+"""Calls of tools in chats: what the template is given, how answers are read, and calls that must come."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from transformers import AutoTokenizer
+
+from service.api.openai.tools.reading import Call, Said, TemplateReader
+from service.cli.server import local_server
+from service.models.response_templates import BUILT_IN, parser_of, use_response_template
+from service.settings import Settings
+from tests.service.conftest import tiny_tokenizer
+from tests.service.openai.conftest import answer, chunks
+from tests.service.openai.parrot import parrot
+
+PATH = "/v1/chat/completions"
+ASK: list[Any] = [{"role": "user", "content": "How many turns?"}]
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": f"To {name}.", "parameters": parameters}}
+
+
+KNOT = tool("tie", knot={"enum": ["bowline", "hitch"]}, wet={"type": "boolean"})
+SHARED = tool("count", what={"$ref": "#/$defs/what"})
+SHARED["function"]["parameters"]["$defs"] = {"what": {"enum": ["turns", "ropes"]}}
+TOOLS = [KNOT, SHARED]
+
+SCRIPTS = {
+    "[says]": ["Three ", "turns."],
+    "[calls]": ["<tool_call>", '\n{"name": "tie", ', '"arguments": {"knot": "hitch", "wet": true}}', "\n</tool_call>"],
+    "[both]": [
+        "I will ",
+        "count. \n",
+        "\n<tool_call> ",
+        '{"name": "count", "arguments": {"what": "turns"}}',
+        "</tool_call>\n",
+        "<tool_call>\n",
+        '{"name": "tie", "arguments": {"knot": "é"}}',
+        " </tool_call>",
+    ],
+    "[thinks]": ["<think>", "Turns of ", "a rope.", "</think>", "\n\nFour."],
+    "[stumbles]": ["Well, ", "<tool_call>{", "'name': tie}", "</tool_call> "],
+    "[breaks off]": ["<tool_call>  ", '{"name": "tie", "argum', 'ents": {"knot": ', '"x"}', "}  </tool_call>"],
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = parrot(tmp_path_factory.mktemp("parrot") / "parrot", SCRIPTS)
+    settings: dict[str, Any] = {"cache_tokens": 8192, "max_batch_tokens": 512, "max_new_tokens": 2048}
+    with local_server(Settings(_env_file=None, model=str(folder), **settings)) as url:
+        yield url
+
+
+@pytest.fixture
+def parroting(base: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=base, timeout=60) as client:
+        yield client
+
+
+def told(script: str, **body: Any) -> dict[str, Any]:
+    return {"messages": ASK, "tools": TOOLS, "chat_template_kwargs": {"script": script}, **body}
+
+
+def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    found = message.get("tool_calls") or []
+    assert len({call["id"] for call in found}) == len(found)
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in found]
+
+
+HITCH = ("tie", {"knot": "hitch", "wet": True})
+EXPECTED: list[tuple[str, str | None, list[tuple[str, Any]], str | None, str]] = [
+    ("[says]", "Three turns.", [], None, "stop"),
+    ("[calls]", None, [HITCH], None, "tool_calls"),
+    ("[both]", "I will count.", [("count", {"what": "turns"}), ("tie", {"knot": "é"})], None, "tool_calls"),
+    ("[thinks]", "\n\nFour.", [], "Turns of a rope.", "stop"),
+]
+
+
+@pytest.mark.parametrize(("script", "content", "calls", "reasoning", "finish_reason"), EXPECTED)
+def test_an_answer_is_read(
+    parroting: httpx.Client,
+    script: str,
+    content: str | None,
+    calls: list[tuple[str, Any]],
+    reasoning: str | None,
+    finish_reason: str,
+) -> None:
+    whole = answer(parroting, PATH, **told(script, logprobs=True, n=2))
+    for choice in whole["choices"]:
+        message = choice["message"]
+        assert (message["content"], message.get("reasoning_content")) == (content, reasoning)
+        assert (calls_of(message), choice["finish_reason"]) == (calls, finish_reason)
+        assert [token["token"] for token in choice["logprobs"]["content"][:-1]] == SCRIPTS[script]
+    deltas = [chunk["choices"][0] for chunk in chunks(parroting, PATH, **told(script))]
+    assert "".join(each["delta"].get("content") or "" for each in deltas) == (content or "")
+    assert "".join(each["delta"].get("reasoning_content") or "" for each in deltas) == (reasoning or "")
+    streamed = [call for each in deltas for call in each["delta"].get("tool_calls", [])]
+    assert calls_of({"tool_calls": streamed}) == calls
+    assert [call["index"] for call in streamed] == list(range(len(calls)))
+    assert deltas[-1]["finish_reason"] == finish_reason
+
+
+def test_without_tools_nothing_is_read(parroting: httpx.Client) -> None:
+    for body in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        asked = {"messages": ASK, "chat_template_kwargs": {"script": "[calls]"}, **body}
+        (choice,) = answer(parroting, PATH, **asked)["choices"]
+        assert choice["message"] == {"role": "assistant", "content": "".join(SCRIPTS["[calls]"])}
+        assert choice["finish_reason"] == "stop"
+
+
+def test_an_unreadable_call_is_text(parroting: httpx.Client) -> None:
+    (choice,) = answer(parroting, PATH, **told("[stumbles]"))["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert "'name': tie}" in choice["message"]["content"]
+    assert "tool_calls" not in choice["message"]
+    (cut,) = answer(parroting, PATH, **told("[breaks off]", max_tokens=3))["choices"]
+    assert (cut["finish_reason"], "tool_calls" in cut["message"]) == ("length", False)
+    assert '"argum' in cut["message"]["content"]
+
+
+def test_one_call_at_most(parroting: httpx.Client) -> None:
+    whole = answer(parroting, PATH, **told("[both]", parallel_tool_calls=False))
+    (choice,) = whole["choices"]
+    assert (calls_of(choice["message"]), choice["finish_reason"]) == ([("count", {"what": "turns"})], "tool_calls")
+    assert whole["usage"]["completion_tokens"] == 5, "the answer ends at its first call"
+    deltas = [chunk["choices"][0] for chunk in chunks(parroting, PATH, **told("[both]", parallel_tool_calls=False))]
+    assert sum(len(each["delta"].get("tool_calls", [])) for each in deltas) == 1
+
+
+class TestCallsThatMustCome:
+    @pytest.mark.parametrize("seed", [1, 2])
+    def test_required(self, parroting: httpx.Client, seed: int) -> None:
+        body = told("[says]", tool_choice="required", temperature=100.0, seed=seed, max_tokens=1500)
+        (choice,) = answer(parroting, PATH, **body)["choices"]
+        calls = calls_of(choice["message"])
+        assert calls or choice["finish_reason"] == "length"
+        for name, arguments in calls:
+            right = arguments.get("knot") in ("bowline", "hitch") and isinstance(arguments.get("wet"), bool)
+            assert right if name == "tie" else arguments["what"] in ("turns", "ropes")
+
+    @pytest.mark.parametrize("name", ["tie", "count"])
+    def test_by_name(self, parroting: httpx.Client, name: str) -> None:
+        body = told("[says]", tool_choice={"type": "function", "function": {"name": name}}, seed=1)
+        (choice,) = answer(parroting, PATH, **body)["choices"]
+        ((found, arguments),) = calls_of(choice["message"])
+        assert (found, choice["finish_reason"]) == (name, "tool_calls")
+        assert arguments.keys() == ({"knot", "wet"} if name == "tie" else {"what"})
+        deltas = [chunk["choices"][0] for chunk in chunks(parroting, PATH, **body)]
+        (streamed,) = [call for each in deltas for call in each["delta"].get("tool_calls", [])]
+        assert (streamed["function"]["name"], json.loads(streamed["function"]["arguments"])) == (name, arguments)
+
+    def test_one_that_is_cut_off_is_text(self, parroting: httpx.Client) -> None:
+        (choice,) = answer(parroting, PATH, **told("[says]", tool_choice="required", max_tokens=4))["choices"]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["content"].startswith("[{")
+
+
+def test_a_client_goes_through_a_conversation(base: str) -> None:
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none")
+    messages: list[Any] = [*ASK]
+
+    def ask(script: str) -> Any:
+        extra = {"chat_template_kwargs": {"script": script}}
+        found = client.chat.completions.create(model="parrot", messages=messages, tools=TOOLS, extra_body=extra)  # type: ignore[call-overload]
+        messages.append(found.choices[0].message)
+        return found.choices[0].message
+
+    (call,) = ask("[calls]").tool_calls
+    assert json.loads(call.function.arguments) == HITCH[1]
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": "three"})
+    assert ask("[says]").content == "Three turns."
+
+
+class TestTheTemplate:
+    def test_is_given_tools_and_calls(self, parroting: httpx.Client) -> None:
+        call = {"id": "a", "type": "function", "function": {"name": "tie", "arguments": '{"wet": false}'}}
+        messages = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        messages.append({"role": "tool", "tool_call_id": "a", "content": "done"})
+        body = {"messages": messages, "tools": [KNOT]}
+        found = answer(parroting, "/tokenize", **body)["tokens"]
+        text = parroting.post("/detokenize", json={"tokens": found}).json()["prompt"]
+        shown, *_ = text.split("\nCall as")
+        assert json.loads(shown.partition("\n")[2]) == KNOT
+        assert (
+            '<|im_start|>assistant\n<tool_call>{"name": "tie", "arguments": {"wet": false}}</tool_call><|im_end|>'
+            in text
+        )
+        assert text.endswith("<|im_start|>tool\ndone<|im_end|>\n<|im_start|>assistant\n")
+        chat = answer(parroting, PATH, **body, max_tokens=1)
+        assert chat["usage"]["prompt_tokens"] == len(found)
+
+    def test_that_writes_none_refuses_them(self, http: httpx.Client) -> None:
+        error = http.post(PATH, json={"messages": ASK, "tools": TOOLS, "tool_choice": "required"}).json()["error"]
+        assert error["message"] == "tools: the chat template of 'tiny' does not write them"
+
+    def test_of_unknown_calls_refuses_auto(self, http: httpx.Client) -> None:
+        error = http.post(PATH, json={"messages": ASK, "tools": TOOLS}).json()["error"]
+        assert (error["param"], error["code"]) == ("tool_choice", "no_response_template")
+        assert "hermes, qwen3_coder, llama3_json" in error["message"]
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
+    ({"tools": [{"type": "code_interpreter"}]}, "tools.0.type", "'function'"),
+    ({"tools": [KNOT, KNOT]}, "tools", "two functions have one name"),
+    ({"tool_choice": "maybe"}, "tool_choice", "'auto'"),
+    ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "one of the tools: tie, count"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice", "none is given"),
+    ({"tools": [tool("a", x={"type": "y"})], "tool_choice": "required"}, "tools", "Invalid type: y"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not with tools"),
+    ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "not with tools"),
+    ({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]}, "messages.0.tool_call_id", "role tool"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},
+        "messages.0.tool_calls.0.function.arguments",
+        "is no JSON",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "message"), REFUSED, ids=lambda value: str(value)[:50])
+def test_refusals_name_the_field(parroting: httpx.Client, body: dict[str, Any], param: str, message: str) -> None:
+    reply = parroting.post(PATH, json={**told("[says]"), **body})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert message in error["message"]
+
+
+ANSWERS: dict[str, tuple[str, str, str, str]] = {
+    "hermes": (
+        "<|im_start|>assistant\n<think>\n",
+        'Hm.\n</think>\n\nSo:\n<tool_call>\n{"name": "tie", "arguments": {"knot": "hitch", "wet": true}}\n</tool_call>'
+        '\n<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>',
+        "\n\nSo:",
+        "Hm.\n",
+    ),
+    "qwen3_coder": (
+        "<|im_start|>assistant\n",
+        "So:\n<tool_call>\n<function=tie>\n<parameter=knot>\nhitch\n</parameter>\n<parameter=wet>\ntrue\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=count>\n</function>\n</tool_call>",
+        "So:",
+        "",
+    ),
+    "llama3_json": (
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        '<|python_tag|>{"name": "tie", "parameters": {"knot": "hitch", "wet": true}}'
+        '; {"name": "count", "parameters": {}}',
+        "",
+        "",
+    ),
+    "mistral": (
+        "[INST]Hello[/INST]",
+        '[TOOL_CALLS] [{"name": "tie", "arguments": {"knot": "hitch", "wet": true}}'
+        ', {"name": "count", "arguments": {}}]',
+        "",
+        "",
+    ),
+    "mistral_args": (
+        "[INST]Hello[/INST]",
+        'So:[TOOL_CALLS]tie[CALL_ID]abc[ARGS]{"knot": "hitch", "wet": true}[TOOL_CALLS]count[ARGS]{}',
+        "So:",
+        "",
+    ),
+}
+"""By template: the end of a prompt, an answer, its text and its reasoning. Each calls both functions."""
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("seed", range(4))
+def test_built_in_templates_read_any_pieces(name: str, seed: int) -> None:
+    prompt, text, content, reasoning = ANSWERS[name]
+    tokenizer = tiny_tokenizer()
+    tokenizer.response_template = BUILT_IN[name]
+    reader = TemplateReader(parser_of(tokenizer, f"Call as <tool_call>x</tool_call>{prompt}", TOOLS))
+    draw = random.Random(seed)
+    cuts = sorted(draw.sample(range(1, len(text)), (0, 3, 20, len(text) - 1)[seed]))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    said = [reader.take(piece, final=False) for piece in pieces] + [reader.take("", final=True)]
+    assert "".join(each.text for each in said) == content
+    assert "".join(each.reasoning for each in said).lstrip() == reasoning
+    calls = [(call.name, json.loads(call.arguments)) for each in said for call in each.calls]
+    assert calls == [HITCH, ("count", {})]
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ('<tool_call>\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\n</tool_call>', "hermes"),
+        ("<tool_call>\n<function=example>\n<parameter=p>", "qwen3_coder"),
+        ('<|start_header_id|>{"name": function name, "parameters": dictionary}', "llama3_json"),
+        ("[AVAILABLE_TOOLS][TOOL_CALLS] [", "mistral"),
+        ("[TOOL_CALLS]name[ARGS]", "mistral_args"),
+        ("{{ messages }}", None),
+    ],
+)
+def test_templates_are_known_by_those_of_chats(written: str, name: str | None) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = written
+    use_response_template(tokenizer, None)
+    assert tokenizer.response_template == (None if name is None else BUILT_IN[name])
+
+
+def test_a_checkpoint_brings_its_own(tmp_path: Any) -> None:
+    tokenizer = tiny_tokenizer()
+    own = {"start_anchor": ">", "fields": {"content": {}}}
+    tokenizer.response_template = own
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    use_response_template(loaded, None)
+    assert loaded.response_template == own
+
+
+def test_a_template_that_fails_gives_the_rest_as_text() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.response_template = BUILT_IN["hermes"]
+    reader = TemplateReader(parser_of(tokenizer, "<|im_start|>assistant\n", TOOLS))
+    said = [reader.take(piece, final=piece == "!") for piece in ("a<tool_call>", "{x", "}</tool_call>", " b", "!")]
+    assert said[0] == Said("a")
+    assert "".join(each.text for each in said) == "a{x}</tool_call> b!"
+    assert Call.of("f", {"é": 1}).arguments == '{"é": 1}'
