@@ -84,6 +84,6 @@ Encodings = Annotated[
 
 TAGS = frozenset(
     {"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang", "auto", "named"}
-    | {"as_text", "as_object", "as_schema"}
+    | {"as_text", "as_object", "as_schema", "a_message", "a_call", "a_result", "a_reason"}
 )
 """Words that unions in requests add to the location of a problem."""

@@ -49,6 +49,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = Field(description="Text, or parts of it.")
     name: str | None = None
+    reasoning_content: str | None = Field(None, description="Reasoning of an assistant, which some templates write.")
     tool_calls: Calls | None = Field(None, description="Calls of an assistant.")
     tool_call_id: Annotated[str, Field(max_length=256)] | None = Field(
         None, description="The call that a tool answers."
@@ -62,7 +63,7 @@ class Message(Body):
 
     @model_validator(mode="after")
     def _check_calls(self) -> Message:
-        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        for name, role in (("tool_calls", "assistant"), ("reasoning_content", "assistant"), ("tool_call_id", "tool")):
             if getattr(self, name) and self.role != role:
                 raise problem("wrong_role", f"only in messages of the role {role}", name)
         return self
@@ -73,7 +74,7 @@ class Message(Body):
         fields: dict[str, Any] = {"role": self.role, "content": "".join(parts)}
         if self.tool_calls:
             fields["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        given = {"name": self.name, "tool_call_id": self.tool_call_id}
+        given = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": self.reasoning_content}
         return fields | {name: value for name, value in given.items() if value}
 
 

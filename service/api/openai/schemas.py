@@ -66,7 +66,6 @@ class Asked(OpenAIDrawing):
     prompt_cache_key: str | None = Field(None, description=NOT_USED)
     store: Annotated[bool, only(False)] | None = None
     service_tier: Annotated[Literal["auto", "default"], only("auto", "default")] | None = None
-    parallel_tool_calls: bool | None = Field(None, description=NOT_USED)
 
     @property
     def format_structure(self) -> Structure | None:
@@ -143,6 +142,7 @@ class CompletionRequest(GenerationBody):
         None, description="Report each prompt token and this many alternatives, with ranks. Not with `stream`."
     )
     add_special_tokens: bool = Field(True, description="Texts get the special tokens that the tokenizer adds.")
+    parallel_tool_calls: bool | None = Field(None, description=NOT_USED)
     suffix: Annotated[str, Field(max_length=0), only("")] | None = None
     best_of: Annotated[int, Field(ge=1, le=1), only(1)] | None = None
 
@@ -175,6 +175,8 @@ class ConversationBody(Templating, Asked, ABC):
     """Fields of routes that answer conversations. ``PARAM`` is the field of the messages."""
 
     PARAM: ClassVar[str]
+
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
 
     @abstractmethod
     def conversation(self) -> list[dict[str, Any]]:
@@ -233,13 +235,12 @@ class ChatRequest(ConversationBody, GenerationBody):
         description="`auto`: the model decides. `required`: it calls some function; `{type: function, function: {name: "
         "...}}`: this one. `none`: it sees no tools.",
     )
-    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
 
     @property
     @override
     def offer(self) -> Offer:
         functions = [tool.function for tool in self.tools or []]
-        return Offer.of(functions, self.tool_choice, several=self.parallel_tool_calls is not False)
+        return Offer.of(functions, self.tool_choice, several=self.parallel_tool_calls)
 
     def check(self) -> None:
         super().check()

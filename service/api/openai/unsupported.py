@@ -44,7 +44,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 
 NOT_SUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = dict.fromkeys(
     (
-        *("annotations", "audio", "function_call", "provider_specific_fields", "reasoning", "reasoning_content"),
+        *("annotations", "audio", "function_call", "provider_specific_fields", "reasoning"),
         "refusal",
     ),
     ([], {}, ""),

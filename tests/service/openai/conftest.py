@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from service.cli.server import local_server
 from service.settings import Settings
 from tests.service.conftest import tiny_checkpoint, tiny_tokenizer
+from tests.service.openai.parrot import SCRIPTS, parrot
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -70,6 +71,21 @@ def url(tiny: Path) -> Iterator[str]:
     }
     with local_server(Settings(_env_file=None, model=str(tiny), **settings)) as base:
         yield base
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Base URL of a server whose model answers by scripts."""
+    folder = parrot(tmp_path_factory.mktemp("parrot") / "parrot", SCRIPTS)
+    settings: dict[str, Any] = {"cache_tokens": 8192, "max_batch_tokens": 512, "max_new_tokens": 2048}
+    with local_server(Settings(_env_file=None, model=str(folder), **settings)) as url:
+        yield url
+
+
+@pytest.fixture
+def parroting(base: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=base, timeout=60) as client:
+        yield client
 
 
 @pytest.fixture

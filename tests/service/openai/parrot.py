@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken
@@ -24,6 +25,41 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{{ script }}{% endif %}"
 )
 """A template in the manner of Qwen's, with tools. The variable ``script`` is the name of an answer."""
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": f"To {name}.", "parameters": parameters}}
+
+
+KNOT = tool("tie", knot={"enum": ["bowline", "hitch"]}, wet={"type": "boolean"})
+SHARED = tool("count", what={"$ref": "#/$defs/what"})
+SHARED["function"]["parameters"]["$defs"] = {"what": {"enum": ["turns", "ropes"]}}
+TOOLS = [KNOT, SHARED]
+
+SCRIPTS = {
+    "[says]": ["Three ", "turns."],
+    "[calls]": ["<tool_call>", '\n{"name": "tie", ', '"arguments": {"knot": "hitch", "wet": true}}', "\n</tool_call>"],
+    "[both]": [
+        "I will ",
+        "count. \n",
+        "\n<tool_call> ",
+        '{"name": "count", "arguments": {"what": "turns"}}',
+        "</tool_call>\n",
+        "<tool_call>\n",
+        '{"name": "tie", "arguments": {"knot": "é"}}',
+        " </tool_call>",
+    ],
+    "[thinks]": ["<think>", "Turns of ", "a rope.", "</think>", "\n\nFour."],
+    "[stumbles]": ["Well, ", "<tool_call>{", "'name': tie}", "</tool_call> "],
+    "[breaks off]": ["<tool_call>  ", '{"name": "tie", "argum', 'ents": {"knot": ', '"x"}', "}  </tool_call>"],
+}
+"""Answers of the model behind the tests' server, by their names."""
 
 
 def parrot(folder: Path, scripts: dict[str, list[str]]) -> Path:

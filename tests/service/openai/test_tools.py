@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,63 +12,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from service.api.openai.tools.reading import Call, Said, TemplateReader
-from service.cli.server import local_server
 from service.models.response_templates import BUILT_IN, parser_of, use_response_template
-from service.settings import Settings
 from tests.service.conftest import tiny_tokenizer
 from tests.service.openai.conftest import answer, chunks
-from tests.service.openai.parrot import parrot
+from tests.service.openai.parrot import KNOT, SCRIPTS, TOOLS, tool
 
 PATH = "/v1/chat/completions"
 ASK: list[Any] = [{"role": "user", "content": "How many turns?"}]
-
-
-def tool(name: str, **properties: Any) -> dict[str, Any]:
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return {"type": "function", "function": {"name": name, "description": f"To {name}.", "parameters": parameters}}
-
-
-KNOT = tool("tie", knot={"enum": ["bowline", "hitch"]}, wet={"type": "boolean"})
-SHARED = tool("count", what={"$ref": "#/$defs/what"})
-SHARED["function"]["parameters"]["$defs"] = {"what": {"enum": ["turns", "ropes"]}}
-TOOLS = [KNOT, SHARED]
-
-SCRIPTS = {
-    "[says]": ["Three ", "turns."],
-    "[calls]": ["<tool_call>", '\n{"name": "tie", ', '"arguments": {"knot": "hitch", "wet": true}}', "\n</tool_call>"],
-    "[both]": [
-        "I will ",
-        "count. \n",
-        "\n<tool_call> ",
-        '{"name": "count", "arguments": {"what": "turns"}}',
-        "</tool_call>\n",
-        "<tool_call>\n",
-        '{"name": "tie", "arguments": {"knot": "é"}}',
-        " </tool_call>",
-    ],
-    "[thinks]": ["<think>", "Turns of ", "a rope.", "</think>", "\n\nFour."],
-    "[stumbles]": ["Well, ", "<tool_call>{", "'name': tie}", "</tool_call> "],
-    "[breaks off]": ["<tool_call>  ", '{"name": "tie", "argum', 'ents": {"knot": ', '"x"}', "}  </tool_call>"],
-}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = parrot(tmp_path_factory.mktemp("parrot") / "parrot", SCRIPTS)
-    settings: dict[str, Any] = {"cache_tokens": 8192, "max_batch_tokens": 512, "max_new_tokens": 2048}
-    with local_server(Settings(_env_file=None, model=str(folder), **settings)) as url:
-        yield url
-
-
-@pytest.fixture
-def parroting(base: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=base, timeout=60) as client:
-        yield client
 
 
 def told(script: str, **body: Any) -> dict[str, Any]:

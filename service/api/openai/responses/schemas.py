@@ -1,56 +1,21 @@
-"""Bodies of ``/v1/responses``: messages of text in, one message of text out. No answer is stored, no tool is called."""
+"""Bodies of ``/v1/responses``. No answer is stored, and the client calls its functions itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Field
 from typing_extensions import override
 
 from service.api.generation.structure import Structure
-from service.api.openai.body import Body
 from service.api.openai.formats import TextOptions
-from service.api.openai.messages import MOST_MESSAGES
-from service.api.openai.schemas import NOT_USED, SHORT, ConversationBody, example
+from service.api.openai.responses.items import Input, OutputItem, Status, conversation_of
+from service.api.openai.schemas import SHORT, ConversationBody, example
+from service.api.openai.tools.offer import Offer
+from service.api.openai.tools.schemas import FlatToolChoice, FlatTools
 from service.api.openai.unsupported import NOT_SUPPORTED
 from service.api.responses import AutoChoice
-from service.inputs import one_or_several
-
-
-class InputPart(Body):
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **{"annotations": ([],), "logprobs": ([],), "prompt_cache_breakpoint": ()}
-    }
-
-    type: Literal["input_text", "output_text"]
-    text: str
-
-
-class InputMessage(Body):
-    """A message, also one of an earlier answer."""
-
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"phase": ()}
-
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[
-        Annotated[str, Tag("one")] | Annotated[list[InputPart], Tag("several")], Discriminator(one_or_several)
-    ]
-    type: Literal["message"] = "message"
-    id: str | None = Field(None, description=NOT_USED)
-    status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description=NOT_USED)
-
-    def for_template(self) -> dict[str, str]:
-        """The message for chat templates."""
-        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        return {"role": self.role, "content": "".join(parts)}
-
-
-Input = Annotated[
-    Annotated[str, Tag("one")]
-    | Annotated[list[InputMessage], Field(min_length=1, max_length=MOST_MESSAGES), Tag("several")],
-    Discriminator(one_or_several),
-]
 
 
 class ResponsesRequest(ConversationBody):
@@ -64,8 +29,6 @@ class ResponsesRequest(ConversationBody):
         "include": ([],),
         "reasoning": ({},),
         "stream_options": ({}, {"include_obfuscation": False}),
-        "tool_choice": ("auto", "none"),
-        "tools": ([],),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
@@ -79,6 +42,12 @@ class ResponsesRequest(ConversationBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Default: the most that the server, the context and the ranges of `auto` allow."
     )
+    tools: FlatTools | None = Field(None, description="Functions of the client, which the model may call.")
+    tool_choice: FlatToolChoice | None = Field(
+        None,
+        description="`auto`: the model decides. `required`: it calls some function; `{type: function, name: ...}`: "
+        "this one. `none`: it sees no tools.",
+    )
     text: TextOptions = Field(default_factory=TextOptions, description="The format of the answer.")
 
     @property
@@ -91,30 +60,17 @@ class ResponsesRequest(ConversationBody):
         before = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
             return [*before, {"role": "user", "content": self.input}]
-        return [*before, *(message.for_template() for message in self.input)]
+        return [*before, *conversation_of(self.input)]
+
+    @property
+    @override
+    def offer(self) -> Offer:
+        return Offer.of(self.tools or [], self.tool_choice, several=self.parallel_tool_calls)
 
     @property
     @override
     def most_tokens(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_output_tokens
-
-
-class OutputText(BaseModel):
-    type: Literal["output_text"] = "output_text"
-    text: str = ""
-    annotations: list[Any] = []
-    logprobs: list[Any] = []
-
-
-Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class OutputMessage(BaseModel):
-    id: str
-    type: Literal["message"] = "message"
-    status: Status
-    role: Literal["assistant"] = "assistant"
-    content: list[OutputText]
 
 
 class CachedTokens(BaseModel):
@@ -151,7 +107,7 @@ class ResponseObject(BaseModel):
     max_output_tokens: int
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None = None
     prompt_cache_key: str | None
@@ -159,8 +115,8 @@ class ResponseObject(BaseModel):
     store: bool = False
     temperature: float
     text: dict[str, Any]
-    tool_choice: Literal["auto"] = "auto"
-    tools: list[Any] = []
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from service.api.generation.structure import ANY_OBJECT, Structure
 from service.api.openai.tools.reading import ForcedReader, PlainReader, Reader, TemplateReader
-from service.api.openai.tools.schemas import Function, NamedFunction, ToolChoice
+from service.api.openai.tools.schemas import Function, NamedFunction, NamedTool
 from service.errors import bad_request
 from service.models.grammars import of_calls
 from service.models.registry import ServedModel
 from service.models.response_templates import BUILT_IN, parser_of
+
+Choice = str | NamedTool | NamedFunction
 
 
 @dataclass(frozen=True)
@@ -24,21 +27,22 @@ class Offer:
     several: bool = True
 
     @classmethod
-    def of(cls, functions: list[Function], choice: ToolChoice | NamedFunction | None, *, several: bool) -> Offer:
+    def of(cls, functions: Sequence[Function], choice: Choice | None, *, several: bool | None) -> Offer:
         """The offer of the fields ``tools`` and ``tool_choice``.
 
         Raises:
             ApiError: for functions of one name, and a choice that they do not have.
         """
-        names = [function.name for function in functions]
+        names, several = [function.name for function in functions], several is not False
         if len(set(names)) < len(names):
             raise bad_request("tools: two functions have one name", "tools")
         if choice in (None, "auto", "none"):
             return cls() if choice == "none" else cls(tuple(functions), several=several)
         if choice == "required":
-            chosen = functions
+            chosen = list(functions)
         else:
-            name = getattr(choice, "function", choice).name  # type: ignore[union-attr]
+            named = choice.function if isinstance(choice, NamedTool) else choice
+            name = getattr(named, "name", None)
             chosen = [function for function in functions if function.name == name]
             several = False
         if not chosen:

@@ -14,6 +14,9 @@ from service.api.openai.body import Body
 MOST_TOOLS = 128
 HINT = "Accepted and not used."
 
+MOST_ARGUMENTS = 1 << 20
+"""Characters of the arguments of one call."""
+
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$", description="Letters, digits, `_`, `.` and `-`.")]
 
 
@@ -35,11 +38,22 @@ class Function(Body):
 
 
 class Tool(Body):
+    """The form of chats."""
+
     type: Literal["function"]
     function: Function
 
 
+class _Typed(Body):
+    type: Literal["function"]
+
+
+class FlatTool(Function, _Typed):
+    """The form of responses."""
+
+
 Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
+FlatTools = Annotated[list[FlatTool], Field(max_length=MOST_TOOLS)]
 
 
 class NamedFunction(Body):
@@ -47,25 +61,39 @@ class NamedFunction(Body):
 
 
 class NamedTool(Body):
-    """The function that must be called."""
+    """The function that must be called, in the form of chats."""
 
     type: Literal["function"]
     function: NamedFunction
+
+
+class FlatNamedTool(NamedFunction):
+    """The same in the form of responses."""
+
+    type: Literal["function"]
 
 
 def _kind(value: Any) -> str:
     return "one" if isinstance(value, str) else "several"
 
 
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("one")] | Annotated[NamedTool, Tag("several")],
-    Discriminator(_kind),
-]
+_Word = Annotated[Literal["none", "auto", "required"], Tag("one")]
+
+ToolChoice = Annotated[_Word | Annotated[NamedTool, Tag("several")], Discriminator(_kind)]
+FlatToolChoice = Annotated[_Word | Annotated[FlatNamedTool, Tag("several")], Discriminator(_kind)]
+
+
+def read_arguments(text: str, field: str) -> Any:
+    """The arguments of a call, which are JSON in ``field``; nothing is an empty object."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError as error:
+        raise problem("not_json", f"is no JSON: {error}", field) from error
 
 
 class CalledFunction(Body):
     name: Annotated[str, Field(max_length=256)]
-    arguments: str = Field(description="The arguments, an object as JSON.")
+    arguments: Annotated[str, Field(max_length=MOST_ARGUMENTS)] = Field(description="The arguments, an object as JSON.")
 
 
 class Call(Body):
@@ -78,10 +106,7 @@ class Call(Body):
 
     def for_template(self) -> dict[str, Any]:
         """The call for chat templates, which write the arguments as JSON themselves."""
-        try:
-            arguments = json.loads(self.function.arguments or "{}")
-        except ValueError as error:
-            raise problem("not_json", f"is no JSON: {error}", "function.arguments") from error
+        arguments = read_arguments(self.function.arguments, "function.arguments")
         return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
 
     @model_validator(mode="after")

@@ -1,0 +1,188 @@
+"""Items of responses: messages, calls of functions with their results, and reasoning."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from typing_extensions import override
+
+from service.api.openai.body import Body
+from service.api.openai.messages import MOST_MESSAGES
+from service.api.openai.tools.schemas import MOST_ARGUMENTS, Name, read_arguments
+from service.inputs import one_or_several
+
+NOT_USED = "Accepted and not used."
+Status = Literal["in_progress", "completed", "incomplete"]
+Id = Annotated[str, Field(max_length=256)]
+
+
+class InputItem(Body):
+    """An item, also as a client stores one: with null in fields that only its library knows."""
+
+    id: Id | None = Field(None, description=NOT_USED)
+    status: Status | None = Field(None, description=NOT_USED)
+
+    @classmethod
+    @override
+    def _asks(cls, name: Any, value: Any) -> bool:
+        return value is not None and super()._asks(name, value)
+
+
+class InputPart(Body):
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **{"annotations": ([],), "logprobs": ([],), "prompt_cache_breakpoint": ()}
+    }
+
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("one")] | Annotated[list[InputPart], Tag("several")], Discriminator(one_or_several)
+]
+
+
+def _text(content: str | list[InputPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class InputMessage(InputItem):
+    """A message, also one of an earlier answer."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"phase": ()}
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    type: Literal["message"] = "message"
+
+    def for_template(self) -> dict[str, Any]:
+        """The message for chat templates."""
+        return {"role": self.role, "content": _text(self.content)}
+
+
+class FunctionCall(InputItem):
+    """A call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: Id
+    name: Name
+    arguments: Annotated[str, Field(max_length=MOST_ARGUMENTS)]
+
+    @model_validator(mode="after")
+    def _check(self) -> FunctionCall:
+        read_arguments(self.arguments, "arguments")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The call for chat templates, in a message without text."""
+        arguments = read_arguments(self.arguments, "arguments")
+        call = {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class FunctionCallOutput(InputItem):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: Id
+    output: Content
+
+    def for_template(self) -> dict[str, Any]:
+        """The result for chat templates."""
+        return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
+
+
+class ReasoningText(Body):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class InputReasoning(InputItem):
+    """Reasoning of an earlier answer."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"encrypted_content": (), "summary": ([],)}
+
+    type: Literal["reasoning"]
+    content: list[ReasoningText] = Field(default_factory=list)
+
+    def for_template(self) -> dict[str, Any]:
+        """The reasoning for chat templates, in a message without text."""
+        return {"role": "assistant", "content": "", "reasoning_content": "".join(part.text for part in self.content)}
+
+
+def _kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return {"function_call": "a_call", "function_call_output": "a_result", "reasoning": "a_reason"}.get(
+        str(kind), "a_message"
+    )
+
+
+AnyInputItem = Annotated[
+    Annotated[InputMessage, Tag("a_message")]
+    | Annotated[FunctionCall, Tag("a_call")]
+    | Annotated[FunctionCallOutput, Tag("a_result")]
+    | Annotated[InputReasoning, Tag("a_reason")],
+    Discriminator(_kind),
+]
+
+Input = Annotated[
+    Annotated[str, Tag("one")]
+    | Annotated[list[AnyInputItem], Field(min_length=1, max_length=MOST_MESSAGES), Tag("several")],
+    Discriminator(one_or_several),
+]
+
+
+def conversation_of(items: Iterable[Any]) -> list[dict[str, Any]]:
+    """Messages for chat templates. Reasoning, text and calls of an assistant in a row are one message."""
+    messages: list[dict[str, Any]] = []
+    for message in (item.for_template() for item in items):
+        last = messages[-1] if messages and messages[-1]["role"] == "assistant" == message["role"] else None
+        if last is not None and "tool_calls" in message:
+            last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]
+        elif last is not None and not last["content"] and not last.keys() & {"tool_calls"}:
+            last.update({name: value for name, value in message.items() if value})
+        else:
+            messages.append(message)
+    return messages
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex}"
+
+
+class OutputText(BaseModel):
+    type: Literal["output_text"] = "output_text"
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class OutputMessage(BaseModel):
+    id: str = Field(default_factory=lambda: new_id("msg"))
+    type: Literal["message"] = "message"
+    status: Status
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class OutputCall(BaseModel):
+    id: str = Field(default_factory=lambda: new_id("fc"))
+    type: Literal["function_call"] = "function_call"
+    status: Status
+    call_id: str = Field(default_factory=lambda: new_id("call"))
+    name: str
+    arguments: str
+
+
+class OutputReasoning(BaseModel):
+    id: str = Field(default_factory=lambda: new_id("rs"))
+    type: Literal["reasoning"] = "reasoning"
+    status: Status
+    summary: list[Any] = []
+    content: list[ReasoningText]
+
+
+OutputItem = OutputMessage | OutputCall | OutputReasoning
