@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,6 +53,12 @@ def generate(  # noqa: PLR0913 - one argument per option
         typer.Option(min=0, help="The same seed gives the same text, up to rounding.", show_default="random"),
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; repeatable.")] = None,
+    regex: Annotated[str | None, typer.Option(help="The answer matches this regular expression.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="The answer is this text; repeatable.")] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="The answer is JSON by the JSON schema in this file."),
+    ] = None,
     model: ModelName = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON, at the end.")] = False,
     server: Server = None,
@@ -72,6 +79,7 @@ def generate(  # noqa: PLR0913 - one argument per option
         "repetition_penalty": repetition_penalty,
         "seed": seed,
         "stop": stop or None,
+        "structured_outputs": _structured(regex=regex, choice=choice, schema=schema),
     }
     if server is None:
         from service.api.generation.generate import GenerateRequest
@@ -84,6 +92,13 @@ def generate(  # noqa: PLR0913 - one argument per option
             _side_by_side(client, request, pe or [])
         else:
             _one(client, request)
+
+
+def _structured(*, regex: str | None, choice: list[str] | None, schema: Path | None) -> dict[str, Any] | None:
+    """The form of the answer."""
+    json = None if schema is None else schema.read_text(encoding="utf-8")
+    given = {"regex": regex, "choice": choice or None, "json": json}
+    return {name: value for name, value in given.items() if value is not None} or None
 
 
 def _one(client: Ropeway, request: dict[str, Any]) -> None:

@@ -175,6 +175,8 @@ class TestFailures:
             (("generate", "a", "--temperature", "-1"), "Input should be greater than or equal to 0"),
             (("serve", "--port", "70000"), "Input should be less than or equal to 65535"),
             (("generate", "a", "--stop", ""), "stop"),
+            (("generate", "a", "--regex", "a", "--choice", "b"), "structured_outputs: must have exactly one of json"),
+            (("generate", "a", "--schema", "pyproject.toml"), "structured_outputs.json: is no JSON"),
             (("perplexity", "--stride", "8"), "stride has no meaning for protocol curve"),
             (("perplexity", "--lengths", "1"), "lengths.0: must be at least 2, not 1"),
             (("serve", "--set", "max_queue"), "is not NAME=VALUE"),
@@ -323,6 +325,7 @@ class TestInProcess:
         result = ropeway("generate", "a", "-n", "4", "--min-tokens", "5", "--ignore-eos")
         assert (result.exit_code, result.stdout) == (1, "")
         assert "error: min_tokens: " in result.stderr
+        assert ropeway("generate", "a", "--choice", "rope", "--choice", "knot").stdout.strip() in ("rope", "knot")
         answer = json.loads(ropeway("generate", "a", "-n", "9", "--ignore-eos", "--json").stdout)
         assert answer["results"][0]["finish_reason"] == "length"
 
