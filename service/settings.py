@@ -89,8 +89,8 @@ class Settings(BaseSettings):
     response_template: str | None = Field(
         None,
         description="Form of calls of tools, for every model: 'hermes', 'qwen3_coder', 'llama3_json', 'mistral', "
-        "'mistral_args' or a JSON file. The file has a response template of transformers. By default the tokenizer's "
-        "own, or the one of its chat template.",
+        "'mistral_args', 'plain' or a JSON file. The file has a response template of transformers. By default the "
+        "tokenizer's own, or the one of its chat template.",
     )
     policy: Path | None = Field(
         None,

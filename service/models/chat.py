@@ -10,16 +10,9 @@ from typing import Any
 from jinja2 import Environment, TemplateError, TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
-PLAIN = """\
-{% for message in messages %}
-{{ message['role'] | capitalize }}: {{ message['content'] }}
-
-{% endfor %}
-{% if add_generation_prompt %}
-Assistant:{% endif %}
-"""
+PLAIN = (Path(__file__).parent / "plain.jinja").read_text(encoding="utf-8")
 """Turns as paragraphs, each under the name of its role: what text models have read of conversations. It writes no
-special tokens, so the tokenizer adds its own as before any other text."""
+special tokens, so the tokenizer adds its own as before any other text. Calls have the form of those that must come."""
 
 BUILT_IN = {"plain": PLAIN}
 """Templates by what the setting ``chat_template`` calls them."""

@@ -16,6 +16,9 @@ from service.engine.request import Grammar, GrammarFailed
 AT_MOST_20_BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
 """White space between parts of JSON. A weak model would write nothing else without a limit."""
 
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python writes it by default."""
+
 LIMITS = LLParserLimits(initial_lexer_fuel=100_000, verbose_errors=False)
 """With the library's million, one token of `((a{100}){100}){100}` takes two seconds; so it takes less than 0.1."""
 
@@ -63,7 +66,7 @@ def of_calls(functions: Mapping[str, Mapping[str, Any]], *, several: bool) -> st
     rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
     for number, (name, schema) in enumerate(functions.items()):
         begin = json.dumps(json.dumps({"name": name, "arguments": None}).removesuffix("null}"))
-        own = json.dumps({"x-guidance": {"whitespace_pattern": AT_MOST_20_BLANKS}, **schema})
+        own = json.dumps({"x-guidance": ONE_LINE, **schema})
         rules += [f'call_{number}: {begin} arguments_{number} "}}"', f"arguments_{number}: %json {own}"]
     return LLMatcher.grammar_from_lark("\n".join(rules))
 

@@ -65,6 +65,17 @@ BUILT_IN: dict[str, dict[str, Any]] = {
             },
         },
     ),
+    # [{"name": ..., "arguments": {...}}] is the whole answer: our own chat template for models without one
+    "plain": _template(
+        ["Assistant:"],
+        {
+            "open_pattern": r"\A\s*(?=\[\s*\{\s*\"name\")",
+            "close_pattern": r"(?<=\}\])\s*\n",
+            "content": "json",
+            "transform": _CALL,
+            "transform_each": True,
+        },
+    ),
     # [TOOL_CALLS][{"name": ..., "arguments": {...}}]: Mistral up to its third tokenizer
     "mistral": _template(
         ["[/INST]", "[/TOOL_RESULTS]"],
@@ -85,6 +96,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
 """By what the setting ``response_template`` calls them."""
 
 MARKS = (
+    ("plain", ("Functions, called by [{",)),
     ("qwen3_coder", ("<tool_call>", "<function=")),
     ("hermes", ("<tool_call>", "arguments")),
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),

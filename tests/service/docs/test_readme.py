@@ -7,6 +7,7 @@ import re
 import shlex
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_its_first_answer_is_that_of_the_demo_model() -> None:
 
 # The commands of every page
 
-RUN = {"README.md", "tutorial.md"}
+RUN = {"README.md", "tutorial.md", "clients.md"}
 """Pages whose other commands run here."""
 SERVER = "make serve    # the demo models; `ropeway serve --model FOLDER_OR_ID` serves others\n"
 """Goes on, in a second terminal."""
@@ -244,6 +245,27 @@ def test_the_tutorial_runs_from_a_fresh_terminal(tmp_path: Path) -> None:
     assert (clone / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert (clone / "report.html").stat().st_size > 100_000
     assert sorted(path.name for path in (clone / MODEL).iterdir()) == sorted(path.name for path in model.iterdir())
+
+
+@pytest.mark.slow
+def test_the_commands_for_clients_run() -> None:
+    shown = dict[str, str]()
+    with local_server(Settings(_env_file=None, cache_tokens=4096)) as url:
+        for block in blocks(ROOT / "docs/clients.md"):
+            script = block.replace("http://localhost:8000", url).replace("localhost:8000", url)
+            script = script.replace("python -", f"{sys.executable} -")
+            run = subprocess.run(["bash", "-e", "-c", script], capture_output=True, text=True, check=False)
+            assert run.returncode == 0, f"{block}\n{run.stderr}"
+            assert '"error":{' not in run.stdout, f"{block}\n{run.stdout}"
+            shown[block] = run.stdout
+
+    def printed(by: str) -> str:
+        (text,) = (text for block, text in shown.items() if by in block)
+        return text
+
+    assert json.loads(printed('{"choice"'))["choices"][0]["message"]["content"] in ("yes", "no")
+    assert re.search(r"kind='(bowline|hitch)' is_wet=(True|False)", printed("class Knot"))
+    assert "name='tie'" in printed("tool_choice=")
 
 
 def cloned(shell: Terminal, script: str, clone: Path) -> str:

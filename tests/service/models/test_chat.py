@@ -52,6 +52,28 @@ def test_a_base_model_chats_by_the_plain_template(checkpoints: Path) -> None:
         assert httpx.get(f"{url}/tokenizer_info").json()["chat_template"] == PLAIN
 
 
+def test_the_plain_template_writes_tools_and_calls() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = PLAIN
+    tool = {"type": "function", "function": {"name": "tie", "parameters": {"type": "object"}}}
+    calls = [
+        {"id": name, "type": "function", "function": {"name": name, "arguments": {"a": "\u00e9"}}} for name in "fg"
+    ]
+    messages = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "done", "tool_call_id": "f"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True)
+    assert text == (
+        'Functions, called by [{"name": ..., "arguments": {...}}]:\n'
+        '{"name": "tie", "parameters": {"type": "object"}}\n\n'
+        "User: Go.\n\n"
+        'Assistant: [{"name": "f", "arguments": {"a": "\u00e9"}}, {"name": "g", "arguments": {"a": "\u00e9"}}]\n\n'
+        "Tool: done\n\nAssistant:"
+    )
+
+
 def test_a_file_replaces_the_models_own_template(checkpoints: Path, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{{ bos_token }}{% for message in messages %}[{{ message.content }}]{% endfor %}")

@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from service.api.openai.tools.reading import Call, Said, TemplateReader
+from service.models.chat import PLAIN
 from service.models.response_templates import BUILT_IN, parser_of, use_response_template
 from tests.service.conftest import tiny_tokenizer
 from tests.service.openai.conftest import answer, chunks
@@ -219,6 +220,13 @@ ANSWERS: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
     ),
+    "plain": (
+        "User: Hi\n\nAssistant:",
+        ' [{"name": "tie", "arguments": {"knot": "hitch", "wet": true}}'
+        ', {"name": "count", "arguments": {}}]\nThat is it.',
+        "That is it.",
+        "",
+    ),
     "mistral_args": (
         "[INST]Hello[/INST]",
         'So:[TOOL_CALLS]tie[CALL_ID]abc[ARGS]{"knot": "hitch", "wet": true}[TOOL_CALLS]count[ARGS]{}',
@@ -254,6 +262,7 @@ def test_built_in_templates_read_any_pieces(name: str, seed: int) -> None:
         ('<|start_header_id|>{"name": function name, "parameters": dictionary}', "llama3_json"),
         ("[AVAILABLE_TOOLS][TOOL_CALLS] [", "mistral"),
         ("[TOOL_CALLS]name[ARGS]", "mistral_args"),
+        (PLAIN, "plain"),
         ("{{ messages }}", None),
     ],
 )
