@@ -91,10 +91,8 @@ class GenerationThread:
                 if output is None:
                     raise self._failure("the generation thread has stopped or stalls") from manager.fatal_error()
                 finished = output.is_finished()
-                if request.failure is not None:
-                    raise request.failure
-                if output.error is not None:
-                    raise self._failure(output.error)
+                if output.error is not None or request.is_broken(output.generated_tokens):
+                    raise request.failure or self._failure(output.error)
                 yield output
         finally:
             self._listening.pop(outputs, None)

@@ -26,7 +26,8 @@ class EngineRequest:
     but the last. ``cached_tokens`` of the prompt were found in the prefix cache; ``failure`` is why this request failed
     alone; ``tenant`` sent it. ``sink_window`` counts the first and the last keys that its queries reach, None for all.
     Pages of the other keys are given back. ``eos_token_ids`` are the model's end-of-text tokens. ``generated`` counts
-    the tokens before the one that is drawn; with ``noise_seed``, 64 bits, it decides the noise of that token.
+    the tokens before the one that is drawn; with ``noise_seed``, 64 bits, it decides the noise of that token. ``sound``
+    counts the tokens before its grammar failed.
     """
 
     prompt_ids: list[int]
@@ -44,6 +45,7 @@ class EngineRequest:
     tenant: str = ""
     sink_window: tuple[int, int] | None = None
     generated: int = 0
+    sound: int | None = None
 
     @property
     def ends_at(self) -> tuple[int, ...]:
@@ -79,6 +81,15 @@ class EngineRequest:
     def __post_init__(self) -> None:
         seed = self.sampling.seed
         self.noise_seed = secrets.randbits(64) if seed is None else seed % (1 << 64)
+
+    def fail(self, failure: Exception) -> None:
+        """Note that tokens from the next one on break the grammar. Those before it may still be on their way."""
+        if self.failure is None:
+            self.failure, self.sound = failure, self.generated
+
+    def is_broken(self, answer: Sequence[int]) -> bool:
+        """True if ``answer`` has tokens that break the grammar."""
+        return self.sound is not None and len(answer) > self.sound
 
     def before_token(self, answer: Sequence[int], unknown: int = 0) -> None:
         """Note that the next token comes behind ``answer``, the tokens so far, and ``unknown`` more."""

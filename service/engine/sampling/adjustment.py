@@ -55,7 +55,7 @@ def _with_grammar(rows: Rows, logits: torch.Tensor) -> Iterator[tuple[int, Engin
             try:
                 forbidden = ~request.grammar.allowed(logits.shape[-1])
             except GrammarFailed as failure:
-                request.failure = failure
+                request.fail(failure)
             else:
                 yield row, request, uploaded(torch.from_numpy(forbidden), logits.device)
 

@@ -89,6 +89,10 @@ def test_a_failure_leaves_other_rows_alone() -> None:
     before = logits.clone()
     assert sample(logits, [failing, other]).tolist() == [int(before[0].argmax()), ord("b")]
     assert isinstance(failing.failure, GrammarFailed)
+    assert [failing.is_broken(answer) for answer in ([1, 2], [1, 2, 3])] == [False, True]
+    failing.before_token(list(b"zzz"))
+    sample(before.clone(), [failing, other])
+    assert failing.is_broken([1, 2, 3]), "the first failure counts"
     assert other.failure is None
     assert torch.equal(logits[0], before[0])
 

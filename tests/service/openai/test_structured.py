@@ -266,3 +266,4 @@ class TestTooMuchWork:
         with http.stream("POST", "/generate", json={**self.ASKED, "stream": True}) as reply:
             events = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")]
         assert events[-1]["error"]["code"] == "grammar_failed"
+        assert sum(len(event.get("token_ids", [])) for event in events) == 1, "the token before it came"
