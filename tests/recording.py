@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-Call = Callable[[], None]
+Call = Callable[[], object]
 
 HOST_READS = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"}
 """Operations that wait for numbers of the device."""
@@ -25,14 +25,18 @@ class NotCapturable(RuntimeError):
 
 
 class Recorded:
-    """A list of calls. ``replays`` counts how often it was executed again."""
+    """A list of calls. ``replays`` counts how often it was executed again, by ``launch``."""
 
-    def __init__(self) -> None:
+    def __init__(self, launch: Callable[[Call], None] = lambda replay: replay()) -> None:
         self.calls: list[Call] = []
         self.replays = 0
+        self._launch = launch
 
     def replay(self) -> None:
         self.replays += 1
+        self._launch(self._run)
+
+    def _run(self) -> None:
         with torch._C._AutoDispatchBelowADInplaceOrView():  # of tensors from inside and outside of inference mode
             for call in self.calls:
                 call()
@@ -46,15 +50,23 @@ class Recorder:
         self._calls: list[Call] | None = None
 
     def __call__(self, run: Callable[[], None]) -> Recorded:
-        recorded = Recorded()
+        recorded = Recorded(self.launch)
         self._calls = recorded.calls
         try:
-            with _seen_as_capturing(), _kernels_recorded(recorded.calls), _Operations(recorded.calls):
+            with _seen_as_capturing(), _kernels_recorded(recorded.calls), _Operations(self, recorded.calls):
                 run()
         finally:
             self._calls = None
         self.graphs.append(recorded)
         return recorded
+
+    def launch(self, replay: Call) -> None:
+        """A replay, in its turn."""
+        replay()
+
+    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[Any, Any, Any, Any]:
+        """An operation and its result as a replay has them: on tensors with numbers."""
+        return func, args, kwargs, result
 
     def call(self, function: Call) -> None:
         """Call ``function`` in place of a kernel: recorded as one call, without its operations."""
@@ -67,28 +79,34 @@ class Recorder:
 class _Operations(TorchDispatchMode):
     """Appends each operation on tensors, with its own tensors, to ``calls``."""
 
-    def __init__(self, calls: list[Call]) -> None:
+    def __init__(self, recorder: Recorder, calls: list[Call]) -> None:
         super().__init__()
-        self._calls = calls
+        self._recorder, self._calls = recorder, calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         _refuse(func, args)
         result = func(*args, **kwargs)
-        taken = {_memory(each) for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
-        outputs = [
-            (place, each)
-            for place, each in enumerate(leaves(result))
-            if isinstance(each, torch.Tensor) and _memory(each) not in taken
-        ]
-
-        def again() -> None:
-            found = leaves(func(*args, **kwargs))
-            for place, output in outputs:
-                output.copy_(found[place])
-
-        self._calls.append(again)
+        if call := _again(*self._recorder.operation(func, args, kwargs, result)):
+            self._calls.append(call)
         return result
+
+
+def _again(func: Any, args: Any, kwargs: Any, result: Any) -> Call | None:
+    """A call that repeats an operation. None for a view, which stays what it is."""
+    taken = {_memory(each) for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+    made = [(place, each) for place, each in enumerate(leaves(result)) if isinstance(each, torch.Tensor)]
+    outputs = [(place, each) for place, each in made if _memory(each) not in taken]
+    is_view = made and not outputs
+    if is_view and isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable:
+        return None
+
+    def again() -> None:
+        found = leaves(func(*args, **kwargs))
+        for place, output in outputs:
+            output.copy_(found[place])
+
+    return again
 
 
 def leaves(tree: Any) -> list[Any]:

@@ -7,7 +7,7 @@ CUDA has, those that our code calls by name run in plain operations. It is no te
 from __future__ import annotations
 
 import copy
-import traceback
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -19,11 +19,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from tests.card.kernels import KERNELS, check_kernel
+from tests.card.kernels import KERNELS, check_kernel, on_host
 from tests.card.streams import CARD, Stream
 from tests.recording import HOST_READS, leaves
 
 ATEN = torch.ops.aten
+FOLDER = str(Path(__file__).parent)
 
 READS = {"tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__"}
 """Methods of tensors that give numbers to Python."""
@@ -86,16 +87,19 @@ class Card:
         return _memory(one) in self._pinned
 
     def wait(self, kind: str) -> None:
-        frames = [frame for frame in traceback.extract_stack() if not _is_below(frame.filename)]
-        self.waits.append(Wait(kind, f"{frames[-1].filename}:{frames[-1].lineno}"))
+        frame: Any = sys._getframe()
+        while _is_below(frame.f_code.co_filename):
+            frame = frame.f_back
+        self.waits.append(Wait(kind, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
 
     def compute(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The result of an operation on tensors of the host. Their memory is the card's."""
         return func(*args, **kwargs)
 
     def launch(self, call: Callable[[], object]) -> None:
-        """``call`` on tensors of the host, in place of a kernel."""
-        call()
+        """``call`` on tensors of the host, in place of a kernel or a graph."""
+        with on_host():
+            call()
 
     def end(self, stream: Stream, count: int | None = None) -> None:
         """End the work of a stream, the first ``count`` operations or all: here, work ends at once."""
@@ -106,22 +110,19 @@ class Card:
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation of torch, on the numbers of its tensors."""
-        name = func.overloadpacket.__name__
         taken = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         ours = [tensor for tensor in taken if isinstance(tensor, CardTensor)]
-        target = None if kwargs.get("device") is None else torch.device(kwargs["device"])
+        device = kwargs.get("device")
+        target = None if device is None else torch.device(device)
         if not (ours or target == CARD):
             return func(*args, **kwargs)
         if ours:
-            self._check(func, name, args, kwargs, taken)
-        numbers = tree_map(_host, kwargs)
-        if target is not None:
-            numbers["device"] = torch.device("cpu")
-        result = self.compute(KERNELS.get(name, func), tree_map(_host, args), numbers)
+            self._check(func, func.overloadpacket.__name__, args, kwargs, taken)
+        result = self.compute(*of_host(func, args, kwargs))
         if target is not None and target.type == "cpu":
             return result
         known = {id(tensor.host): tensor for tensor in ours}
-        return tree_map(lambda each: known[id(each)] if id(each) in known else _on_card(each), result)
+        return mapped(lambda each: known[id(each)] if id(each) in known else _on_card(each), result)
 
     def _check(self, func: Any, name: str, args: Any, kwargs: Any, taken: list[torch.Tensor]) -> None:
         from_host = [tensor for tensor in taken if not isinstance(tensor, CardTensor)]
@@ -203,6 +204,11 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self._card = card
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled: torch 2.13 would wrap each call below against that, for a tenth of its time."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._card.run(func, args, kwargs or {})
 
@@ -215,10 +221,16 @@ class _Functions(TorchFunctionMode):
         self._card = card
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__" or isinstance(func, torch._ops.OpOverload):  # a property, or nothing but an operation
+            return func(*args, **kwargs)
+        return self._called(name, func, args, kwargs)
+
+    def _called(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         is_ours = any(isinstance(each, CardTensor) for each in leaves(list(args[:2])))
-        if kwargs.pop("pin_memory", False):
-            return self._card.pin(func(*args, **kwargs))
+        if kwargs.get("pin_memory"):
+            return self._card.pin(func(*args, **kwargs | {"pin_memory": False}))
         if name == "pin_memory":
             return self._card.pin(args[0].clone())
         if name in ("__getitem__", "__setitem__") and is_ours:
@@ -259,6 +271,25 @@ _present: list[Card] = []
 def launch(call: Callable[[], object]) -> None:
     """Have the card ``call`` in its turn, on tensors of the host."""
     _present[-1].launch(call)
+
+
+def of_host(func: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any, Any]:
+    """An operation of torch, its arguments and its named ones, on the numbers of its tensors."""
+    numbers = mapped(_host, kwargs)
+    if numbers.get("device") is not None:
+        numbers["device"] = torch.device("cpu")
+    return KERNELS.get(func.overloadpacket.__name__, func), mapped(_host, args), numbers
+
+
+def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """As torch's ``tree_map``, see ``leaves``."""
+    if isinstance(tree, tuple):
+        return tuple([mapped(change, each) for each in tree])
+    if isinstance(tree, list):
+        return [mapped(change, each) for each in tree]
+    if isinstance(tree, dict):
+        return {name: mapped(change, each) for name, each in tree.items()}
+    return change(tree)
 
 
 def upload(model: torch.nn.Module) -> None:
@@ -343,4 +374,4 @@ def _memory(one: torch.Tensor) -> int:
 
 
 def _is_below(filename: str) -> bool:
-    return filename.startswith(str(Path(__file__).parent)) or "/torch/" in filename
+    return filename.startswith(FOLDER) or "/torch/" in filename

@@ -39,8 +39,9 @@ class LateCard(Card):
 
     @override
     def launch(self, call: Callable[[], object]) -> None:
+        self._waited = False
         if self._ends or not self.is_late(self.current):
-            call()
+            super().launch(call)
         else:
             self._work[self.current].append(call)
 

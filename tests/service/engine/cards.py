@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 from transformers.generation.continuous_batching import input_outputs
+from typing_extensions import override
 
 from patches import Patched, patched
 from patches.attention import paged
@@ -20,7 +22,7 @@ from patches.attention.layer import Layer
 from patches.attention.paged import launch
 from patches.attention.paged.launch import Plan
 from tests import card as cards
-from tests.card import Card, CardTensor, WrongDevice, card, download, upload
+from tests.card import Card, CardTensor, WrongDevice, card, download, of_host, upload
 from tests.patches.attention.paged import by_tables
 from tests.recording import Recorder
 from tests.service.engine.graphs import recorded
@@ -37,9 +39,21 @@ class _Kernel:
         return launched
 
 
+class CardRecorder(Recorder):
+    """Replays graphs as a card does: as one launch, on its own numbers."""
+
+    @override
+    def launch(self, replay: Callable[[], None]) -> None:
+        cards.launch(replay)
+
+    @override
+    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[Any, Any, Any, Any]:
+        return *of_host(func, args, kwargs), download(result)
+
+
 def recorded_on_card(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """As ``recorded``, but kernels are launched with all their arguments. Their numbers are those of plain torch."""
-    attend, recorder = launch.attend, recorded(monkeypatch)
+    attend, recorder = launch.attend, recorded(monkeypatch, CardRecorder())
     kernel = SimpleNamespace(attention=_Kernel(), merge=_Kernel(), INTERPRETED=False)
     monkeypatch.setitem(sys.modules, "patches.attention.paged.kernel", kernel)
     monkeypatch.setattr(paged, "kernel", kernel, raising=False)

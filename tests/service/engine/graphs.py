@@ -72,9 +72,9 @@ def run(
     return Run(tokens, logprobs, steps, list(getattr(engine, "failures", [])))
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+def recorded(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = None) -> Recorder:
     """Steps are recorded, attention is in plain torch, and a part of a sequence is small."""
-    recorder = Recorder()
+    recorder = recorder or Recorder()
     monkeypatch.setattr(graphs, "CudaCapture", lambda: recorder)
     monkeypatch.setattr("patches.attention.paged.launch.attend", by_tables.attend)
     monkeypatch.setattr("patches.attention.paged.launch.write", by_tables.write)
