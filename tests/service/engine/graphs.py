@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from service.engine.adapter import graphs
 from service.engine.choice import EngineChoice
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
+from tests.card import download, on_host
 from tests.patches.attention.paged import by_tables
 from tests.recording import Recorder
 
@@ -75,8 +77,17 @@ def run(
 def recorded(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = None) -> Recorder:
     """Steps are recorded, attention is in plain torch, and a part of a sequence is small."""
     recorder = recorder or Recorder()
+
+    def attended(query: torch.Tensor, *given: Any) -> torch.Tensor:
+        """One call of a graph, as the kernel is: a replay has the tensors and the numbers of its capture."""
+        query, key_pages, value_pages, plan, layer = download([query, *given])
+        with on_host():
+            out = query.new_empty(*query.shape[:2], value_pages.shape[-1])
+        recorder.call(lambda: out.copy_(by_tables.attend(query, key_pages, value_pages, plan, layer)))
+        return out
+
     monkeypatch.setattr(graphs, "CudaCapture", lambda: recorder)
-    monkeypatch.setattr("patches.attention.paged.launch.attend", by_tables.attend)
+    monkeypatch.setattr("patches.attention.paged.launch.attend", attended)
     monkeypatch.setattr("patches.attention.paged.launch.write", by_tables.write)
     monkeypatch.setattr("patches.attention.paged.launch.blocks_for", lambda *_: Blocks(32, 16, SPLIT))
     monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SPLIT)

@@ -188,7 +188,7 @@ class Full(Recorder):
 
 def test_a_size_whose_capture_runs_out_of_memory_has_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[str] = []
-    monkeypatch.setattr(graphs, "CudaCapture", Full)
+    recorded(monkeypatch, Full())
     monkeypatch.setattr(graphs, "log", SimpleNamespace(warning=lambda event, **_: logged.append(event)))
     methods, new = [parse({"method": "default"})] * 2, [6, 20]
     with patched(tiny_model("llama")[1]) as patch:
@@ -238,7 +238,7 @@ def test_the_check_at_start_refuses_graphs_that_fail(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("service.engine.verification.choices", lambda *_: (CAPTURED, TRITON))
     with patched(tiny_model("llama")[1]) as patch:
         assert verify(patch, "triton") == CAPTURED
-        monkeypatch.setattr(graphs, "CudaCapture", Full)
+        recorded(monkeypatch, Full())
         choice = verify(patch, "triton")
     assert (choice.attention, choice.graphs) == ("triton", False)
     assert "the paged engine (triton attention, CUDA graphs) cannot capture its decode steps" in str(choice.reason)

@@ -1,9 +1,8 @@
-"""Paged attention in plain torch over the very tensors that the Triton kernel reads, work item by work item.
-
-Tensors decide everything in steps of single tokens, so that such a step may be captured without Triton.
-"""
+"""Paged attention in plain torch over the very tensors that the Triton kernel reads, work item by work item."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -90,7 +89,7 @@ def _parts(
     scores, covered = torch.zeros(len(items), span, plan.heads), torch.zeros(len(items), span, dtype=torch.bool)
     own = mask_row(layer.mask)(q_idx[:, None], kv_idx)
     of_query, of_key = ((position, _placed(position, slot, tables, 0)) for position in (q_idx[:, None], kv_idx))
-    for band in range(MOST_BANDS):
+    for band in range(min(MOST_BANDS, int(tables.slots[slot, 0].max()))):
         chunk, low, high, first, turns_query, turns_key = (
             each[:, None] for each in tables.bands[slot, band].long().unbind(1)
         )
@@ -160,14 +159,15 @@ def _bias(tables: RowTables, slot: torch.Tensor, q_idx: torch.Tensor, kv_idx: to
     kind, start, length = (each[:, None, None] for each in tables.slots[slot, 1:4].long().unbind(1))
     at = start + torch.arange(a.shape[-1]) * length + torch.minimum(distance, (length - 1).clamp_min(0))
     bias = torch.zeros(*kv_idx.shape, a.shape[-1])
-    for each, numbers in {
-        BiasKind.LINEAR: -a * d,
-        BiasKind.BFLOAT16: (a.bfloat16() * kv_idx[..., None].bfloat16()).float() * b,
-        BiasKind.LOG: -a * torch.log1p(b * d),
-        BiasKind.POWER: -a * d**b,
-        BiasKind.TABLE: tables.distances[at.clamp(0, len(tables.distances) - 1)],
-    }.items():
-        bias = torch.where(kind == int(each), numbers, bias)
+    formulas: dict[BiasKind, Callable[[], torch.Tensor]] = {
+        BiasKind.LINEAR: lambda: -a * d,
+        BiasKind.BFLOAT16: lambda: (a.bfloat16() * kv_idx[..., None].bfloat16()).float() * b,
+        BiasKind.LOG: lambda: -a * torch.log1p(b * d),
+        BiasKind.POWER: lambda: -a * d**b,
+        BiasKind.TABLE: lambda: tables.distances[at.clamp(0, len(tables.distances) - 1)],
+    }
+    for each in formulas.keys() & set(kind.flatten().tolist()):
+        bias = torch.where(kind == int(each), formulas[each](), bias)
     return bias
 
 
