@@ -26,4 +26,4 @@ class _Ascii:
 def letters(expression: str, ends: tuple[int, ...] = (END,)) -> Grammar:
     """Answers match the regular ``expression``."""
     tokens = LLTokenizer(TokenizerWrapper(_Ascii()), eos_token=list(ends))
-    return Grammar(LLMatcher(tokens, LLMatcher.grammar_from_regex(expression), log_level=0), ends)
+    return Grammar(LLMatcher(tokens, LLMatcher.grammar_from_regex(expression), log_level=0), VOCAB_SIZE, ends)

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.models.chat import TemplateUnusable
 
@@ -27,7 +27,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "hermes": _template(
         ["<|im_start|>assistant\n"],
         {
-            "open_pattern": r"\s*<tool_call>",
+            "open_pattern": r"\s{0,8}<tool_call>",
             "close": "</tool_call>",
             "repeats": True,
             "content": "json",
@@ -42,8 +42,8 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "qwen3_coder": _template(
         ["<|im_start|>assistant\n"],
         {
-            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
+            "open_pattern": r"\s{0,8}<tool_call>\s{0,8}<function=(?P<name>[^>\n]{1,64})>",
+            "close_pattern": r"</function>\s{0,8}</tool_call>",
             "repeats": True,
             "content": "xml-inline",
             "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
@@ -55,8 +55,8 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "llama3_json": _template(
         ["<|start_header_id|>assistant<|end_header_id|>\n\n"],
         {
-            "open_pattern": r"(?:\A\s*(?:<\|python_tag\|>)?|;\s*)(?=\{\s*\"name\")",
-            "close_pattern": r"(?=;\s*\{\s*\"name\")",
+            "open_pattern": r"(?:\A\s{0,8}(?:<\|python_tag\|>)?|;\s{0,8})(?=\{\s{0,8}\"name\")",
+            "close_pattern": r"(?=;\s{0,8}\{\s{0,8}\"name\")",
             "repeats": True,
             "content": "json",
             "transform": {
@@ -69,8 +69,8 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "plain": _template(
         ["Assistant:"],
         {
-            "open_pattern": r"\A\s*(?=\[\s*\{\s*\"name\")",
-            "close_pattern": r"(?<=\}\])\s*\n",
+            "open_pattern": r"\A\s{0,8}(?=\[\s{0,8}\{\s{0,8}\"name\")",
+            "close_pattern": r"(?<=\}\])\n",
             "content": "json",
             "transform": _CALL,
             "transform_each": True,
@@ -85,7 +85,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "mistral_args": _template(
         ["[/INST]", "[/TOOL_RESULTS]"],
         {
-            "open_pattern": r"\[TOOL_CALLS\](?P<name>[^\[{]+?)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?(?=\{)",
+            "open_pattern": r"\[TOOL_CALLS\](?P<name>[^\[{]{1,64}?)(?:\[CALL_ID\][^\[]{0,64})?(?:\[ARGS\])?(?=\{)",
             "close_pattern": r"(?=\[TOOL_CALLS\])",
             "repeats": True,
             "content": "json",
@@ -124,13 +124,30 @@ def use_response_template(tokenizer: Any, setting: str | None) -> None:
         tokenizer.response_template = None if found is None else BUILT_IN[found]
 
 
-def parser_of(tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]]) -> Any:
+class Parsing(NamedTuple):
+    """A parser of one answer; ``held`` characters of the prompt's end may come out of it with the answer.
+
+    ``closes`` is the pattern of a call's end; None for calls in JSON, which is whole or no JSON.
+    """
+
+    parser: Any
+    held: int
+    closes: str | None
+
+
+def parsing_of(tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]]) -> Parsing:
     """A parser of one answer to ``prompt``, whose end may begin the answer: with ``<think>``, for instance."""
     template = tokenizer.response_template
     anchors = template.get("start_anchor", [])
     patterns = [re.escape(each) for each in ([anchors] if isinstance(anchors, str) else anchors)]
     begins = re.search("|".join(patterns) or template["start_anchor_pattern"], prompt, re.DOTALL)
-    return tokenizer.get_response_parser(prefix=prompt if begins else "", tools=list(tools))
+    try:
+        parser = tokenizer.get_response_parser(prefix=prompt if begins else "", tools=list(tools))
+    except (KeyError, RecursionError, TypeError, ValueError):  # a begun answer with a call that cannot be read
+        parser = tokenizer.get_response_parser(prefix="", tools=list(tools))
+    calls = template["fields"].get("tool_calls", {})
+    closes = None if calls.get("content") == "json" else calls.get("close_pattern") or re.escape(calls.get("close", ""))
+    return Parsing(parser, len(parser._buffer) - parser._pos, closes)
 
 
 def _read(path: str) -> Any:

@@ -51,7 +51,7 @@ class Drawing(KnownFields):
         0, description="Nothing but the limit of new tokens ends an answer of fewer tokens."
     )
     structured_outputs: StructuredOutputs | None = Field(
-        None, description="Answers follow a JSON schema, a regular expression, choices or a grammar."
+        None, description="Answers follow a JSON schema, a regular expression or choices."
     )
     ignore_eos: bool = Field(False, description="Go on after end-of-text tokens, up to the most new tokens.")
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
 
 from patches import Method, ResolvedRecipe
 from service.api.auto import choice_of, with_ranges
@@ -25,12 +26,12 @@ from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
 from service.errors import bad_request, context_length_exceeded
 from service.evaluation.scoring import TokenScores, prompt_scores
-from service.models.grammars import GrammarRefused
+from service.models.grammar_text import GrammarRefused, tried
 from service.models.registry import ServedModel
 from service.policy.auto import Auto
 from service.settings import Settings
 from service.sharing.admission import Ticket
-from service.sharing.workers import Workers
+from service.sharing.workers import ChildFailed, Workers
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class PreparedPrompt:
     """One prompt under one encoding, checked and admitted: a ticket per generation, and one for scoring.
 
     ``index`` is the prompt's place in the request; ``resolved`` is the encoding for the prompt and ``max_tokens`` new
-    tokens. ``auto`` is the choice of ``auto``, where the request asked for it. Answers follow ``grammar``.
+    tokens. ``auto`` is the choice of ``auto``, where the request asked for it. Answers follow
+    ``grammars``, one each.
     """
 
     index: int
@@ -85,7 +87,7 @@ class PreparedPrompt:
     wanted: Wanted
     tickets: list[Ticket]
     score_ticket: Ticket | None
-    grammar: Grammar | None
+    grammars: list[Grammar]
 
     @cached_property
     def pe(self) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class PreparedPrompt:
         steps = self.model.engine.generate(
             self.prompt.token_ids,
             self.resolved,
-            replace(sampling, grammar=self.grammar),
+            replace(sampling, grammar=self.grammars[answer]) if self.grammars else sampling,
             self.max_tokens,
             pe_method=self.method.method,
             ticket=self.tickets[answer],
@@ -172,7 +174,6 @@ async def prepare(
     log_prompts(request, given)
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
-    grammars = {model.name: await _grammar(request, model, wanted.structure) for model, _, _ in targets}
     prepared = []
     for number, (index, (model, method, pe_param)) in enumerate(pairs):
         tokens = len(prompts[index].token_ids)
@@ -185,7 +186,7 @@ async def prepare(
         score_ticket = tickets[len(places) + number] if wanted.scored else None
         length = tokens + max_tokens
         chosen = method.at(length), resolved, max_tokens, choice_of(method, length, model, request)
-        own = mine, score_ticket, grammars[model.name]
+        own = mine, score_ticket, await _grammars(request, model, wanted)
         prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, *own))
     sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
     check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))
@@ -193,17 +194,25 @@ async def prepare(
     return prepared
 
 
-async def _grammar(request: Request, model: ServedModel, structure: Structure | None) -> Grammar | None:
-    """The grammar of answers, compiled on a thread for the tokens of ``model``.
+async def _grammars(request: Request, model: ServedModel, wanted: Wanted) -> list[Grammar]:
+    """A grammar for each answer to a prompt, compiled for the tokens of ``model``. A child process tries it first.
 
     Raises:
         ApiError: when it cannot be.
     """
+    structure = wanted.structure
     if structure is None:
-        return None
+        return []
     workers: Workers = request.app.state.workers
     try:
-        return await workers.run(lambda: model.grammars.compiled(structure.build()))
+        text = await run_in_threadpool(structure.build)
+        if not model.grammars.is_tried(text):
+            if problem := await workers.render(tried, text):
+                raise GrammarRefused(problem)
+            model.grammars.passed(text)
+        return await workers.run(lambda: [model.grammars.compiled(text) for _ in range(wanted.answers)])
+    except ChildFailed as error:
+        raise bad_request(f"{structure.param}: too large to compile", structure.param) from error
     except GrammarRefused as error:
         raise bad_request(f"{structure.param}: {error}", structure.param) from error
 

@@ -1,4 +1,4 @@
-"""Structured outputs: answers that follow a JSON schema, a regular expression, choices or a grammar."""
+"""Structured outputs: answers that follow a JSON schema, a regular expression or choices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from patches import KnownFields, problem
-from service.models.grammars import of_choices, of_schema, of_text
+from service.models.grammar_text import of_choices, of_regex, of_schema
 
 MOST = 1 << 16
-"""Characters of a schema, an expression or a grammar."""
+"""Characters of a schema or an expression."""
 
 MOST_CHOICES = 1024
 
@@ -40,7 +40,7 @@ def _as_object(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise problem("not_json", f"is no JSON: {error}") from error
 
 
@@ -63,7 +63,6 @@ class StructuredOutputs(KnownFields):
     choice: Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)] | None = Field(
         None, description="One of these texts."
     )
-    grammar: Text | None = Field(None, description="A context-free grammar, in Lark's syntax or in llama.cpp's GBNF.")
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
@@ -74,9 +73,7 @@ class StructuredOutputs(KnownFields):
     @property
     def structure(self) -> Structure:
         if self.regex is not None:
-            return Structure("structured_outputs.regex", partial(of_text, "regex", self.regex))
-        if self.grammar is not None:
-            return Structure("structured_outputs.grammar", partial(of_text, "grammar", self.grammar))
+            return Structure("structured_outputs.regex", partial(of_regex, self.regex))
         if self.choice is not None:
             return Structure("structured_outputs.choice", partial(of_choices, self.choice))
         return Structure.of_schema(

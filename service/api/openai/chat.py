@@ -61,7 +61,7 @@ class _Answer:
     """One conversation, answered ``n`` times."""
 
     def __init__(self, body: ChatRequest, conversation: Conversation) -> None:
-        self._body, self._prepared, self._reader = body, conversation.prepared, conversation.reader
+        self._body, self._prepared, self._readers = body, conversation.prepared, conversation.readers
         self._names = TokenNames(conversation.name.served.tokenizer)
         self._completion_tokens = 0
         self._frame = {
@@ -133,7 +133,7 @@ class _Answer:
             yield {"delta": {}, "finish_reason": part.finish_reason, **echo}
 
     async def _parts(self, index: int) -> AsyncGenerator[_Part]:
-        reader, several, has_called = self._reader(), self._body.offer.several, False
+        reader, several, has_called = self._readers[index], self._body.offer.several, False
         sampling = self._body.sampling(index, self._body.alternatives)
         async with aclosing(self._prepared.generate(index, sampling)) as pieces:
             async for piece in pieces:
@@ -142,7 +142,7 @@ class _Answer:
                     said = replace(said, calls=said.calls[:1])
                 has_called = has_called or bool(said.calls)
                 finish_reason: ChatFinishReason | None = piece.finish_reason
-                if has_called and (finish_reason == "stop" or not several):
+                if has_called and (finish_reason == "stop" or not (several or finish_reason)):
                     finish_reason = "tool_calls"
                 yield _Part(piece, said, finish_reason)
                 if finish_reason is not None:

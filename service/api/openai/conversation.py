@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from fastapi import Request
@@ -15,6 +13,7 @@ from service.api.openai.names import Named, named
 from service.api.openai.schemas import ConversationBody
 from service.api.openai.tools.reading import Reader
 from service.api.quotas import set_deadline
+from service.errors import bad_request
 from service.settings import Settings
 
 
@@ -23,7 +22,7 @@ class Conversation(NamedTuple):
 
     name: Named
     prepared: PreparedPrompt
-    reader: Callable[[], Reader]
+    readers: list[Reader]
 
 
 async def prepared_conversation(body: ConversationBody, request: Request) -> Conversation:
@@ -41,6 +40,8 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     body.check_tokens(name.target.model)
     offer = body.offer
     offer.check(name.served)
+    if offer.is_read_by_template and body.ignore_eos:
+        raise bad_request("ignore_eos: not with tools, since nothing follows a call", "ignore_eos")
     wanted = Wanted(
         most,
         body.answers,
@@ -56,4 +57,5 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     written = body.conversation(), name.served, body.PARAM, offer.for_template()
     text = await run_in_threadpool(body.templated, *written)
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
-    return Conversation(name, prepared, partial(offer.reader, name.served, text))
+    readers = await run_in_threadpool(lambda: [offer.reader(name.served, text) for _ in range(body.answers)])
+    return Conversation(name, prepared, readers)

@@ -57,10 +57,10 @@ class EngineRequest:
         """True if the next token may not be one of ``enders``."""
         return self.generated < self.sampling.min_tokens and len(self.enders) > 0
 
-    @cached_property
+    @property
     def grammar(self) -> Grammar | None:
         """The one that the answer follows, at the answer's end."""
-        return None if self.sampling.grammar is None else self.sampling.grammar.begun()
+        return self.sampling.grammar
 
     @cached_property
     def occurrences(self) -> Occurrences:

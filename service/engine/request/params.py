@@ -15,7 +15,7 @@ class SamplingParams:
     the former end nothing. ``min_p`` keeps tokens with this share of the largest probability, at least.
     ``logit_bias`` are (token, what its logit gains). ``repetition_penalty`` divides positive logits of all tokens so
     far, and multiplies negative ones. The other penalties count the tokens of the answer. Tokens that would break the
-    ``grammar`` are not drawn.
+    ``grammar``, which is of this answer alone, are not drawn.
     """
 
     temperature: float = 0.0

@@ -95,8 +95,8 @@ def test_tokens_are_those_of_ordinary_steps(ends: Counter[bool]) -> None:
 
 
 NEEDING = {
-    "penalties": SamplingParams(frequency_penalty=0.8, presence_penalty=0.3),
-    "grammar": SamplingParams(grammar=letters("(ab|[a-f]g){9,}")),
+    "penalties": lambda: SamplingParams(frequency_penalty=0.8, presence_penalty=0.3),
+    "grammar": lambda: SamplingParams(grammar=letters("(ab|[a-f]g){9,}")),
 }
 
 
@@ -106,7 +106,7 @@ def test_what_needs_the_tokens_before_waits_for_them(ends: Counter[bool], what: 
         found = []
         for choice in (CAPTURED, TRITON):
             made = requests(patch, ENCODINGS[:2], [30, 30])
-            made[0].sampling = NEEDING[what]
+            made[0].sampling = NEEDING[what]()
             found.append(generated(patch, choice, made))
     assert found[0] == found[1]
     assert sum(ends.values()) == 0

@@ -32,9 +32,8 @@ def request(grammar: Grammar, answer: str = "", **sampling: float) -> EngineRequ
 
 def allowed(grammar: Grammar, answer: str) -> str:
     """Characters that may follow ``answer``, the end as ``$``."""
-    own = grammar.begun()
-    own.read(list(answer.encode()))
-    return "".join("$" if token == END else chr(token) for token in np.flatnonzero(own.allowed(VOCAB_SIZE)))
+    grammar.read(list(answer.encode()))
+    return "".join("$" if token == END else chr(token) for token in np.flatnonzero(grammar.allowed(VOCAB_SIZE)))
 
 
 @pytest.mark.parametrize(
@@ -49,13 +48,17 @@ def test_an_end_that_is_text_too_ends_nothing_before_the_grammar_does() -> None:
     assert [allowed(grammar, answer) for answer in ("", "a", "aa")] == ["a", "a", "$b"]
 
 
-def test_copies_are_apart() -> None:
-    grammar = letters(EXPRESSION)
-    first, second = grammar.begun(), grammar.begun()
-    first.read(list(b"ab"))
-    second.read(list(b"a"))
-    assert second.allowed(VOCAB_SIZE).nonzero()[0].tolist() == [ord("b")]
-    assert allowed(grammar, "") == "ac"
+def test_a_grammar_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar, clock = letters("a*"), iter(range(10))
+    monkeypatch.setattr("service.engine.request.grammar.time.thread_time", lambda: next(clock) / 5)
+    grammar.allowed(VOCAB_SIZE)
+    grammar.read(list(b"a"))
+    with pytest.raises(GrammarFailed, match=r"it has taken 0\.40 s for 1 tokens"):
+        grammar.allowed(VOCAB_SIZE)
+
+
+def test_more_tokens_than_logits_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(letters("[a-z]").allowed(VOCAB_SIZE - 10)) == VOCAB_SIZE - 10
 
 
 def test_a_repeated_step_reads_nothing_twice() -> None:

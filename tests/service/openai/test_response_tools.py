@@ -36,7 +36,7 @@ EXPECTED: list[tuple[str, list[tuple[str, Any]]]] = [
     ("[calls]", [("function_call", HITCH)]),
     ("[both]", [("message", "I will count."), ("function_call", {"what": "turns"}), ("function_call", {"knot": "é"})]),
     ("[thinks]", [("reasoning", "Turns of a rope."), ("message", "\n\nFour.")]),
-    ("[stumbles]", [("message", "Well,{'name': tie}</tool_call> ")]),
+    ("[stumbles]", [("message", "Well, <tool_call>{'name': tie}</tool_call> ")]),
 ]
 
 

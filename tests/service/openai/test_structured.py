@@ -27,8 +27,6 @@ KNOTS = {
     "required": ["kind", "turns"],
     "additionalProperties": False,
 }
-GBNF = 'root ::= "tie " knot\nknot ::= "bowline" | "hitch"'
-LARK = 'start: "tie " KNOT\nKNOT: "bowline" | "hitch"'
 
 
 def is_start_of_date(text: str) -> bool:
@@ -91,8 +89,6 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[str], Any]]] = {
     "json as text": ({"json": json.dumps(KNOTS)}, is_of_knots),
     "regex": ({"regex": DATE}, re.compile(DATE).fullmatch),
     "choice": ({"choice": WORDS}, WORDS.__contains__),
-    "gbnf": ({"grammar": GBNF}, {"tie bowline", "tie hitch"}.__contains__),
-    "lark": ({"grammar": LARK}, {"tie bowline", "tie hitch"}.__contains__),
 }
 
 
@@ -188,21 +184,25 @@ class TestClient:
         assert found.text in WORDS
 
 
-MANY = "start: " + " | ".join(f'"{number}"' for number in range(2500))
+PATTERNS = [{"type": "string", "pattern": f"^(.*a.{{{number}}}|b)$"} for number in range(40)]
+LINKS = {f"d{n}": {"type": "array", "items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(900)}
+CHAIN = json.dumps({"$ref": "#/$defs/d0", "$defs": {**LINKS, "d900": {}}})
+MANY = [f"{number}" for number in range(1000)]
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"structured_outputs": {}}, "structured_outputs", "exactly one of json, json_object, regex, choice, grammar"),
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one of json, json_object, regex, choice"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one of"),
     ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "did you mean json?"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is no JSON"),
     ({"structured_outputs": {"json": {"type": "strng"}}}, "structured_outputs.json", "Invalid type: strng"),
     ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", 'Unimplemented keys: ["not"]'),
     ({"structured_outputs": {"json": {"enum": ["x" * 70_000]}}}, "structured_outputs.json", "at most 65536"),
+    ({"structured_outputs": {"json": {"allOf": PATTERNS}}}, "structured_outputs.json", "more than 3 seconds"),
+    ({"structured_outputs": {"json": CHAIN}}, "structured_outputs.json", "too large to compile"),
+    ({"structured_outputs": {"json": "[" * 60_000}}, "structured_outputs.json", "is no JSON"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one of"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
     ({"structured_outputs": {"regex": "((a{100}){100}){100}"}}, "structured_outputs.regex", "too many expressions"),
-    ({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs.grammar", 'unknown name: "x"'),
-    ({"structured_outputs": {"grammar": "root ::= y"}}, "structured_outputs.grammar", "Rule 'y' not found"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1"),
     ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "structured_outputs.regex"),
     ({"structured_outputs": {"regex": "a"}, "min_tokens": 2}, "min_tokens", "structured_outputs.regex"),
@@ -246,7 +246,7 @@ def test_two_forms_at_once_are_refused(http: httpx.Client) -> None:
 
 
 class TestTooMuchWork:
-    ASKED: ClassVar = {"prompt": PROMPT, "structured_outputs": {"grammar": MANY}}
+    ASKED: ClassVar = {"prompt": PROMPT, "structured_outputs": {"choice": MANY}}
     """Its second token takes more work than the library allows."""
 
     def test_it_ends_alone(self, url: str) -> None:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from service.api.openai.body import Body
 from service.api.openai.messages import MOST_MESSAGES
-from service.api.openai.tools.schemas import MOST_ARGUMENTS, Name, read_arguments
+from service.api.openai.tools.schemas import MOST_ARGUMENTS, read_arguments
 from service.inputs import one_or_several
 
 NOT_USED = "Accepted and not used."
@@ -68,7 +68,7 @@ class FunctionCall(InputItem):
 
     type: Literal["function_call"]
     call_id: Id
-    name: Name
+    name: Annotated[str, Field(max_length=256)]
     arguments: Annotated[str, Field(max_length=MOST_ARGUMENTS)]
 
     @model_validator(mode="after")

@@ -49,7 +49,7 @@ class _Answer:
         """The response at its end; ``send`` gets the events of its items."""
         items, called = Items(send), False
         several = self._body.offer.several
-        reader = self._conversation.reader()
+        (reader,) = self._conversation.readers
         if not self._body.offer.functions:
             items.open_message()
         async with aclosing(self._conversation.prepared.generate(0, self._body.sampling())) as pieces:

@@ -11,9 +11,9 @@ from service.api.generation.structure import ANY_OBJECT, Structure
 from service.api.openai.tools.reading import ForcedReader, PlainReader, Reader, TemplateReader
 from service.api.openai.tools.schemas import Function, NamedFunction, NamedTool
 from service.errors import bad_request
-from service.models.grammars import of_calls
+from service.models.grammar_text import of_calls
 from service.models.registry import ServedModel
-from service.models.response_templates import BUILT_IN, parser_of
+from service.models.response_templates import BUILT_IN, parsing_of
 
 Choice = str | NamedTool | NamedFunction
 
@@ -81,5 +81,5 @@ class Offer:
     def reader(self, served: ServedModel, prompt: str) -> Reader:
         """A reader of one answer to ``prompt``."""
         if self.is_read_by_template:
-            return TemplateReader(parser_of(served.tokenizer, prompt, self.for_template()))
+            return TemplateReader(*parsing_of(served.tokenizer, prompt, self.for_template()))
         return ForcedReader() if self.must else PlainReader()

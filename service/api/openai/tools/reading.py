@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from typing_extensions import override
 
 REASONING = {"reasoning_content", "thinking"}
 """Fields of response templates for a model's reasoning."""
+
+UNREADABLE = (KeyError, RecursionError, TypeError, ValueError)
+"""Errors of a parser that a model's text causes."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,15 @@ class Call:
 
     @classmethod
     def of(cls, name: Any, arguments: Any) -> Call:
-        return cls(str(name), arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+        """Raises:
+        ValueError: for a name that is no text, and arguments that are no object of JSON.
+        """
+        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(name, str) or not isinstance(given, dict):
+            raise ValueError("neither a name nor an object")
+        text = json.dumps(given, ensure_ascii=False, allow_nan=False)
+        has_half_characters = text != text.encode("utf-8", "replace").decode("utf-8")
+        return cls(name, json.dumps(given) if has_half_characters else text)
 
 
 @dataclass(frozen=True)
@@ -62,43 +74,79 @@ class ForcedReader(Reader):
         if not final:
             return Said()
         try:
-            calls = json.loads(self._raw)
-        except ValueError:
+            return Said(calls=tuple(Call.of(call["name"], call["arguments"]) for call in json.loads(self._raw)))
+        except UNREADABLE:
             return Said(self._raw)
-        return Said(calls=tuple(Call.of(call["name"], call["arguments"]) for call in calls))
 
 
 class TemplateReader(Reader):
-    """The answer is in the form of the model, which transformers' ``parser`` reads. A call that it cannot is text."""
+    """The answer is in the form of the model, which transformers' ``parser`` reads. A call that it cannot is text.
 
-    def __init__(self, parser: Any) -> None:
-        self._parser, self._unparsed, self._failed = parser, "", False
+    It gets one character at a time, so that the raw text behind each of its events is known. ``held`` characters of the
+    prompt's end may come out of it with the answer. A last call without the pattern ``closes`` is cut off.
+    """
+
+    def __init__(self, parser: Any, held: int = 0, closes: str | None = None) -> None:
+        self._parser, self._held, self._closes = parser, held, closes
+        self._raw = ""
+        """Raw text that has not come out yet."""
+        self._failed = False
 
     @override
     def take(self, raw: str, *, final: bool) -> Said:
+        parts = [self._one(letter) for letter in raw]
+        if final:
+            parts.append(self._end())
+        return Said(
+            "".join(part.text for part in parts),
+            "".join(part.reasoning for part in parts),
+            tuple(call for part in parts for call in part.calls),
+        )
+
+    def _one(self, letter: str) -> Said:
         if self._failed:
-            return Said(raw)
+            return Said(letter)
+        self._raw += letter
         try:
-            events = self._parser.feed(raw)
-            if final:
-                events += self._parser.finalize()[1]
-        except (KeyError, TypeError, ValueError):
-            self._failed = True
-            return Said(self._unparsed + raw)
+            return self._said(self._parser.feed(letter))
+        except UNREADABLE:
+            return self._rest()
+
+    def _end(self) -> Said:
+        if self._failed:
+            return Said()
+        try:
+            events = self._parser.finalize()[1]
+            calls = any(event["field"] == "tool_calls" for event in events)
+            if calls and self._closes is not None and not re.search(self._closes, self._raw):
+                return self._rest()
+            return self._said(events)
+        except UNREADABLE:
+            return self._rest()
+
+    def _rest(self) -> Said:
+        """All raw text that has not come out, as text; so is the text that follows."""
+        self._failed = True
+        return Said(self._raw)
+
+    def _said(self, events: list[dict[str, Any]]) -> Said:
         text = reasoning = ""
         calls: list[Call] = []
+        pending = self._raw
         for event in events:
-            field, chunk = event["field"], event.get("text", "")
-            if event["type"] == "region_open":
-                self._unparsed = ""
-            elif event["type"] == "region_close" and field == "tool_calls":
+            kind, field, chunk = event["type"], event["field"], event.get("text", "")
+            if kind == "region_open":
+                self._held = self._held if field == "content" else 0
+            elif kind == "region_close" and field == "tool_calls":
                 found = event["value"] if isinstance(event["value"], list) else [event["value"]]
                 calls += [Call.of(call["function"]["name"], call["function"]["arguments"]) for call in found]
-                self._unparsed = ""
-            elif field in REASONING:
-                reasoning += chunk
-            elif field == "content":
-                text += chunk
-            else:
-                self._unparsed += chunk
+                pending = ""
+            elif kind == "region_close" and field in REASONING:
+                pending = ""
+            elif kind == "region_chunk" and field in REASONING | {"content"}:
+                own = chunk[min(self._held, len(chunk)) :]
+                self._held -= len(chunk) - len(own)
+                text, reasoning = (text + own, reasoning) if field == "content" else (text, reasoning + own)
+                pending = pending.removeprefix(own)
+        self._raw = pending
         return Said(text, reasoning, tuple(calls))

@@ -86,9 +86,11 @@ FlatToolChoice = Annotated[_Word | Annotated[FlatNamedTool, Tag("several")], Dis
 def read_arguments(text: str, field: str) -> Any:
     """The arguments of a call, which are JSON in ``field``; nothing is an empty object."""
     try:
-        return json.loads(text or "{}")
-    except ValueError as error:
+        found = json.loads(text or "{}")
+        json.dumps(found, ensure_ascii=False).encode()  # templates write it, and half a character is no text
+    except (RecursionError, ValueError) as error:
         raise problem("not_json", f"is no JSON: {error}", field) from error
+    return found
 
 
 class CalledFunction(Body):

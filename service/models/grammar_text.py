@@ -1,0 +1,110 @@
+"""Texts of grammars for llguidance, and their trial. Child processes import this file, so it loads no model library."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+
+AT_MOST_20_BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
+"""White space between parts of JSON. A weak model would write nothing else without a limit."""
+
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python writes it by default."""
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=100_000,
+    step_lexer_fuel=50_000,
+    max_items_in_row=500,
+    step_max_items=5_000,
+    max_lexer_states=20_000,
+    max_grammar_size=50_000,
+    verbose_errors=False,
+)
+"""A tenth of the library's, about: by those, masks of one answer may hold the generation thread for seconds."""
+
+STACK_BYTES = 4 << 20
+"""Stack for a trial: half of what a thread has. The library ends the process where a stack is too small."""
+
+MOST_S = 3.0
+"""Seconds for a trial."""
+
+
+class GrammarRefused(ValueError):
+    """A grammar that cannot be compiled, or a model that cannot follow any; the message says why."""
+
+
+def of_schema(schema: Mapping[str, Any]) -> str:
+    """The grammar of JSON that is valid by ``schema``.
+
+    Raises:
+        GrammarRefused: for parts of JSON Schema that the library does not have.
+    """
+    try:
+        return LLMatcher.grammar_from_json_schema(dict(schema), defaults={"whitespace_pattern": AT_MOST_20_BLANKS})
+    except ValueError as error:
+        raise GrammarRefused(str(error)) from error
+
+
+def of_regex(expression: str) -> str:
+    """The grammar of texts that match ``expression``."""
+    return grammar_from("regex", expression)
+
+
+def of_choices(choices: Sequence[str]) -> str:
+    """The grammar of exactly one of ``choices``."""
+    return grammar_from("choice", json.dumps(choices))
+
+
+def of_calls(functions: Mapping[str, Mapping[str, Any]], *, several: bool) -> str:
+    """The grammar of a JSON list of calls, one at least: ``functions`` are names and schemas of arguments.
+
+    Each schema stays a document, so its references hold.
+
+    Raises:
+        GrammarRefused: for a schema of something else than objects.
+    """
+    more = '(", " call)*' if several else ""
+    rules = [f'start: "[" call {more} "]"']
+    rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
+    for number, (name, schema) in enumerate(functions.items()):
+        if schema.get("type", "object") != "object":
+            raise GrammarRefused(f"the arguments of {name!r} are no object")
+        begin = json.dumps(json.dumps({"name": name, "arguments": None}).removesuffix("null}"))
+        own = json.dumps({"x-guidance": ONE_LINE, **schema, "type": "object"})
+        rules += [f'call_{number}: {begin} arguments_{number} "}}"', f"arguments_{number}: %json {own}"]
+    return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+class _Bytes:
+    """A tokenizer of bytes: a trial needs no model."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]  # noqa: RUF012 - the library reads it
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def tried(grammar: str) -> str:
+    """The problem of ``grammar``, or nothing. For a child process: a hostile one may end it, or take hours."""
+    found = list[str]()
+
+    def compile_it() -> None:
+        matcher = LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), grammar, log_level=0, limits=LIMITS)
+        for _ in range(2):  # after a first mask that is too dear, the second one fails
+            if not matcher.is_error():
+                matcher = matcher.deep_copy()
+                matcher.compute_bitmask()
+        found.append(matcher.get_error().partition("\n<")[0])
+
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=compile_it, daemon=True)
+    thread.start()
+    thread.join(MOST_S)
+    return found[0] if found else f"it takes more than {MOST_S:g} seconds to compile"
