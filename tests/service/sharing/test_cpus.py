@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 from structlog.testing import capture_logs
 
@@ -63,6 +64,7 @@ def _passed(monkeypatch: pytest.MonkeyPatch) -> Passed:
     monkeypatch.setattr(cpus, "_cores", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(cpus.Neighbours, "_seconds", lambda _: (clock["every"], clock["own"]))
     monkeypatch.setattr(cpus.Neighbours, "warned", None)
+    monkeypatch.setattr(cpus, "log", structlog.get_logger())  # one that has logged before is not captured
     return passed
 
 
