@@ -18,6 +18,8 @@ from patches.batch.slots import POSITION_BITS, decode
 
 T = TypeVar("T")
 
+SLOTS_DIFFER = "every token of a row must carry the same slot"
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -84,33 +86,17 @@ def packed_batch(sequences: list[tuple[int, int, int]], places: list[range | Non
 def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Batch:
     """Batch of ``rows`` from encoded ``position_ids`` [rows or 1, new tokens] and a padding mask [rows, seen].
 
-    Reads two columns of ``position_ids`` back to the host, once per forward.
+    Padding is on the left, on the right, or both. Its positions may be any: nothing attends to it. The host reads a few
+    numbers per row back, once per forward.
 
     Raises:
-        ValueError: when a row's positions do not count up by one from its first unpadded token.
+        ValueError: for a gap in a row's mask, and for positions of a text that skip or repeat.
     """
     new = position_ids.shape[1]
     if padding_mask is None and position_ids.shape[0] == 1:
-        return _uniform_batch(rows, position_ids[0, :: max(new - 1, 1)].tolist(), new)
+        return _uniform_batch(rows, position_ids[0])
     position_ids = position_ids.expand(rows, -1)
-    seen = new if padding_mask is None else padding_mask.shape[1]
-    padding = [0] * rows if padding_mask is None else _leading_zeros(padding_mask)
-    first_query = [min(max(0, pad - (seen - new)), new - 1) for pad in padding]
-    index = torch.tensor(first_query, device=position_ids.device)[:, None]
-    first, first_slot = (part.flatten().tolist() for part in decode(position_ids.gather(1, index)))
-    last, last_slot = (part.tolist() for part in decode(position_ids[:, -1]))
-    if padding_mask is None and [a + new - 1 for a in first] != last:
-        raise ValueError("position_ids must count up by one along every row (packed rows need segments)")
-    if padding_mask is None and len(set(first)) > 1:
-        raise ValueError("position_ids must start alike in every row unless a padding mask sets them apart")
-    if (
-        padding_mask is not None
-        and [seen - new + q - pad for q, pad in zip(first_query, padding, strict=True)] != first
-    ):
-        raise ValueError("position_ids must count from 0 at each row's first unpadded token")
-    if first_slot != last_slot:
-        raise ValueError("every token of a row must carry the same slot")
-    layout = list(zip(first_slot, first, first_query, padding, strict=True))
+    layout = _unpadded(position_ids) if padding_mask is None else _padded(position_ids, padding_mask)
     segments, row = [], 0
     for (slot, q_start, query, pad), group in groupby(layout):
         count = len(list(group))
@@ -119,21 +105,69 @@ def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tens
     return Batch(segments, columns=max(s.key_column + s.q_stop for s in segments))
 
 
-def _uniform_batch(rows: int, edges: list[int], new: int) -> Batch:
-    """Batch of rows that share one row of positions, from its first and last encoded position."""
-    (slot, first), (last_slot, last) = divmod(edges[0], 1 << POSITION_BITS), divmod(edges[-1], 1 << POSITION_BITS)
-    if first + new - 1 != last:
-        raise ValueError("position_ids must count up by one along every row (packed rows need segments)")
-    if slot != last_slot:
-        raise ValueError("every token of a row must carry the same slot")
-    return Batch([Segment(slice(0, rows), slice(0, new), slot, first, 0)], columns=first + new)
+def _uniform_batch(rows: int, position_ids: torch.Tensor) -> Batch:
+    """Batch of rows that share one row of encoded positions [new tokens]."""
+    new = len(position_ids)
+    if new == 1:  # a step of decoding computes nothing
+        slot, q_start = divmod(int(position_ids), 1 << POSITION_BITS)
+    else:
+        slot, q_start, *_ = _unpadded(position_ids[None])[0]
+    return Batch([Segment(slice(0, rows), slice(0, new), slot, q_start, 0)], columns=q_start + new)
 
 
-def _leading_zeros(mask: torch.Tensor) -> list[int]:
-    zeros = (mask.to(torch.int32).cumsum(1) == 0).sum(1)
-    # A row that is nothing but padding so far (chunked prefill) attends to its last column, without effect.
-    counts: list[int] = zeros.clamp_max(mask.shape[1] - 1).tolist()
-    return counts
+def _unpadded(position_ids: torch.Tensor) -> list[tuple[int, int, int, int]]:
+    """(slot, first position, 0, 0) of every row of encoded positions [rows, new tokens]."""
+    new = position_ids.shape[1]
+    edges = [position_ids[:, 0], position_ids[:, -1]]
+    if new > 2:  # a step of decoding computes nothing more
+        edges.append((position_ids.diff() == 1).all(1))
+    layout = []
+    for first, last, *counts_up in torch.stack(edges, 1).tolist():
+        (slot, q_start), (last_slot, q_last) = divmod(first, 1 << POSITION_BITS), divmod(last, 1 << POSITION_BITS)
+        if slot != last_slot:
+            raise ValueError(SLOTS_DIFFER)
+        if q_start + new - 1 != q_last or not all(counts_up):
+            raise ValueError("position_ids must count up by one along every row (packed rows need segments)")
+        layout.append((slot, q_start, 0, 0))
+    if len({q_start for _, q_start, *_ in layout}) > 1:
+        raise ValueError("position_ids must start alike in every row unless a padding mask sets them apart")
+    return layout
+
+
+def _padded(position_ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, int, int, int]]:
+    """(slot, first position, its query column, its key column) of every row under a padding mask [rows, seen].
+
+    A row that is nothing but padding so far (chunked prefill) attends to its last column, without effect.
+    """
+    new, seen = position_ids.shape[1], mask.shape[1]
+    ones = mask.to(position_ids.device).bool().to(torch.uint8)
+    first, behind = ones.argmax(1), ones.flip(1).argmax(1)  # of the first one, and columns behind the last one
+    found = [position_ids[:, -1], first, behind, ones.sum(1)]
+    if new > 1:
+        found += [part.to(first.dtype) for part in _counted(position_ids, first, ones)]
+    layout = []
+    for encoded, begin, end, count, *checked in torch.stack(found, 1).tolist():
+        slot, last = divmod(encoded, 1 << POSITION_BITS)
+        counts, alike = checked or (end > 0 or count == 0 or last == seen - 1 - begin, True)
+        pad = begin if count else seen - 1
+        if count and begin + count + end != seen:
+            raise ValueError("attention_mask: a row has zeros between its ones; padding is before a text or behind it")
+        if not counts:
+            raise ValueError("position_ids must count from 0, one by one, at each row's first unpadded token")
+        if not alike:
+            raise ValueError(SLOTS_DIFFER)
+        query = min(max(0, pad - (seen - new)), new - 1)
+        layout.append((slot, seen - new + query - pad, query, pad))
+    return layout
+
+
+def _counted(position_ids: torch.Tensor, first: torch.Tensor, ones: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(positions count from 0 at column ``first``, all tokens have one slot) by row [rows]."""
+    new, seen = position_ids.shape[1], ones.shape[1]
+    position, slot = decode(position_ids)
+    column = torch.arange(seen - new, seen, device=ones.device)
+    counts = (position == column - first[:, None]) | (ones[:, -new:] == 0)
+    return counts.all(1), (slot == slot[:, :1]).all(1)
 
 
 def padded_keys(batch: Batch, num_kv: int) -> list[slice]:
