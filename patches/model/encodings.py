@@ -120,6 +120,31 @@ class Encodings:
             column = torch.tensor([slot_of[resolved] for resolved in every], device=position.device)[:, None]
             yield encode(position, column)
 
+    @contextmanager
+    def encoded_by_length(self, position_ids: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Encoded ``position_ids`` [rows or 1, new tokens], with the checkpoint's own encoding at their length.
+
+        Some checkpoints declare frequencies that depend on the length: transformers takes the largest position of a
+        forward. So tokens of slot 0 have those of that length, in a slot that is in use until the context ends.
+
+        Raises:
+            SlotsExhausted: when 128 different encodings are in use.
+        """
+        own = self.slots[0]
+        if own.length is None:
+            yield position_ids
+            return
+        is_own = position_ids <= MAX_POSITION
+        length = int(position_ids.masked_fill(~is_own, 0).max()) + 1
+        if length <= own.length:
+            yield position_ids
+            return
+        slot = self.slots.acquire(self.resolve("default", length))
+        try:
+            yield torch.where(is_own, encode(position_ids, slot), position_ids)
+        finally:
+            self.slots.release(slot)
+
     def _known(self, number: object) -> ResolvedRecipe:
         if not isinstance(number, int) or number not in self._resolved:
             raise ValueError(f"{KEYWORD}: {number!r} is no encoding of this patched model; pass **encoding(...)")

@@ -96,7 +96,11 @@ class Patched(Encodings):
         packed = self.carried.get("packed")
         chosen = kwargs.pop(KEYWORD, None)
         position_ids, padding_mask = inputs_of(args, kwargs)
-        with self.encoded(position_ids, chosen, len(tokens_of(args, kwargs))) as encoded:
+        of_the_model = chosen is None and packed is None  # the host reads no position of a packed row
+        rows = len(tokens_of(args, kwargs))
+        with (
+            self.encoded_by_length(position_ids) if of_the_model else self.encoded(position_ids, chosen, rows)
+        ) as encoded:
             if "position_ids" in kwargs:
                 # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
                 kwargs["position_ids"] = positions_of(encoded)

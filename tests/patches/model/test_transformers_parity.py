@@ -20,7 +20,7 @@ from tests.models import (
     tiny_model,
     tiny_tokens,
 )
-from tests.patches.forward import logits_of, relative, slot_of
+from tests.patches.forward import left_padded, logits_of, relative, slot_of
 
 TOLERANCE = 2e-5
 BELOW, ABOVE = 48, 160
@@ -189,3 +189,26 @@ def test_a_native_scaling_decodes_to_the_bit(name: str) -> None:
         decoded, steps = greedy(native, tokens)
     assert torch.equal(decoded, expected_tokens)
     assert torch.equal(steps, expected_steps)
+
+
+@pytest.mark.parametrize("family", EVERY_SCALING)
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_without_an_encoding_the_length_of_a_forward_decides_as_in_transformers(name: str, family: str) -> None:
+    """A pass on either side of the trained length, a padded batch of both, and steps that cross it."""
+    scaling = scalings_of(family)[name]
+    plain, model = unpatched(family, scaling), unpatched(family, scaling)
+    long, short = tiny_tokens(1, ABOVE)[0], tiny_tokens(1, BELOW, seed=1)[0]
+    ids, mask, positions = left_padded([long, short])
+
+    def outputs(model: PreTrainedModel) -> list[torch.Tensor]:
+        one_pass = [model(row[None], use_cache=False).logits for row in (short, long)]
+        padded = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits[1, -BELOW:]
+        return [*one_pass, padded, greedy(model, tiny_tokens(2, TRAINED_LENGTH - 2))[1]]
+
+    with torch.no_grad():
+        expected = outputs(plain)
+        with patched(model) as patch:
+            found = outputs(model)
+            assert patch.slots.in_use() == 0, "a forward kept a slot"
+    for number, (result, logits) in enumerate(zip(found, expected, strict=True)):
+        assert relative(result, logits) < TOLERANCE, number
