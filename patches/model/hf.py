@@ -26,6 +26,7 @@ from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import MaskKind, Seams, architecture_of
 from patches.model.encodings import with_keyword
 from patches.model.fusion.replacement import fuse
+from patches.model.generation import generate
 from patches.model.geometry import (
     UnsupportedModel,
     dispatches,
@@ -204,6 +205,9 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         forward = wraps(model.forward)(partial(patch.run, model.forward))
         forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
         _replace_forward(model, forward, undo)
+        if hasattr(model, "generate"):
+            own: Any = model.generate
+            _replace(model, "generate", wraps(own)(partial(generate, own, model.generation_config)), undo)
         if plain is not None:
             with _evaluating(model), _refused("its forward fails with another attention"):
                 _refuse_other_logits(_logits(model, measurement.tokens), plain, rounding)
@@ -330,12 +334,16 @@ def _take_over_temperatures(model: Any, undo: ExitStack) -> dict[int, AttentionT
 
 def _replace_forward(module: torch.nn.Module, forward: Any, undo: ExitStack) -> None:
     """Replace ``forward`` on the instance; a forward that a library put there comes back."""
-    hooked = module.__dict__.get("forward")
+    _replace(module, "forward", forward, undo)
+
+
+def _replace(module: torch.nn.Module, name: str, method: Any, undo: ExitStack) -> None:
+    hooked = module.__dict__.get(name)
 
     def restore() -> None:
-        module.__dict__.pop("forward", None)
+        module.__dict__.pop(name, None)
         if hooked is not None:
-            module.forward = hooked
+            setattr(module, name, hooked)
 
     undo.callback(restore)
-    module.forward = forward
+    setattr(module, name, method)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.generation import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from patches import InvalidEncoding, Patched, SlotsExhausted, SlotTable, parse, patched
 from tests.models import OTHER_FAMILIES, TRAINED_LENGTH, by_tier, every_family, tiny_model, tiny_tokens
@@ -205,6 +206,21 @@ def test_an_assistant_is_refused(patch: Patched) -> None:
         patch.model.generate(tiny_tokens(1, 9), assistant_model=assistant, max_new_tokens=4, **patch.encoding("yarn:4"))
     with patched(assistant), pytest.raises(ValueError, match="no encoding of this patched model"):
         patch.model.generate(tiny_tokens(1, 9), assistant_model=assistant, max_new_tokens=4, **patch.encoding("yarn:4"))
+
+
+@pytest.mark.parametrize("given", ["argument", "configuration", "processor"])
+def test_guidance_is_refused_beside_an_encoding(given: str, patch: Patched) -> None:
+    """Its unconditional forward would have the default encoding."""
+    model, tokens = patch.model, tiny_tokens(1, 9)
+    options: dict[str, Any] = {
+        "argument": {"guidance_scale": 3.0},
+        "configuration": {"generation_config": GenerationConfig(guidance_scale=3.0)},
+        "processor": {"logits_processor": [UnbatchedClassifierFreeGuidanceLogitsProcessor(3.0, model)]},
+    }[given]
+    with pytest.raises(ValueError, match="guidance_scale: transformers runs"):
+        model.generate(tokens, max_new_tokens=2, **options, **patch.encoding("alibi"))
+    assert model.generate(tokens, max_new_tokens=2, **options).shape[1] > 9
+    assert model.generate(tokens, max_new_tokens=2, guidance_scale=1.0, **patch.encoding("alibi")).shape[1] > 9
 
 
 # Slots
