@@ -161,7 +161,9 @@ def _temperatures() -> Iterator[str]:
         "`attention_temperature` multiplies every score of a query. Every method takes one. It is a number, an "
         "object with `kind`, or the name of a kind whose parameters all have defaults. An example of an object is `"
         + '{"kind": "yarn", "factor": 4}'
-        + "`. The temperature replaces the method's own multiplier."
+        + "`. It multiplies beside a factor on cos and sin, such as YaRN's. It also multiplies beside a temperature in "
+        "the model's own layers (Llama 4, Ministral 3). So 1.0 leaves both as they are. It replaces only a temperature "
+        "on whole scores that belongs to the encoding itself (DeepSeek's YaRN)."
     )
     yield f"![attention temperatures]({PICTURES}/{TEMPERATURES}.svg)"
     rows = ["| kind | multiplier | parameters |", "|---|---|---|"]

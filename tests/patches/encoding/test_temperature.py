@@ -252,6 +252,18 @@ def test_a_request_replaces_the_temperature_of_the_checkpoint() -> None:
     assert own == FloorLogTemperature(0.1, 64, 0)
 
 
+def test_a_request_multiplies_beside_a_factor_on_cos_and_sin_and_replaces_a_temperature() -> None:
+    """As docs/methods.md says: YaRN keeps its factor, and DeepSeek's form of YaRN loses its temperature."""
+
+    def under(fields: Fields, **asked: Any) -> ResolvedRecipe:
+        return resolve(parse({"method": "yarn", "factor": 4.0, **fields, **asked}), replace(PARTIAL, latent=True), 1)
+
+    assert under({}, attention_temperature=1.0).attention_factor == under({}).attention_factor > 1.0
+    deepseek = {"mscale": 1.0, "mscale_all_dim": 1.0}
+    own, replaced = under(deepseek), under(deepseek, attention_temperature=1.0)
+    assert own.recipe.attention_temperature != replaced.recipe.attention_temperature == ConstantTemperature(1.0)
+
+
 # Requests
 
 
