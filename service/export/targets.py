@@ -54,7 +54,10 @@ class NotExpressible(ValueError):
 
 @dataclass(frozen=True)
 class Source:
-    """A model to export for: its geometry, and ``rope_parameters`` and ``model_type`` of its configuration."""
+    """A model to export for: its geometry, and ``rope_parameters`` and ``model_type`` of its configuration.
+
+    ``own`` is empty for a model whose configuration has no ``rope_parameters`` (GPT-J).
+    """
 
     geometry: RopeGeometry
     own: Mapping[str, Any]
@@ -105,6 +108,10 @@ def _expressed(method: Method, source: Source, target: Target, length: int) -> E
     resolved = resolve(method, geometry, length)
     if length <= geometry.max_position_embeddings and _is_own(resolved, geometry, length):
         return target.unchanged(length)
+    if resolved.rotates and not source.own:
+        raise Inexpressible(
+            f"the configuration of {source.model_type} models has no rope_parameters that any would read"
+        )
     expression = target.express(Wanted(geometry, length, resolved, source.own, source.model_type))
     return replace(expression, config=json.loads(json.dumps(expression.config)))  # plain strings for enums
 

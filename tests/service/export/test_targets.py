@@ -171,3 +171,13 @@ def test_layers_that_differ_are_refused(name: str) -> None:
     by_layer = {"full_attention": PLAIN.own, "sliding_attention": PLAIN.own}
     with pytest.raises(NotExpressible, match="differ by layer"):
         exported("yarn:4", name, source=replace(PLAIN, own=by_layer))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_configuration_without_rope_parameters_takes_none(name: str) -> None:
+    """GPT-J rotates, and its configuration says nothing of it."""
+    gptj = Source(replace(GEOMETRY, interleaved=True), {}, "gptj")
+    with pytest.raises(NotExpressible, match="configuration of gptj models has no rope_parameters") as refused:
+        exported("yarn:4", name, source=gptj)
+    assert refused.value.closest is None
+    assert exported("default", name, 256, gptj).config == {}
