@@ -30,6 +30,8 @@ STILL = 1e30
 OPTIONAL: dict[str, Any] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 """Entries that every reader fills with these values."""
 
+WEIGHT_DIGITS = 12
+"""Digits of a weight that is computed back from its multiplier: 0.707, not 0.7070000000000003."""
 
 SHARED = "full_attention"
 """The type of layer whose encoding requests choose, where a configuration has an object per type."""
@@ -51,11 +53,15 @@ def rope_parameters(resolved: ResolvedRecipe, geometry: RopeGeometry, length: in
     """Equal ways to write an encoding for a reserved length in tokens, the most specific first.
 
     A type that transformers names comes first, and it may follow the length. A base alone comes next, if one gives the
-    same frequencies. The last way has a divisor per pair. Entries with the default of every reader are left out.
+    same frequencies. The last way has a divisor per pair. DeepSeek's form of YaRN
+    is the only way to write itself. Entries with the default of every reader are left out.
 
     Raises:
         NoRopeParameters: naming the part that is more than a frequency per pair and a factor on cos and sin.
     """
+    latent = _of_latent_attention(resolved, geometry, length)
+    if latent is not None:
+        return [latent]
     factor = _factor_on_cos_and_sin(resolved, geometry)
     return [
         *_named(resolved, geometry, length, factor),
@@ -75,6 +81,25 @@ def closest(method: Method, geometry: RopeGeometry, length: int) -> list[Method]
         factor = length / geometry.original_max_position_embeddings
         found.append(Yarn(factor=math.ceil(factor)) if factor > 1 else Default())
     return [other for other in found if other != method]
+
+
+def _of_latent_attention(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int) -> dict[str, Any] | None:
+    """DeepSeek's form of YaRN, whose pair of ``mscale`` has a temperature of whole scores; None for anything else."""
+    temperature, schedule = resolved.recipe.attention_temperature, resolved.recipe.schedule
+    if not (geometry.latent and resolved.is_plain and isinstance(temperature, ConstantTemperature)):
+        return None
+    own = schedule.rope_parameters(geometry, length) if isinstance(schedule, NamedSchedule) else None
+    if own is None or own["rope_type"] != RopeType.YARN or own["factor"] <= 1 or temperature.multiplier <= 1:
+        return None
+    of_scores = math.sqrt(temperature.multiplier)
+    weights = [
+        round((multiplier - 1) / math.log(own["factor"]) * 10, WEIGHT_DIGITS)
+        for multiplier in (own.pop("attention_factor") * of_scores, of_scores)
+    ]
+    if weights[0] <= 0:
+        return None
+    pair = dict(zip(("mscale", "mscale_all_dim"), weights, strict=True))
+    return {name: value for name, value in (own | pair).items() if OPTIONAL.get(name) != value}
 
 
 def _factor_on_cos_and_sin(resolved: ResolvedRecipe, geometry: RopeGeometry) -> float:

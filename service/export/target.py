@@ -86,13 +86,21 @@ class Target(ABC):
         """One line for a shell or for Python."""
 
 
-def first(wanted: Wanted, types: set[RopeType], fits: Callable[[Form], bool] = lambda form: True) -> Form:
-    """The first form of a type that a system reads and that ``fits``.
+def first(
+    wanted: Wanted,
+    types: set[RopeType],
+    fits: Callable[[Form], bool] = lambda form: True,
+    *,
+    reads_mscale: bool = False,
+) -> Form:
+    """The first form of a type that a system reads and that ``fits``. ``reads_mscale``: also DeepSeek's pair.
 
     Raises:
         Inexpressible: when there is none.
     """
     for form in wanted.forms:
+        if "mscale_all_dim" in form and not reads_mscale:
+            raise Inexpressible("its temperature multiplies whole scores, and this model rotates a part of each head")
         if form["rope_type"] in types and fits(form):
             return form
     raise Inexpressible("it has no option for these frequencies or their factor on cos and sin")

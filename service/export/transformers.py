@@ -25,7 +25,8 @@ class Transformers(Target):
 
     def express(self, wanted: Wanted) -> Expression:
         # 5.23 looks for "truncate" beside the types of layers, so an entry within a type has no effect.
-        form = first(wanted, TYPES, lambda form: not (is_by_layer(wanted.own) and "truncate" in form))
+        by_layer = is_by_layer(wanted.own)
+        form = first(wanted, TYPES, lambda form: not (by_layer and "truncate" in form), reads_mscale=True)
         longest = wanted.length
         if form["rope_type"] == RopeType.DYNAMIC:
             # It scales from max_position_embeddings, whatever original_max_position_embeddings says.

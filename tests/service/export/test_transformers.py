@@ -128,3 +128,23 @@ def test_a_temperature_of_whole_scores_is_refused_where_a_part_rotates() -> None
     _, model = tiny_model("gpt_neox")
     with patched(model) as patch, pytest.raises(NotExpressible, match="rotates 4 of 16 dimensions"):
         exported(patch, {"method": "yarn", "factor": 4.0, "attention_temperature": 1.2})
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+@torch.no_grad()
+def test_deepseeks_form_of_yarn(family: str) -> None:
+    """Its temperature multiplies whole scores, of which latent attention rotates a part."""
+    fields: Fields = {"method": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.707}
+    _, model = tiny_model(family)
+    tokens = tiny_tokens(1, 160)
+    with patched(model) as patch:
+        parameters = exported(patch, fields, 256).config["rope_parameters"]
+        ours = logits_of(model, tokens, slot_of(patch, fields, 256))
+        with pytest.raises(NotExpressible, match="multiplies whole scores"):
+            export(
+                parse(fields), Source(patch.geometry, model.config.rope_parameters, family), TARGETS["llama.cpp"], 256
+            )
+    assert (parameters["mscale"], parameters["mscale_all_dim"]) == (1.0, 0.707)
+    assert "attention_factor" not in parameters
+    _, theirs = tiny_model(family, parameters)
+    assert relative(theirs(tokens).logits, ours) <= 5e-6
