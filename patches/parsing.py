@@ -20,6 +20,12 @@ ENCODING_TAGS = frozenset({*METHODS, *KINDS})
 """Names in the locations of pydantic's errors that are no fields."""
 
 
+BY_LAYER = (
+    "an object per type of layer is no encoding: ask for default where it is the checkpoint's own. Otherwise send "
+    "that of full_attention layers"
+)
+
+
 class InvalidEncoding(ValueError):
     """The input is no encoding; ``problems`` names each field, and the allowed values."""
 
@@ -75,6 +81,10 @@ def _reader(known: Mapping[str, type[Method]]) -> Callable[[Any], Any]:
         if not isinstance(given, Mapping):
             raise problem("encoding_type", "an encoding is an object with method, or a text such as 'yarn:4'")
         fields = _from_rope_parameters(given)
+        if "method" not in fields and any(
+            isinstance(value, Mapping) and "rope_type" in value for value in fields.values()
+        ):
+            raise problem("by_layer", BY_LAYER)
         if "method" not in fields:
             raise problem("missing_method", "required: the name of a method", "method")
         name = fields["method"]

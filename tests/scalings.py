@@ -236,7 +236,8 @@ agree within 2e-5, behind a cache of all earlier keys. No extension applies twic
 
 - A `factor` in a request is relative to the trained length. `linear:4` on Llama 3.1 divides the frequencies of plain
   RoPE by 4, and the declared scaling has no part in it.
-- The `rope_parameters` of a checkpoint, sent as `pe`, give its `default`.
+- The `rope_parameters` of a checkpoint, sent as `pe`, give its `default`. Some have an object per type of layer
+  (Gemma 3, OLMo 3): send that of `full_attention`. The library also takes the whole.
 - A position map without `base` uses the declared scaling once.
 """
 

@@ -21,6 +21,7 @@ from patches.encoding.method import Method
 from patches.encoding.recipe import ResolvedRecipe
 from patches.parsing import parse
 from patches.resolution import confirmed, describe, resolve
+from patches.rope_parameters import is_by_layer
 
 KEYWORD = "position_encoding"
 """Name of the keyword argument."""
@@ -35,9 +36,14 @@ _numbers = itertools.count(1)
 class Encodings:
     """The encodings of one model: their numbers for a reserved length, and the slots of those in use."""
 
-    def __init__(self, geometry: RopeGeometry, layers: Mapping[str, int], device: torch.device) -> None:
-        """``layers`` counts the layers by role: under the encoding, with another rotary type, without rotation."""
-        self.geometry, self.layers = geometry, dict(layers)
+    def __init__(
+        self, geometry: RopeGeometry, layers: Mapping[str, int], device: torch.device, declared: object = None
+    ) -> None:
+        """``layers`` counts the layers by role: under the encoding, with another rotary type, without rotation.
+
+        ``declared`` is ``rope_parameters`` of the configuration. It may have an object per type of layer.
+        """
+        self.geometry, self.layers, self._declared = geometry, dict(layers), declared
         native = self.resolve(parse({"method": "default"}), geometry.original_max_position_embeddings)
         self.slots = SlotTable(native, geometry.rotary_dim, device, base_of)
         self._number_of: dict[tuple[ResolvedRecipe, int | None], int] = {}
@@ -55,8 +61,20 @@ class Encodings:
             ValueError: naming a parameter that does not fit the model, a missing length, or one out of range.
             InvalidEncoding: when an encoding cannot be parsed.
         """
-        numbers = [self._number(self._reserved(method, tokens)) for method, tokens in by_row(encodings, length)]
+        numbers = [
+            self._number(self._reserved(method, tokens)) for method, tokens in by_row(encodings, length, self.parsed)
+        ]
         return {KEYWORD: torch.tensor(numbers) if len(numbers) > 1 else numbers[0]}
+
+    def parsed(self, encoding: Encoding) -> Method:
+        """The method of ``encoding``. The checkpoint's own ``rope_parameters`` by type of layer are its ``default``.
+
+        Raises:
+            InvalidEncoding: when it cannot be parsed.
+        """
+        if isinstance(encoding, Mapping) and encoding == self._declared and is_by_layer(encoding):
+            return parse({"method": "default"})
+        return parse(encoding)
 
     def _reserved(self, method: Method, length: int | None) -> ResolvedRecipe:
         resolved = self.resolve(method, length or self.geometry.original_max_position_embeddings)
@@ -74,7 +92,7 @@ class Encodings:
 
     def resolve(self, encoding: Encoding, length: int) -> ResolvedRecipe:
         """Numbers of an encoding for this model and a reserved length of ``length`` tokens."""
-        return resolve(self.confirmed(parse(encoding), length), self.geometry, length)
+        return resolve(self.confirmed(self.parsed(encoding), length), self.geometry, length)
 
     def confirmed(self, method: Method, length: int) -> Method:
         """``method`` without the numbers that its request expects to follow, once they have been compared.
@@ -86,7 +104,7 @@ class Encodings:
 
     def describe(self, encoding: Encoding, length: int) -> dict[str, Any]:
         """The echo of an encoding for this model and a reserved length of ``length`` tokens."""
-        return describe(parse(encoding), self.geometry, length, self.layers)
+        return describe(self.parsed(encoding), self.geometry, length, self.layers)
 
     def forget_encodings(self) -> None:
         """Empty the table of slots; none may be in use."""
@@ -163,7 +181,9 @@ def _refuse_positions_past_reserved_lengths(position: torch.Tensor, every: list[
 
 
 def by_row(
-    encodings: Encoding | Iterable[Encoding], length: int | Iterable[int] | None
+    encodings: Encoding | Iterable[Encoding],
+    length: int | Iterable[int] | None,
+    parsed: Callable[[Encoding], Method],
 ) -> list[tuple[Method, int | None]]:
     """(method, reserved length in tokens) of each row, or one pair for every row.
 
@@ -172,7 +192,7 @@ def by_row(
         InvalidEncoding: when an encoding cannot be parsed.
     """
     given = [encodings] if isinstance(encodings, str | Mapping | Method) else list(encodings)
-    methods = [parse(encoding) for encoding in given]
+    methods = [parsed(encoding) for encoding in given]
     lengths = [length] if length is None or isinstance(length, int) else list(map(int, length))
     rows = max(len(methods), len(lengths))
     if {len(methods), len(lengths)} - {1, rows}:

@@ -60,7 +60,8 @@ class Patched(Encodings):
         if heads is not None:  # encodings are those of the whole model
             geometry = replace(geometry, num_attention_heads=int(config.num_attention_heads))
         layers: dict[str, int] = dict(Counter(map(str, measurement.roles.values())))
-        super().__init__(geometry, layers or {"slots": int(config.num_hidden_layers)}, model.device)
+        layers = layers or {"slots": int(config.num_hidden_layers)}
+        super().__init__(geometry, layers, model.device, getattr(config, "rope_parameters", None))
         self.ranks = Ranks()
         self.model = model  # a PreTrainedModel, whose library is imported in hf.py only
         self.attention_name = attention_name

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from patches import encode, parse, patched, resolve
+from patches import InvalidEncoding, encode, parse, patched, resolve
 from tests import scalings
-from tests.models import tiny_tokens
+from tests.models import tiny_model, tiny_tokens
 from tests.patches.forward import relative, slot_of
 from tests.scalings import CASES, Case, Fields, carried, model_of, unscaled
 
@@ -117,6 +117,20 @@ def test_the_declared_parameters_as_a_request_are_the_default(name: str) -> None
             assert (sent.inv_freq, sent.attention_factor) == (default.inv_freq, default.attention_factor)
             mapped = patch.resolve({"method": "self_extend", "group_size": 4, "neighbor_window": 64}, length)
             assert mapped.inv_freq == default.inv_freq, "a position map uses it once"
+
+
+@pytest.mark.parametrize("family", ["gemma3", "olmo3"])
+def test_parameters_by_type_of_layer_are_the_default_where_they_are_the_checkpoints_own(family: str) -> None:
+    model = tiny_model(family)[1]
+    own = model.config.rope_parameters
+    other = {**own, "full_attention": {**own["full_attention"], "rope_theta": 1234.0}}
+    with patched(model) as patch:
+        assert patch.encoding(own) == patch.encoding(dict(own)) == patch.encoding("default")
+        assert patch.describe(own, 64) == patch.describe("default", 64)
+        assert patch.resolve(own["full_attention"], 64) == patch.resolve("default", 64)
+        for encoding in (other, {**own, "rope_type": None}):
+            with pytest.raises(InvalidEncoding, match="an object per type of layer is no encoding: ask for default"):
+                patch.encoding(encoding)
 
 
 def declared_by(case: Case) -> Fields:
