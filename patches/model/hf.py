@@ -216,9 +216,9 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """No dropout inside; then every module and every rotary table is as it was.
+    """No dropout and no autocast inside; then every module and every rotary table is as it was.
 
-    Tables that depend on the length are made anew by a forward.
+    Tables that depend on the length are made anew by a forward. Autocast rounds more than checks of the model allow.
     """
     training = [module for module in model.modules() if module.training]
     tables = [(module, dict(vars(module)), dict(module._buffers)) for module in tables_of(model).modules]
@@ -227,7 +227,8 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     ]
     model.eval()
     try:
-        yield
+        with torch.autocast(model.device.type, enabled=False):
+            yield
     finally:
         for module in training:
             module.training = True

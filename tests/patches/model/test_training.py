@@ -51,6 +51,17 @@ def check_gradients(model: PreTrainedModel, encoding: str | Fields, without: set
     assert (ends[0] - ends[1]) / (2 * STEP) == pytest.approx(float(norm), rel=2e-3)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "deepseek_v3"])
+def test_a_model_is_patched_under_autocast_as_outside(family: str) -> None:
+    """Mixed precision rounds more than the checks at the start allow for the model's own format."""
+    tokens, models = tiny_tokens(1, LENGTH), [tiny_model(family)[1] for _ in range(2)]
+    with patched(models[0]) as outside, torch.autocast("cpu", torch.bfloat16):
+        expected = loss_of(models[0], tokens, outside.encoding("none"))
+    with torch.autocast("cpu", torch.bfloat16), patched(models[1]) as inside:
+        assert inside.geometry == outside.geometry
+        assert torch.equal(loss_of(models[1], tokens, inside.encoding("none")), expected)
+
+
 @pytest.mark.parametrize("fields", SHAPES, ids=request_id)
 def test_gradients_of_every_shape_of_recipe(fields: Fields) -> None:
     check_gradients(tiny_model("llama", attn_implementation="sdpa")[1], fields)
