@@ -22,17 +22,25 @@ def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.T
         ValueError: for images, video or sound.
     """
     _refuse_other_input(kwargs)
-    mask = kwargs.get("attention_mask")
-    padding = mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
-    positions = kwargs.get("position_ids")
+    tokens, positions = tokens_of(args, kwargs), kwargs.get("position_ids")
+    padding = _padding_mask(kwargs, tokens.shape[1])
     if positions is not None:
         return _of_text(positions, padding), padding
-    tokens = tokens_of(args, kwargs)
     if padding is not None and not bool(padding.all()):
         return (padding.long().cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :], padding
     past = kwargs.get("past_key_values")
     seen = 0 if past is None else past.get_seq_length()
     return torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None], padding
+
+
+def _padding_mask(kwargs: Mapping[str, Any], new: int) -> torch.Tensor | None:
+    """Padding mask [rows, seen] of a call with ``new`` tokens; BLOOM's is as wide as a static cache."""
+    mask, past = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+        return None
+    if past is None or not getattr(past, "is_compileable", False):
+        return mask
+    return mask[:, : int(past.get_seq_length()) + new]
 
 
 def logits_by_index(kwargs: Mapping[str, Any], positions: torch.Tensor) -> dict[str, torch.Tensor]:

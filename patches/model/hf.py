@@ -72,9 +72,14 @@ def _mask(
     return attention_mask
 
 
-def _no_mask(batch_size: int, q_length: int, kv_length: int, **_: Any) -> torch.Tensor:
-    """Mask function of models whose attention we replace: they expect a tensor, and never read it."""
-    return torch.empty(0)
+def _no_mask(
+    batch_size: int, q_length: int, kv_length: int, *, attention_mask: torch.Tensor | None = None, **_: Any
+) -> torch.Tensor:
+    """Mask function of models whose attention we replace: they expect a tensor, and never read it.
+
+    For static caches, ``generate`` calls it before the forward, which reads the padding.
+    """
+    return torch.empty(0) if attention_mask is None else attention_mask
 
 
 def _table_format(table: RotaryTable) -> TableFormat:
