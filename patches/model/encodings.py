@@ -10,7 +10,8 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias
+from operator import index
+from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 
@@ -50,21 +51,21 @@ class Encodings:
         self._resolved: dict[int, ResolvedRecipe] = {}
 
     def encoding(
-        self, encodings: Encoding | Iterable[Encoding], length: int | Iterable[int] | None = None
+        self, encodings: Encoding | Iterable[Encoding], length: SupportsIndex | Iterable[SupportsIndex] | None = None
     ) -> dict[str, Any]:
         """Keyword arguments that choose the encoding of every row, or of each: ``model.generate(..., **encoding(e))``.
 
-        An encoding is a short form such as ``"yarn:4"``, a mapping or a method. ``length`` is the reserved length,
-        prompt and new tokens. Encodings that depend on it need it, and their rows end there. Others take any.
+        An encoding is a short form such as ``"yarn:4"``, a mapping or a method. A list has one for each row. ``length``
+        is the reserved length, prompt and new tokens, or one for each row. Encodings that depend on it need it, and
+        their rows end there. Others take any.
 
         Raises:
             ValueError: naming a parameter that does not fit the model, a missing length, or one out of range.
             InvalidEncoding: when an encoding cannot be parsed.
         """
-        numbers = [
-            self._number(self._reserved(method, tokens)) for method, tokens in by_row(encodings, length, self.parsed)
-        ]
-        return {KEYWORD: torch.tensor(numbers) if len(numbers) > 1 else numbers[0]}
+        rows = by_row(encodings, length, self.parsed)
+        numbers = [self._number(self._reserved(method, tokens)) for method, tokens in rows]
+        return {KEYWORD: numbers[0] if _is_one(encodings) and not _has_entries(length) else torch.tensor(numbers)}
 
     def parsed(self, encoding: Encoding) -> Method:
         """The method of ``encoding``. The checkpoint's own ``rope_parameters`` by type of layer are its ``default``.
@@ -128,7 +129,9 @@ class Encodings:
         position = positions_of(position_ids)
         every = [self._known(number) for number in (chosen.tolist() if isinstance(chosen, torch.Tensor) else [chosen])]
         if isinstance(chosen, torch.Tensor) and len(every) != rows:
-            raise ValueError(f"{KEYWORD}: {len(every)} encodings for {rows} rows; give one encoding, or one per row")
+            raise ValueError(
+                f"{KEYWORD}: {len(every)} encodings for {rows} rows; give one without a list, or one per row"
+            )
         _refuse_positions_past_reserved_lengths(position, every)
         with ExitStack() as held:
             slot_of = {}
@@ -182,7 +185,7 @@ def _refuse_positions_past_reserved_lengths(position: torch.Tensor, every: list[
 
 def by_row(
     encodings: Encoding | Iterable[Encoding],
-    length: int | Iterable[int] | None,
+    length: SupportsIndex | Iterable[SupportsIndex] | None,
     parsed: Callable[[Encoding], Method],
 ) -> list[tuple[Method, int | None]]:
     """(method, reserved length in tokens) of each row, or one pair for every row.
@@ -191,9 +194,9 @@ def by_row(
         ValueError: when the numbers of encodings and of lengths differ, or a length is out of range.
         InvalidEncoding: when an encoding cannot be parsed.
     """
-    given = [encodings] if isinstance(encodings, str | Mapping | Method) else list(encodings)
+    given: list[Any] = [encodings] if _is_one(encodings) else list(encodings)
     methods = [parsed(encoding) for encoding in given]
-    lengths = [length] if length is None or isinstance(length, int) else list(map(int, length))
+    lengths = [None] if length is None else _tokens(length)
     rows = max(len(methods), len(lengths))
     if {len(methods), len(lengths)} - {1, rows}:
         raise ValueError(f"length: {len(lengths)} lengths for {len(methods)} encodings; give one, or one per encoding")
@@ -201,6 +204,27 @@ def by_row(
         if value is not None and not 1 <= value <= MAX_POSITION:
             raise ValueError(f"length: {value} is not between 1 and {MAX_POSITION} tokens")
     return list(zip(methods * (rows // len(methods)), lengths * (rows // len(lengths)), strict=True))
+
+
+def _is_one(encodings: Encoding | Iterable[Encoding]) -> bool:
+    return isinstance(encodings, str | Mapping | Method)
+
+
+def _has_entries(length: object) -> bool:
+    """True for one length per row, False for one for all of them."""
+    return isinstance(length, Iterable) and not isinstance(length, str) and getattr(length, "ndim", 1) > 0
+
+
+def _tokens(length: Any) -> list[int | None]:
+    """One length or several, of any type of integers.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    try:
+        return [index(value) for value in (length if _has_entries(length) else [length])]
+    except TypeError:
+        raise ValueError(f"length: {length!r} is no number of tokens, nor one for each encoding") from None
 
 
 def with_keyword(forward: Callable[..., Any]) -> inspect.Signature:

@@ -1,0 +1,39 @@
+"""Limits of a patched model in ordinary transformers code: each refusal names the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from patches import Patched, patched
+from tests.models import tiny_model, tiny_tokens
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return tiny_model("llama", attn_implementation="sdpa")[1]
+
+
+@pytest.fixture
+def patch(llama: PreTrainedModel) -> Iterator[Patched]:
+    with patched(llama) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("encodings", "length"), [(["yarn:4"], None), ("yarn:4", [50])])
+def test_a_list_of_one_is_for_one_row(encodings: Any, length: Any, patch: Patched) -> None:
+    chosen = patch.encoding(encodings, length=length)
+    with pytest.raises(ValueError, match="position_encoding: 1 encodings for 2 rows; give one without a list"):
+        patch.model(tiny_tokens(2, 9), **chosen)
+    expected = patch.model(tiny_tokens(1, 9), **patch.encoding("yarn:4")).logits
+    assert torch.equal(patch.model(tiny_tokens(1, 9), **chosen).logits, expected)
+
+
+@pytest.mark.parametrize("length", [50, np.int64(50), torch.tensor(50), np.array(50)], ids=repr)
+def test_a_length_is_any_integer(length: Any, patch: Patched) -> None:
+    assert patch.encoding("dynamic:2", length=length) == patch.encoding("dynamic:2", length=50)
