@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from operator import index
@@ -30,6 +31,9 @@ KEYWORD = "position_encoding"
 Encoding: TypeAlias = str | Mapping[str, Any] | Method
 """A short form such as ``"yarn:4"``, request fields, or a parsed method."""
 
+KEPT = 4096
+"""Encodings whose numbers a patched model knows: those that were used last."""
+
 _numbers = itertools.count(1)
 """Numbers are unique in the process, so a patched model refuses those of another one."""
 
@@ -48,7 +52,8 @@ class Encodings:
         native = self.resolve(parse({"method": "default"}), geometry.original_max_position_embeddings)
         self.slots = SlotTable(native, geometry.rotary_dim, device, base_of)
         self._number_of: dict[tuple[ResolvedRecipe, int | None], int] = {}
-        self._resolved: dict[int, ResolvedRecipe] = {}
+        self._resolved: dict[int, ResolvedRecipe] = {}  # the longest unused first
+        self._lock = threading.Lock()
 
     def encoding(
         self, encodings: Encoding | Iterable[Encoding], length: SupportsIndex | Iterable[SupportsIndex] | None = None
@@ -84,12 +89,15 @@ class Encodings:
         return resolved
 
     def _number(self, resolved: ResolvedRecipe) -> int:
-        """Equal encodings of one reserved length share a number."""
+        """Equal encodings of one reserved length share a number, until ``KEPT`` others have been used since."""
         key = resolved, resolved.length
-        if key not in self._number_of:
-            self._number_of[key] = number = next(_numbers)
-            self._resolved[number] = resolved
-        return self._number_of[key]
+        with self._lock:
+            number = self._number_of.setdefault(key, next(_numbers))
+            self._resolved[number] = self._resolved.pop(number, resolved)
+            if len(self._resolved) > KEPT:
+                oldest = self._resolved.pop(next(iter(self._resolved)))
+                del self._number_of[oldest, oldest.length]
+            return number
 
     def resolve(self, encoding: Encoding, length: int) -> ResolvedRecipe:
         """Numbers of an encoding for this model and a reserved length of ``length`` tokens."""
@@ -167,9 +175,12 @@ class Encodings:
             self.slots.release(slot)
 
     def _known(self, number: object) -> ResolvedRecipe:
-        if not isinstance(number, int) or number not in self._resolved:
-            raise ValueError(f"{KEYWORD}: {number!r} is no encoding of this patched model; pass **encoding(...)")
-        return self._resolved[number]
+        with self._lock:
+            resolved = self._resolved.pop(number, None) if isinstance(number, int) else None
+            if resolved is None:
+                raise ValueError(f"{KEYWORD}: {number!r} is no encoding of this patched model; pass **encoding(...)")
+            self._resolved[number] = resolved  # type: ignore[index]
+            return resolved
 
 
 def _refuse_positions_past_reserved_lengths(position: torch.Tensor, every: list[ResolvedRecipe]) -> None:

@@ -286,6 +286,9 @@ def test_no_row_goes_past_its_reserved_length(batch: int, patch: Patched) -> Non
     [
         ("yarn:4", 0, "length: 0 is not between 1 and 16777215"),
         ("yarn:4", 1 << 24, "length: 16777216 is not between"),
+        ("yarn:4", "50", "length: '50' is no number of tokens"),
+        ("yarn:4", 50.0, "length: 50.0 is no number of tokens"),
+        ("yarn:4", [50, "60"], "is no number of tokens, nor one for each encoding"),
         (["yarn:4", "default"], [10, 20, 30], "length: 3 lengths for 2 encodings"),
         ([], None, "length: 1 lengths for 0 encodings"),
         ("yarm:4", None, "yarm"),

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from patches import Patched, patched
+from patches.model import encodings as kept
 from tests.models import tiny_model, tiny_tokens
 
 
@@ -37,3 +38,16 @@ def test_a_list_of_one_is_for_one_row(encodings: Any, length: Any, patch: Patche
 @pytest.mark.parametrize("length", [50, np.int64(50), torch.tensor(50), np.array(50)], ids=repr)
 def test_a_length_is_any_integer(length: Any, patch: Patched) -> None:
     assert patch.encoding("dynamic:2", length=length) == patch.encoding("dynamic:2", length=50)
+
+
+def test_only_the_encodings_used_last_are_kept(patch: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "KEPT", 3)
+    first, second, third = (patch.encoding(f"linear:{factor}") for factor in (2, 3, 4))
+    patch.model(tiny_tokens(1, 4), **first)
+    patch.encoding("linear:5")
+    assert len(patch._resolved) == len(patch._number_of) == 3
+    patch.model(tiny_tokens(1, 4), **first)
+    patch.model(tiny_tokens(1, 4), **third)
+    with pytest.raises(ValueError, match="no encoding of this patched model"):
+        patch.model(tiny_tokens(1, 4), **second)
+    assert patch.encoding("linear:3") != second
