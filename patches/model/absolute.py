@@ -48,7 +48,13 @@ class LearnedTable:
         return self.module.weight.dtype
 
     def native(self, position: torch.Tensor) -> torch.Tensor:
-        return nn.Embedding.forward(self.module, position + self.offset)
+        try:
+            return nn.Embedding.forward(self.module, position + self.offset)
+        except IndexError:
+            rows = self.module.num_embeddings - self.offset
+            raise ValueError(
+                f"position_ids: this model's table has {rows} positions; the text reads past them"
+            ) from None
 
     def at(self, position: torch.Tensor) -> torch.Tensor:
         last = self.module.num_embeddings - self.offset - 1

@@ -51,3 +51,9 @@ def test_only_the_encodings_used_last_are_kept(patch: Patched, monkeypatch: pyte
     with pytest.raises(ValueError, match="no encoding of this patched model"):
         patch.model(tiny_tokens(1, 4), **second)
     assert patch.encoding("linear:3") != second
+
+
+@pytest.mark.parametrize("encoding", ["learned", "learned_interpolation:factor=4"])
+def test_a_text_past_a_learned_table_is_refused(encoding: str) -> None:
+    with patched(tiny_model("gpt2")[1]) as patch, pytest.raises(ValueError, match="table has 64 positions"):
+        patch.model(tiny_tokens(1, 300), **patch.encoding(encoding))
