@@ -55,7 +55,7 @@ class Patched(Encodings):
         temperatures: Mapping[int, AttentionTemperature],
     ) -> None:
         """``temperatures`` replace those that layers would compute by counting tokens."""
-        config = text_config(model)
+        config = self._config = text_config(model)
         heads, geometry = heads_of_rank(model, measurement.geometry.num_attention_heads), measurement.geometry
         if heads is not None:  # encodings are those of the whole model
             geometry = replace(geometry, num_attention_heads=int(config.num_attention_heads))
@@ -87,13 +87,12 @@ class Patched(Encodings):
         """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
 
         Raises:
-            RuntimeError: inside another forward of this model on the same thread, or with gradient checkpointing.
-            ValueError: when the keyword argument of ``encoding`` does not fit the rows or their length.
+            RuntimeError: inside another forward of this model on the same thread, or with gradient checkpointing. Also
+                with another attention than that of the patch.
+            ValueError: for weights of the attention, and when the keyword argument of ``encoding`` does not fit the
+                rows or their length.
         """
-        if self._forwards.running is not None:
-            raise RuntimeError("forwards of a patched model do not nest: one already runs on this thread")
-        if self.model.training and getattr(self.model, "is_activation_checkpointing", False):
-            raise RuntimeError("gradient checkpointing runs layers again outside of a forward: switch it off")
+        self._refuse_other_forwards(kwargs)
         packed = self.carried.get("packed")
         chosen = kwargs.pop(KEYWORD, None)
         position_ids, padding_mask = inputs_of(args, kwargs)
@@ -117,6 +116,16 @@ class Patched(Encodings):
             on_triton = isinstance(packed, PagedBatch) and packed.backend == "triton" and not self.model.training
             with self._forwards.opened(encoded, padding_mask), fusing(on_triton and recordings is None):
                 return forward(*args, **kwargs) if recordings is None else recordings.run(forward, kwargs)
+
+    def _refuse_other_forwards(self, kwargs: Mapping[str, Any]) -> None:
+        if self._forwards.running is not None:
+            raise RuntimeError("forwards of a patched model do not nest: one already runs on this thread")
+        if self.model.training and getattr(self.model, "is_activation_checkpointing", False):
+            raise RuntimeError("gradient checkpointing runs layers again outside of a forward: switch it off")
+        if self._config._attn_implementation != self.attention_name:
+            raise RuntimeError("the attention of the patch was replaced: call set_attn_implementation outside of it")
+        if kwargs.get("output_attentions"):
+            raise ValueError("output_attentions: a patched model returns no weights; leave it out, or do not patch")
 
     @cached_property
     def continues(self) -> bool:

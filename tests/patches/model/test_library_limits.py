@@ -57,3 +57,16 @@ def test_only_the_encodings_used_last_are_kept(patch: Patched, monkeypatch: pyte
 def test_a_text_past_a_learned_table_is_refused(encoding: str) -> None:
     with patched(tiny_model("gpt2")[1]) as patch, pytest.raises(ValueError, match="table has 64 positions"):
         patch.model(tiny_tokens(1, 300), **patch.encoding(encoding))
+
+
+def test_another_attention_inside_the_patch_is_refused() -> None:
+    model = tiny_model("llama", attn_implementation="sdpa")[1]
+    with patched(model) as patch:
+        model.set_attn_implementation("sdpa")
+        with pytest.raises(RuntimeError, match="call set_attn_implementation outside of it"):
+            model(tiny_tokens(1, 9), **patch.encoding("self_extend"))
+
+
+def test_weights_of_the_attention_are_refused(patch: Patched) -> None:
+    with pytest.raises(ValueError, match="output_attentions: a patched model returns no weights"):
+        patch.model(tiny_tokens(1, 9), output_attentions=True)
