@@ -171,7 +171,10 @@ def _logits(
     positions = (
         {} if first is None else {"position_ids": torch.arange(first, first + length, device=model.device)[None]}
     )
-    logits: torch.Tensor = model(input_ids=tokens, use_cache=False, **positions).logits
+    output = model(input_ids=tokens, use_cache=False, **positions)
+    if not hasattr(output, "logits"):
+        raise UnsupportedModel(f"{type(model).__name__} returns no logits: load it with AutoModelForCausalLM")
+    logits: torch.Tensor = output.logits
     return logits
 
 
@@ -288,6 +291,10 @@ def _refuse_wrapper(model: object) -> None:
     if not isinstance(model, PreTrainedModel):
         inside = "its get_base_model()" if hasattr(model, "get_base_model") else "the transformers model inside"
         raise UnsupportedModel(f"{type(model).__name__} is no PreTrainedModel: patch {inside}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has an encoder and a decoder; only a decoder alone can be patched"
+        )
 
 
 def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seams: Seams, undo: ExitStack) -> None:

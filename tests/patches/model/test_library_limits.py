@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from patches import Patched, patched
+from patches import Patched, UnsupportedModel, patched
 from patches.model import encodings as kept
 from tests.models import tiny_model, tiny_tokens
 
@@ -70,3 +70,12 @@ def test_another_attention_inside_the_patch_is_refused() -> None:
 def test_weights_of_the_attention_are_refused(patch: Patched) -> None:
     with pytest.raises(ValueError, match="output_attentions: a patched model returns no weights"):
         patch.model(tiny_tokens(1, 9), output_attentions=True)
+
+
+def test_other_classes_are_refused_with_the_reason(llama: PreTrainedModel) -> None:
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+    with pytest.raises(UnsupportedModel, match="has an encoder and a decoder"), patched(t5):
+        pass
+    without_a_head = LlamaModel(llama.config)
+    with pytest.raises(UnsupportedModel, match="returns no logits: load it with AutoModel"), patched(without_a_head):
+        pass
