@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -12,6 +12,9 @@ from service.cli.client import connected
 from service.cli.listings import AsJson
 from service.cli.options import ModelName, Server, encodings, method_names
 from service.cli.terminal import stderr
+
+if TYPE_CHECKING:
+    from service.api.responses import ExportResult
 
 
 def target_names(incomplete: str) -> list[str]:
@@ -46,6 +49,8 @@ def export(
         _check_target(target)
     with connected(server, model) as client:
         result = client.export(fields, target, length=length, model=model if server else None)
+    if server is None:
+        result = _of_the_files(result, model)
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
         return
@@ -59,6 +64,18 @@ def export(
     typer.echo(result.usage)
     for line in [*notes, *result.differences, f"Options: {result.documentation}"]:
         stderr.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def _of_the_files(result: ExportResult, model: str | None) -> ExportResult:
+    """``result`` whose line has the folder or the id of the model, not the name under which it was served."""
+    from service.cli.server import settings_with
+    from service.export.target import Expression
+    from service.export.targets import TARGETS
+    from service.models.loading import sources
+
+    source = sources(settings_with(model=model)).get(result.model, result.model)
+    made = Expression(result.config, result.arguments, result.differences)
+    return result.model_copy(update={"usage": TARGETS[result.target].usage(str(source), made)})
 
 
 def _check_target(target: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from service.client import AsyncRopeway, Ropeway, RopewayError
 from service.export.targets import TARGETS
 from tests.service.cli.shell import ropeway
+from tests.service.conftest import tiny_checkpoint
 
 YARN = {"method": "yarn", "factor": 4}
 
@@ -97,6 +99,13 @@ def test_the_command_prints_what_is_pasted_on_stdout_and_the_rest_on_stderr(serv
     as_json = ropeway("export", "yarn:4", "--to", "exllamav3", "--json", "--server", server)
     with Ropeway(server) as client:
         assert json.loads(as_json.stdout) == client.export("yarn:4", "exllamav3").model_dump()
+
+
+def test_a_line_of_a_command_without_a_server_has_the_folder(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "mine")
+    given = ("export", "yarn:4", "--to", "vllm", "--model", str(folder))
+    assert ropeway(*given).stdout.startswith(f"vllm serve {folder} --hf-overrides ")
+    assert json.loads(ropeway(*given, "--json").stdout)["usage"].startswith(f"vllm serve {folder} ")
 
 
 def test_the_command_refuses_before_it_loads_a_model() -> None:
