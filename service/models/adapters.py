@@ -27,6 +27,9 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE_CONFIG = "config.json"
 """File of an adapter's folder with the ``rope_parameters`` of its training, as in a checkpoint."""
 
+CHANGES_THE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
+"""Beginnings of ``init_lora_weights`` of adapters that were trained over other weights than those of their base."""
+
 log = structlog.get_logger()
 
 
@@ -68,6 +71,12 @@ def _base_of(adapter: Adapter, served: Mapping[str, object]) -> str:
         raise ValueError(f"its peft_type is {config.get('peft_type')!r}, and only 'LORA' is served")
     if config.get("ensure_weight_tying"):
         raise ValueError("it has ensure_weight_tying, and only adapters of untied weights are served")
+    start = str(config.get("init_lora_weights")).lower()
+    if start.startswith(CHANGES_THE_BASE):
+        raise ValueError(
+            f"its init_lora_weights is {start!r}, which changes the weights of the base; convert it with peft's "
+            "path_initial_model_for_weight_conversion"
+        )
     declared = config.get("base_model_name_or_path") or ""
     named = [name for name in served if Path(name).name == Path(declared).name]
     if len(named) == 1:

@@ -241,6 +241,11 @@ def load_both(folder: Path, base: Checkpoint) -> Checkpoint:
         (without(WEIGHTS), "its folder has no adapter_model.safetensors"),
         (edit(CONFIG, peft_type="PREFIX_TUNING"), "its peft_type is 'PREFIX_TUNING', and only 'LORA' is served"),
         (edit(CONFIG, ensure_weight_tying=True), "it has ensure_weight_tying"),
+        (
+            edit(CONFIG, init_lora_weights="pissa"),
+            "its init_lora_weights is 'pissa', which changes the weights of the base",
+        ),
+        (edit(CONFIG, init_lora_weights="pissa_niter_4"), "convert it with peft's path_initial_model"),
         (edit(CONFIG, target_modules=["c_attn"]), "c_attn"),
         (
             edit(CONFIG, target_modules=["q_proj"]),
