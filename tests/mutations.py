@@ -75,6 +75,8 @@ TIDYING = "tests/patches/model/test_tidying.py"
 RECORDING = "tests/patches/model/test_recording.py"
 RECIPE = "tests/patches/encoding/test_recipe.py"
 TEMPERATURE = "tests/patches/encoding/test_temperature.py"
+PADDING = "tests/patches/model/test_padding.py"
+PARITY = "tests/patches/model/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
@@ -99,6 +101,12 @@ FAILING = "tests/service/jobs/test_failing.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
 ATTENTION = [
+    Mutation("a gap in a mask is ignored", "patches", "if count and begin + count + end != seen:", "if False:",
+             (f"{PADDING}::test_a_gap_in_a_mask_is_refused",)),
+    Mutation("positions between the ends are not read", "patches", "(position_ids.diff() == 1).all(1)",
+             "(position_ids[:, :1] >= 0).all(1)", (f"{PADDING}::test_every_position_of_a_text_is_checked",)),
+    Mutation("a forward without an encoding has the trained length", "patches", "if length <= own.length:", "if True:",
+             (f"{PARITY}::test_without_an_encoding_the_length_of_a_forward_decides_as_in_transformers",)),
     Mutation(
         "merge without the maximum",
         "patches",
