@@ -26,9 +26,8 @@ Group = tuple[float, int]
 
 
 class Interval(BaseModel):
-    """95 % interval of a number. ``kind`` says over what and how. The interval is over documents or windows
-    (bootstrap), or samples (Wilson's interval of a proportion). Or it is over blocks of 64 consecutive tokens of the
-    one document (standard error)."""
+    """95 % interval of a number. ``kind`` says over what. By Student's t it is over documents, windows, or blocks of 64
+    consecutive tokens of the one document. By Wilson's interval of a proportion it is over samples."""
 
     low: float
     high: float

@@ -11,11 +11,11 @@ import numpy as np
 
 from service.evaluation.nll import LengthResult, PositionBucket
 from service.evaluation.results import Group, Interval
+from service.evaluation.student import LEAST, half_width, probability_above
 from service.sharing.stopping import check_wanted
 
 BLOCK = 64
 MOST_BLOCKS = 256
-RESAMPLES = 1000
 
 
 @dataclass
@@ -62,35 +62,32 @@ def joined(windows: Sequence[Scored]) -> np.ndarray:
 
 
 def interval(windows: Sequence[Scored]) -> Interval | None:
-    """95 % interval of exp(mean NLL): bootstrap over documents, or blocks of the only document."""
+    """95 % interval of exp(mean NLL) by Student's t: over documents, or over blocks of the only document. None with
+    fewer than three."""
     documents = max((window.document for window in windows), default=0) + 1
     if documents > 1:
         return interval_of(groups_of(windows, documents), "documents")
     nll = joined(windows)
     blocks = len(nll) // BLOCK
-    if blocks < 2:
+    if blocks < LEAST:
         return None
-    means = nll[: blocks * BLOCK].reshape(blocks, BLOCK).mean(1)
-    error = 1.96 * float(means.std(ddof=1)) / math.sqrt(blocks)
-    mean = float(nll.mean())
-    return Interval(low=finite_exp(mean - error), high=finite_exp(mean + error), kind="blocks")
+    error = half_width(nll[: blocks * BLOCK].reshape(blocks, BLOCK).mean(1))
+    return _around(float(nll.mean()), error, "blocks")
 
 
 def interval_of(groups: Sequence[Group], kind: Literal["documents", "blocks"]) -> Interval | None:
-    """The same from groups that need not be of one size. It is a bootstrap over documents, and the standard error of a
-    ratio over blocks. None where fewer than two groups have tokens."""
+    """The same from groups that need not be of one size: Student's t on the standard error of a ratio (Cochran 1977,
+    Sampling Techniques, 6.4). None where fewer than three groups have tokens."""
     groups = [group for group in groups if group[1]]
-    if len(groups) < 2:
+    if len(groups) < LEAST:
         return None
     total, count = (np.array(column) for column in zip(*groups, strict=True))
-    if kind == "documents":
-        drawn = _drawn(len(groups))
-        low, high = np.quantile(total[drawn].sum(1) / count[drawn].sum(1), [0.025, 0.975])
-    else:
-        mean, n = total.sum() / count.sum(), len(groups)
-        error = 1.96 * math.sqrt(n / (n - 1) * ((total - mean * count) ** 2).sum()) / count.sum()
-        low, high = mean - error, mean + error
-    return Interval(low=finite_exp(float(low)), high=finite_exp(float(high)), kind=kind)
+    mean = float(total.sum() / count.sum())
+    return _around(mean, half_width((total - mean * count) / count.mean()), kind)
+
+
+def _around(mean: float, half: float, kind: Literal["documents", "blocks"]) -> Interval:
+    return Interval(low=finite_exp(mean - half), high=finite_exp(mean + half), kind=kind)
 
 
 def groups_of(windows: Sequence[Scored], documents: int, counted: Sequence[np.ndarray] | None = None) -> list[Group]:
@@ -112,27 +109,19 @@ def groups_of(windows: Sequence[Scored], documents: int, counted: Sequence[np.nd
 
 
 def paired_probability(a: Sequence[Group], b: Sequence[Group]) -> float | None:
-    """Bootstrap probability that ``a`` has the lower perplexity, from the groups of two methods over the same tokens.
+    """Probability that ``a`` has the lower perplexity, from the groups of two methods over the same tokens.
 
-    Pairs of groups are drawn with replacement, 1000 times and always the same; a tie counts half. None where fewer
-    than two groups have tokens.
+    It is that of Student's t for the differences by group, so a few groups are less sure than many. Equal methods
+    have a half. None where fewer than three groups have tokens.
 
     Raises:
         ValueError: when the groups are not of the same tokens.
     """
     if [tokens for _, tokens in a] != [tokens for _, tokens in b]:
         raise ValueError("the groups of the two methods do not have the same tokens")
-    # Both share the tokens that are drawn, so the sign of the summed difference decides.
-    difference = np.array([left - right for (left, tokens), (right, _) in zip(a, b, strict=True) if tokens])
-    if len(difference) < 2:
-        return None
-    gained = difference[_drawn(len(difference))].sum(1)
-    return float((gained < 0).mean() + 0.5 * (gained == 0).mean())
-
-
-def _drawn(groups: int) -> np.ndarray:
-    """Indices [resamples, groups] of groups drawn with replacement."""
-    return np.random.default_rng(0).integers(0, groups, (RESAMPLES, groups))
+    # Both share the tokens, so the sign of the summed difference decides.
+    difference = np.array([right - left for (left, tokens), (right, _) in zip(a, b, strict=True) if tokens])
+    return None if len(difference) < LEAST else probability_above(difference)
 
 
 def position_buckets(windows: list[Scored]) -> list[PositionBucket]:

@@ -69,11 +69,11 @@ class PerplexityResult(EvaluationResult):
         return f"{self.protocol} ({parameters})" if parameters else self.protocol
 
     def interval_note(self) -> str:
-        """The units that the intervals resample."""
+        """The units that the intervals are over."""
         kinds = {at.interval.kind for method in self.methods for at in method.lengths if at.interval}
         if not kinds:
-            return "too few tokens for an interval"
-        over = {"documents": "documents (bootstrap)", "blocks": "blocks of 64 tokens"}
+            return "too few documents or tokens for an interval"
+        over = {"documents": "documents", "blocks": "blocks of 64 tokens"}
         return f"95 % interval over {' and '.join(over[kind] for kind in sorted(kinds))}"
 
     def _row(self, method: MethodResult, at: LengthResult) -> Row:

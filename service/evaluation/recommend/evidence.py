@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +11,8 @@ import numpy as np
 
 from service.evaluation.recommend.results import AtLength
 from service.evaluation.results import Interval
-from service.evaluation.statistics import RESAMPLES, finite_exp, paired_probability
+from service.evaluation.statistics import finite_exp
+from service.evaluation.student import LEAST, half_width, probability_above
 from service.evaluation.unit import Outcome
 
 LEAST_GAIN = 0.02
@@ -20,7 +22,7 @@ LEAST_GAIN = 0.02
 class Difference(NamedTuple):
     """``mean`` loss of one candidate above that of another over shared windows, with its 95 % interval.
 
-    ``probability`` is that of a lower loss of the other. Both are None for a single window.
+    ``probability`` is that of a lower loss of the other. Both are None for fewer than three windows.
     """
 
     mean: float
@@ -29,8 +31,8 @@ class Difference(NamedTuple):
 
     @property
     def is_tie(self) -> bool:
-        """True if the windows do not separate the two."""
-        return self.mean <= 0 or (self.interval is not None and self.interval.low <= 0)
+        """True if the windows do not separate the two; too few separate nothing."""
+        return self.mean <= 0 or self.interval is None or self.interval.low <= 0
 
     def is_below(self, limit: float) -> bool:
         """True if the whole interval is."""
@@ -69,9 +71,9 @@ class Evidence:
     def above(self, other: Evidence) -> Difference:
         """The difference to ``other`` over the windows that both have read."""
         shared = min(len(self.nll), len(other.nll))
-        mine, others = self.losses[:shared], other.losses[:shared]
-        probability = paired_probability([(loss, 1) for loss in others], [(loss, 1) for loss in mine])
-        return Difference(float((mine - others).mean()), over_windows(mine - others), probability)
+        more = self.losses[:shared] - other.losses[:shared]
+        probability = probability_above(more) if shared >= LEAST else None
+        return Difference(float(more.mean()), over_windows(more), probability)
 
     def at(self, length: int, best: Evidence, tolerance: float) -> AtLength:
         """The numbers at ``length`` tokens, compared with the best one there."""
@@ -84,7 +86,7 @@ class Evidence:
             perplexity=finite_exp(float(self.nll.mean())),
             perplexity_interval=nll,
             recall=float(self.recall.mean()),
-            recall_interval=over_windows(self.recall),
+            recall_interval=over_windows(self.recall, most=1.0),
             recall_first=float(self.first.mean()),
             loss=self.loss,
             difference=above.mean,
@@ -93,13 +95,16 @@ class Evidence:
         )
 
 
-def over_windows(values: np.ndarray) -> Interval | None:
-    """95 % interval of a mean, by bootstrap over windows; None for a single one."""
-    if len(values) < 2:
+def over_windows(values: np.ndarray, most: float = math.inf) -> Interval | None:
+    """95 % interval of a mean by Student's t over windows, within 0 and ``most`` where that is finite. None for fewer
+    than three."""
+    if len(values) < LEAST:
         return None
-    drawn = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
-    low, high = np.quantile(values[drawn].mean(1), [0.025, 0.975])
-    return Interval(low=float(low), high=float(high), kind="windows")
+    mean, half = float(values.mean()), half_width(values)
+    low, high = mean - half, mean + half
+    if math.isfinite(most):
+        low, high = max(0.0, low), min(most, high)
+    return Interval(low=low, high=high, kind="windows")
 
 
 def copies(reference: Evidence) -> bool:

@@ -88,9 +88,9 @@ class Range(BaseModel):
 class Answer(BaseModel):
     """``label`` and ``pe`` are of the encoding to use. ``native_is_enough``: it is the checkpoint's own.
 
-    ``confidence`` is the probability, by paired bootstrap over windows, that it has a lower loss than ``runner_up``. It
-    is null without two windows to resample. ``recall_counts``: the model copies within its trained length, so recall is
-    a part of the loss.
+    ``confidence`` is the probability, by Student's t over windows, that it has a lower loss than ``runner_up``. It
+    is null with fewer than three windows. ``recall_counts``: the model copies within its trained length, so recall is a
+    part of the loss.
     """
 
     label: str
@@ -147,7 +147,7 @@ class RecommendResult(EvaluationResult):
             {at.length: Score(at.perplexity, at.perplexity_interval) for at in method.lengths}
             for method in self.methods
         ]
-        return Scores("perplexity", True, by_method, note="95 % interval over windows (bootstrap)")
+        return Scores("perplexity", True, by_method, note="95 % interval over windows")
 
     def words(self) -> list[str]:
         """The answer with its evidence, its doubt, its cost, and the encodings to avoid."""

@@ -163,7 +163,7 @@ SMALL: dict[str, Any] = {"input": TEXT[:1500], "lengths": [64, 128], "alpha": 0.
 def test_an_evaluator_of_its_own_in_sliding_windows(tiny: ModelRegistry, tmp_path: Path) -> None:
     """By the definition, token by token: the contexts begin where the first window that holds the token begins."""
     long, short, stride = 48, 12, 6
-    documents = [TEXT[:700], TEXT[3000:3900]]
+    documents = [TEXT[:700], TEXT[3000:3900], TEXT[7000:7900]]
     result = measured(
         tiny,
         **(SMALL | {"input": documents, "lengths": [128]}),

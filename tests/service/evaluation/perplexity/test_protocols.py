@@ -179,11 +179,11 @@ def test_a_paired_comparison_sees_what_two_intervals_cannot() -> None:
 
 
 def test_a_paired_comparison_of_equals_and_of_too_little() -> None:
-    groups = [(1.0, 2), (3.0, 2), (0.0, 0)]
+    groups = [(1.0, 2), (3.0, 2), (0.0, 0), (2.0, 2)]
     assert paired_probability(groups, groups) == 0.5
     assert paired_probability(groups[1:], groups[1:]) is None
     with pytest.raises(ValueError, match="same tokens"):
-        paired_probability(groups, [(1.0, 2), (3.0, 3), (0.0, 0)])
+        paired_probability(groups, [(1.0, 2), (3.0, 3), (0.0, 0), (2.0, 2)])
 
 
 def test_a_paired_comparison_is_right_about_as_often_as_it_says() -> None:
