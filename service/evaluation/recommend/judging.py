@@ -91,10 +91,13 @@ class Judge:
 
     @cached_property
     def _chosen(self) -> int:
-        """The own encoding if it is as good as any, else the cheapest of those that are."""
+        """The own encoding if the windows do not separate it from the best. Else the best, or the cheapest of those
+        that surely are as good within the tolerance."""
         if 0 in self._tied:
             return 0
-        return min(self._tied, key=lambda subject: weight_of(self._cost(subject)))
+        evidence, best = self._evidence[self._target], self._best
+        sure = [s for s in self._tied if s == best or evidence[s].above(evidence[best]).is_below(self._tolerance)]
+        return min(sure, key=lambda subject: weight_of(self._cost(subject)))
 
     def methods(self) -> list[RecommendMethod]:
         """Every candidate, in the order of the plan."""
@@ -117,7 +120,8 @@ class Judge:
             rounds=self._rounds[index],
             verdict=self._verdict(index),
             lengths=[
-                self._evidence[length][index].at(length, self._best_at(length), self._tolerance) for length in lengths
+                self._evidence[length][index].at(length, self._evidence[length][self._best_at(length)], self._tolerance)
+                for length in lengths
             ],
         )
 
@@ -164,23 +168,22 @@ class Judge:
         return ranges
 
     def _cheapest(self, length: int) -> int:
-        """The cheapest candidate at a length that is good enough, by all of its interval if it left early."""
+        """The cheapest candidate at a length that is good enough by all of its interval. Without one it is the best.
+        The own encoding stays where it is the answer and the windows do not separate it from the best."""
         found, best = self._evidence[length], self._best_at(length)
-        above = {subject: found[subject].above(best) for subject in filter(self._may_be_chosen, found)}
-        enough = [
-            subject
-            for subject, difference in above.items()
-            if (length != self._target or subject in self._last_round or difference.is_below(self._tolerance))
-            and difference.mean <= self._tolerance
-        ]
+        above = {subject: found[subject].above(found[best]) for subject in filter(self._may_be_chosen, found)}
+        own = above.get(0)
+        keeps = self._chosen == 0 and own is not None and own.is_tie and own.mean <= self._tolerance
+        otherwise = self._chosen if keeps or length == self._target else best
+        enough = [s for s, difference in above.items() if s == otherwise or difference.is_below(self._tolerance)]
         return min(enough, key=lambda s: (weight_of(self._cost(s)), s != 0, s != self._chosen, above[s].mean))
 
-    def _best_at(self, length: int) -> Evidence:
+    def _best_at(self, length: int) -> int:
         """At the target, the best of the last round; elsewhere the least loss."""
-        found = self._evidence[length]
         if length == self._target:
-            return found[self._best]
-        return found[min(filter(self._may_be_chosen, found), key=lambda subject: found[subject].loss)]
+            return self._best
+        found = self._evidence[length]
+        return min(filter(self._may_be_chosen, found), key=lambda subject: found[subject].loss)
 
     def _verdict(self, index: int) -> Verdict:
         if index == self._chosen:

@@ -48,8 +48,8 @@ class Schedule:
 
     @property
     def at_shorter(self) -> int:
-        """Windows of a candidate at each shorter length."""
-        return max(2, self.windows // 8)
+        """Windows of a candidate at each shorter length: two have no interval, and a few a wide one."""
+        return min(self.windows, max(4, self.windows // 4))
 
     def bound(self, stage: int) -> Cost:
         """The most that a stage takes."""

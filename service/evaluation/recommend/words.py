@@ -10,6 +10,7 @@ from service.evaluation.recommend.results import Answer, AtLength, RecommendMeth
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.results import Interval
 from service.evaluation.statistics import finite_exp
+from service.evaluation.sweep.judging import weight_of
 
 MUCH = 0.3
 """Nats, and share of repeated tokens: an encoding that is worse by more is one to avoid."""
@@ -23,7 +24,7 @@ def sentences(answer: Answer, methods: Sequence[RecommendMethod], schedule: Sche
     return [
         _choice(answer, schedule, trained_length),
         *_evidence(methods, chosen, schedule, answer),
-        *_doubt(answer, schedule),
+        *_doubt(methods, chosen, answer, schedule),
         _cost(chosen, schedule),
         *_ranges(answer),
         *(f"Avoid {avoided.label}: {avoided.reason}." for avoided in answer.avoid[:MOST_AVOIDED]),
@@ -89,14 +90,31 @@ def _ends(interval: Interval | None, text: Callable[[float], str]) -> str:
     return "" if interval is None else f" ({text(interval.low)} to {text(interval.high)})"
 
 
-def _doubt(answer: Answer, schedule: Schedule) -> Iterator[str]:
+def _doubt(
+    methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer, schedule: Schedule
+) -> Iterator[str]:
     if answer.runner_up is None:
         return
-    if answer.tied:
-        several = "is" if len(answer.tied) == 1 else "are"
-        yield f"{listed(answer.tied)} {several} as good as far as these windows show, and no cheaper."
-    elif answer.confidence is not None:
-        yield f"It is better than the next, {answer.runner_up}, with probability {answer.confidence:.2f}."
+    read = next(at.windows for at in chosen.lengths if at.length == schedule.target)
+    few = "One window is too few" if read == 1 else f"{read} windows are too few"
+    least = weight_of(chosen.cost)
+    cheaper = [method.label for method in methods if method.label in answer.tied and weight_of(method.cost) < least]
+    others = [label for label in answer.tied if label not in cheaper]
+    if others:
+        yield f"{listed(others)} {_are(others)} as good as far as these windows show, and no cheaper."
+    if cheaper:
+        costs = "costs" if len(cheaper) == 1 else "cost"
+        cheaper_ones = f"{listed(cheaper)}, which {costs} less, {_are(cheaper)}"
+        yield f"{few} to show whether {cheaper_ones} good enough."
+    if answer.confidence is None:
+        yield f"{few} to compare it with the next, {answer.runner_up}."
+    elif not answer.tied:
+        sure = f"with probability {answer.confidence:.2f}"
+        yield f"Over {read} windows it is better than the next, {answer.runner_up}, {sure}."
+
+
+def _are(labels: Sequence[str]) -> str:
+    return "is" if len(labels) == 1 else "are"
 
 
 def _cost(chosen: RecommendMethod, schedule: Schedule) -> str:

@@ -42,16 +42,17 @@ def planned(models: ModelRegistry, **fields: Any) -> RecommendPlan:
     return plan_of(RecommendRequest.model_validate(body), models, settings_of(Path("tiny")))
 
 
-def made(unit: RecallUnit, nll: float, recall: float) -> Outcome:
-    """An outcome with this NLL and recall, and a difficulty of the window that all candidates share."""
-    harder = (unit.stop * 37 % 101) / 101
+def made(unit: RecallUnit, nll: float, recall: float, noise: float = 0.0) -> Outcome:
+    """An outcome with this NLL and recall, and a difficulty of the window that all candidates share. ``noise`` of the
+    NLL is by the window."""
+    harder = (unit.stop * 37 % 101) / 101 + noise * np.sin(7 * unit.stop)
     ranks = np.full((COPIES, unit.layout.segment - 1), 2)
     ranks.reshape(-1)[: round(recall * ranks.size)] = 1
     first = np.full_like(ranks, 2)
     return {"nll": np.full(unit.layout.tail, nll + harder), "ranks": ranks, "ranks_first": first}
 
 
-def answered(plan: Plan, made_up: Mapping[str, tuple[float, float]], own_within: tuple[float, float]) -> Any:
+def answered(plan: Plan, made_up: Mapping[str, tuple[float, ...]], own_within: tuple[float, float]) -> Any:
     """The result, and the last plan, of candidates with these (NLL, recall); all others have those of ``others``."""
 
     def outcome(unit: RecallUnit) -> Outcome:
@@ -195,6 +196,38 @@ def test_a_cheaper_encoding_within_the_tolerance_serves_a_range(models: ModelReg
     assert "yarn(factor=4) is good enough within the tolerance, and costs no more." in result.words()
     strict, _ = answered(planned(models, tolerance=0.01), made_up, (2.0, 0.9))
     assert strict.answer.ranges[-1].label == GOOD
+
+
+BOTH = [{"method": "yarn", "factor": 4.0}, {"method": "self_extend", "group_size": 5}]
+"""The first one is cheaper."""
+
+
+def test_a_cheaper_encoding_that_may_be_too_bad_serves_no_length(models: ModelRegistry) -> None:
+    """Its mean is within the tolerance, its interval reaches across: at the target and at the length before."""
+    good = {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}
+    sure, plan = answered(planned(models, methods=BOTH), good | {"yarn(factor=4)": (2.05, 0.8)}, (2.0, 0.9))
+    assert {reading.length for reading in plan.stages[-1]} == {128}
+    assert [found.label for found in sure.answer.ranges] == ["default", "yarn(factor=4)"]
+    unsure, _ = answered(planned(models, methods=BOTH), good | {"yarn(factor=4)": (2.05, 0.8, 0.4)}, (2.0, 0.9))
+    (yarn,) = [method for method in unsure.methods if method.label == "yarn(factor=4)"]
+    assert [at.good_enough for at in yarn.lengths] == [True, True], "by the mean"
+    assert unsure.answer.label == GOOD
+    assert [found.label for found in unsure.answer.ranges] == ["default", GOOD]
+    assert unsure.answer.tied == ["yarn(factor=4)"]
+    assert "16 windows are too few to show whether yarn(factor=4), which costs less, is good enough." in unsure.words()
+
+
+def test_two_windows_decide_for_nothing_cheaper(models: ModelRegistry) -> None:
+    made_up = {"others": (3.0, 0.1), GOOD: (2.0, 0.8), "yarn(factor=4)": (2.05, 0.8)}
+    result, _ = answered(planned(models, methods=BOTH, windows=2), made_up, (2.0, 0.9))
+    assert (result.answer.label, result.answer.confidence) == (GOOD, None)
+    assert [found.label for found in result.answer.ranges] == ["default", GOOD]
+
+
+def test_lengths_before_the_target_read_a_quarter_of_the_windows(models: ModelRegistry) -> None:
+    assert [Schedule(24, windows, 1024, 256, (512,)).at_shorter for windows in (2, 3, 4, 16, 32, 64)] == [
+        *(2, 3, 4, 4, 8, 16)
+    ]
 
 
 def test_finished_rounds_are_the_result_of_a_request_for_these_rounds(models: ModelRegistry) -> None:
