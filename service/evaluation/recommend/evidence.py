@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.evaluation.recommend.results import AtLength
+from service.evaluation.recommend.results import AtLength, RecallShown
 from service.evaluation.results import Interval
 from service.evaluation.statistics import finite_exp
 from service.evaluation.student import LEAST, half_width, probability_above
@@ -107,7 +107,9 @@ def over_windows(values: np.ndarray, most: float = math.inf) -> Interval | None:
     return Interval(low=low, high=high, kind="windows")
 
 
-def copies(reference: Evidence) -> bool:
-    """True if the model surely predicts repeated tokens better than the same tokens where nothing repeats."""
+def copies(reference: Evidence) -> RecallShown:
+    """``yes`` if the model surely predicts repeated tokens better than the same tokens where nothing repeats."""
     gained = over_windows(reference.recall - reference.first)
-    return gained is not None and gained.low > LEAST_GAIN
+    if gained is None or gained.low <= LEAST_GAIN < gained.high:
+        return "unsure"
+    return "yes" if gained.low > LEAST_GAIN else "no"

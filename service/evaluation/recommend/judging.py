@@ -31,7 +31,7 @@ class Collected(NamedTuple):
 class Judge:
     """Compares the candidates at each length.
 
-    Recall does not count for a model that copies nothing within its trained length. A windowed candidate then cannot
+    Recall counts for a model that surely copies within its trained length. Otherwise a windowed candidate cannot
     be chosen: it forgets, and perplexity alone does not show that.
     """
 
@@ -40,7 +40,8 @@ class Judge:
         self._schedule, self._trained_length, self._tolerance = schedule, trained_length, tolerance
         self._target = schedule.target
         own = Evidence.of(measured.outcomes[0, schedule.reference], recall_counts=True)
-        self.recall_counts = copies(own)
+        self._recall_shown = copies(own)
+        self.recall_counts = self._recall_shown == "yes"
         self._evidence: dict[int, dict[int, Evidence]] = {}
         for (subject, length), outcomes in measured.outcomes.items():
             found = Evidence.of(outcomes, recall_counts=self.recall_counts)
@@ -136,6 +137,7 @@ class Judge:
             pe=request_of(subject.method),
             native_is_enough=chosen == 0,
             recall_counts=self.recall_counts,
+            recall_shown=self._recall_shown,
             runner_up=None if next_best is None else self._subjects[next_best].label,
             confidence=None if next_best is None else evidence[next_best].above(evidence[chosen]).probability,
             tied=[self._subjects[index].label for index in self._tied if index != chosen],

@@ -29,6 +29,8 @@ OTHERS = "Its perplexity is that of the ends of these windows, so the evaluation
 
 Verdict = Literal["recommended", "tied", "worse", "dropped", "windowed"]
 
+RecallShown = Literal["yes", "no", "unsure"]
+
 
 class Memory(BaseModel):
     """``tokens`` that the cache keeps of the target length, and their ``bytes`` in all layers."""
@@ -89,14 +91,18 @@ class Answer(BaseModel):
     """``label`` and ``pe`` are of the encoding to use. ``native_is_enough``: it is the checkpoint's own.
 
     ``confidence`` is the probability, by Student's t over windows, that it has a lower loss than ``runner_up``. It
-    is null with fewer than three windows. ``recall_counts``: the model copies within its trained length, so recall is a
-    part of the loss.
+    is null with fewer than three windows. ``recall_counts``: the model surely copies within its trained length, so
+    recall is a part of the loss.
     """
 
     label: str
     pe: dict[str, Any]
     native_is_enough: bool
     recall_counts: bool
+    recall_shown: RecallShown = Field(
+        "unsure",
+        description="The model copies within its trained length: surely, surely not, or the windows are too few.",
+    )
     runner_up: str | None
     confidence: float | None
     tied: list[str]

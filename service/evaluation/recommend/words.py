@@ -72,8 +72,10 @@ def _evidence(
         yield f"Within {schedule.reference:,} trained tokens, the model itself has {within}."
     if not answer.recall_counts:
         reference = own[schedule.reference]
+        unsure = f"{reference.windows} windows are too few to show whether this model recalls"
+        shown = unsure if answer.recall_shown == "unsure" else "This model cannot show recall"
         yield (
-            f"This model cannot show recall: within {schedule.reference:,} tokens it predicts "
+            f"{shown}: within {schedule.reference:,} tokens it predicts "
             f"{percent(reference.recall)} of repeated tokens, and {percent(reference.recall_first)} without the repeat."
         )
         yield "So perplexity alone decides, and windowed encodings are left out."

@@ -42,17 +42,19 @@ def planned(models: ModelRegistry, **fields: Any) -> RecommendPlan:
     return plan_of(RecommendRequest.model_validate(body), models, settings_of(Path("tiny")))
 
 
-def made(unit: RecallUnit, nll: float, recall: float, noise: float = 0.0) -> Outcome:
+def made(unit: RecallUnit, nll: float, recall: float, noise: float = 0.0, wavers: float = 0.0) -> Outcome:
     """An outcome with this NLL and recall, and a difficulty of the window that all candidates share. ``noise`` of the
-    NLL is by the window."""
-    harder = (unit.stop * 37 % 101) / 101 + noise * np.sin(7 * unit.stop)
+    NLL is by the window, and ``wavers`` of the recall."""
+    by_window = np.sin(7 * unit.stop)
+    harder = (unit.stop * 37 % 101) / 101 + noise * by_window
+    recall = min(1.0, max(0.0, recall + wavers * by_window))
     ranks = np.full((COPIES, unit.layout.segment - 1), 2)
     ranks.reshape(-1)[: round(recall * ranks.size)] = 1
     first = np.full_like(ranks, 2)
     return {"nll": np.full(unit.layout.tail, nll + harder), "ranks": ranks, "ranks_first": first}
 
 
-def answered(plan: Plan, made_up: Mapping[str, tuple[float, ...]], own_within: tuple[float, float]) -> Any:
+def answered(plan: Plan, made_up: Mapping[str, tuple[float, ...]], own_within: tuple[float, ...]) -> Any:
     """The result, and the last plan, of candidates with these (NLL, recall); all others have those of ``others``."""
 
     def outcome(unit: RecallUnit) -> Outcome:
@@ -152,6 +154,20 @@ def test_without_recall_perplexity_decides_and_windows_are_left_out(models: Mode
     assert (result.answer.label, result.answer.recall_counts) == (GOOD, False)
     assert "This model cannot show recall" in " ".join(result.words())
     assert {method.verdict for method in result.methods if method.label in WINDOWED} == {"windowed"}
+
+
+def test_few_windows_do_not_show_that_a_model_cannot_recall(models: ModelRegistry) -> None:
+    methods = {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}
+    found = {
+        (windows, shares): answered(planned(models, windows=windows), methods, (2.0, *shares))[0]
+        for windows, shares in ((16, (0.9, 0.0)), (16, (0.0, 0.0)), (4, (0.1, 0.0, 0.2)), (2, (0.9, 0.0)))
+    }
+    assert [result.answer.recall_shown for result in found.values()] == ["yes", "no", "unsure", "unsure"]
+    assert [result.answer.recall_counts for result in found.values()] == [True, False, False, False]
+    unsure = " ".join(found[4, (0.1, 0.0, 0.2)].words())
+    assert "4 windows are too few to show whether this model recalls: within 64 tokens it predicts" in unsure
+    assert "cannot" not in unsure
+    assert "This model cannot show recall" in " ".join(found[16, (0.0, 0.0)].words())
 
 
 def test_a_model_that_is_good_as_it_is_gets_to_know(models: ModelRegistry) -> None:

@@ -110,6 +110,7 @@ def recommend(names: Sequence[str] = NAMES) -> RecommendResult:
         pe={"method": chosen},
         native_is_enough=False,
         recall_counts=True,
+        recall_shown="yes",
         runner_up=names[0],
         confidence=0.99,
         tied=[],
