@@ -111,6 +111,11 @@ class EvaluationRequest(KnownFields, ABC):
         """A body of ``fields`` that has ``documents``: their ``input`` and ``max_tokens``."""
         return {**fields, **documents}
 
+    @classmethod
+    def in_sweep(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """``fields`` of a part of a sweep, with those that a sweep sets where they are absent."""
+        return dict(fields)
+
     def texts(self) -> list[str | list[int]]:
         """The documents of the request."""
         given = getattr(self, "input", None)

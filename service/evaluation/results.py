@@ -153,6 +153,10 @@ class EvaluationResult(BaseModel, ABC):
         """The policy of ``auto`` that it names, made at ``created``; None if it names no encodings by length."""
         return None
 
+    def scores_the_same(self) -> bool:
+        """False if lengths differ in the tokens that they score, and so in more than context."""
+        return True
+
     def parts(self) -> Sequence[EvaluationResult]:
         """The results that have scores: this one, or those of a sweep."""
         return [self]

@@ -97,7 +97,7 @@ class WindowsUnit(Unit):
 @dataclass(frozen=True, eq=False)
 class PerplexityPlan(Plan):
     """``bos`` is the token every window starts with, or with ``rolling`` every document. ``chunk`` is the most tokens
-    between two generation steps."""
+    between two generation steps, ``most_windows`` the most windows of a document under ``tail``."""
 
     model: str
     trained_length: int
@@ -109,6 +109,7 @@ class PerplexityPlan(Plan):
     tail: int
     bos: int | None
     chunk: int | None
+    most_windows: int | None = None
 
     @cached_property
     def cost(self) -> Cost:
@@ -179,14 +180,15 @@ class PerplexityPlan(Plan):
             return protocols.sliding(tokens, room, self.stride)
         if self.protocol == "disjoint":
             return protocols.disjoint(tokens, room)
-        return protocols.tail(tokens, room, self.tail, self.lengths[-1] - special, self.stride)
+        return protocols.tail(tokens, room, self.tail, self.lengths[-1] - special, self.stride, self.most_windows)
 
     def parameters(self) -> dict[str, Any]:
         """The protocol's parameters that had an effect."""
         if self.protocol == "sliding":
             return {"stride": self.stride}
         if self.protocol == "tail":
-            return {"stride": self.stride, "tail": self.tail}
+            most = {} if self.most_windows is None else {"windows": self.most_windows}
+            return {"stride": self.stride, "tail": self.tail, **most}
         return {}
 
     def result(self, outcomes: Sequence[Outcome]) -> PerplexityResult:
@@ -285,6 +287,7 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
         tail=tail,
         bos=bos,
         chunk=settings.score_chunk,
+        most_windows=request.windows,
     )
     if request.protocol == "sliding" and plan.stride > room:
         raise InvalidEvaluation("stride", f"must be at most {room}: a larger one would skip tokens")

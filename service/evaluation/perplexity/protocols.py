@@ -81,9 +81,10 @@ def disjoint(tokens: int, length: int) -> Windows:
     return Windows(tokens // length, tokens, length, length, length)
 
 
-def tail(tokens: int, length: int, scored: int, longest: int, stride: int) -> Windows:
-    """Windows that end at longest, longest + stride, ...; ``scored`` last tokens of each count."""
-    return Windows(max(0, (tokens - longest) // stride + 1), tokens, length, longest, stride, scored)
+def tail(tokens: int, length: int, scored: int, longest: int, stride: int, most: int | None = None) -> Windows:
+    """At most ``most`` windows that end at longest, longest + stride, ...; ``scored`` last tokens of each count."""
+    count = max(0, (tokens - longest) // stride + 1)
+    return Windows(count if most is None else min(count, most), tokens, length, longest, stride, scored)
 
 
 def rolling(tokens: int, length: int) -> Windows:

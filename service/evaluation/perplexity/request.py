@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +12,9 @@ from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.perplexity.results import Protocol
 from service.evaluation.request import Bos, DocumentsRequest
 from service.inputs import TextOrTokens
+
+SWEEP_WINDOWS = 8
+"""Windows of each document in a sweep that names no protocol."""
 
 
 class PerplexityRequest(DocumentsRequest):
@@ -28,6 +32,9 @@ class PerplexityRequest(DocumentsRequest):
     tail: Annotated[int, Field(ge=1)] | None = Field(
         None, description="`tail`: scored tokens at the end of each window (256)."
     )
+    windows: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="`tail`: most windows of each document, the first ones; all when absent."
+    )
     bos: Bos = Field(
         "auto",
         description="BOS at the start of every window; `auto` does what the tokenizer does. `rolling`: once before the "
@@ -40,7 +47,14 @@ class PerplexityRequest(DocumentsRequest):
             raise ValueError(f"stride has no meaning for protocol {self.protocol}: use sliding or tail")
         if self.tail is not None and self.protocol != "tail":
             raise ValueError(f"tail has no meaning for protocol {self.protocol}")
+        if self.windows is not None and self.protocol != "tail":
+            raise ValueError(f"windows has no meaning for protocol {self.protocol}")
         return self
+
+    @classmethod
+    def in_sweep(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Without a protocol `tail`: a sweep compares lengths, so each has the same tokens."""
+        return dict(fields) if "protocol" in fields else {"windows": SWEEP_WINDOWS, **fields, "protocol": "tail"}
 
     @classmethod
     def example(cls) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class PerplexityResult(EvaluationResult):
         ]
         return Scores("perplexity", True, by_method, note=self.interval_note())
 
+    def scores_the_same(self) -> bool:
+        """Under ``curve`` a longer length scores more of the document."""
+        return self.protocol != "curve"
+
     def words(self) -> list[str]:
         """The best method, and the lengths at which each stays near the reference."""
         return [*best_method(self), *near_reference(self)]

@@ -10,6 +10,10 @@ from service.evaluation.statistics import paired_probability
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
 from service.evaluation.unit import Subject
 
+OTHER_TOKENS = (
+    " Under curve each length scores other tokens, so the limit is biased: the protocol tail scores the same."
+)
+
 
 class Judge:
     """Every method by every part at the target length, against the reference within the trained length."""
@@ -25,6 +29,7 @@ class Judge:
     ) -> None:
         self._subjects, self._target, self._within, self._tolerance = subjects, target, within, tolerance
         self._scores = [result.scores() for result in results]
+        self._same_tokens = all(result.scores_the_same() for result in results)
         self._reference = reference
         judged = [self._judgements(index) for index in range(len(results))]
         self._judgements_of = [list(of_method) for of_method in zip(*judged, strict=True)]
@@ -122,7 +127,8 @@ class Judge:
     def _words(self, methods: Sequence[SweepMethod], confidence: float | None, chosen: SweepMethod | None) -> str:
         """The best, or that several are; then who is within the tolerance at the least cost."""
         first = [method.label for method in methods if method.rank == 1]
-        return f"At {self._target:,} tokens {self._lead(methods, first, confidence)}{self._good_enough(first, chosen)}"
+        lead, enough = self._lead(methods, first, confidence), self._good_enough(first, chosen)
+        return f"At {self._target:,} tokens {lead}{enough}{'' if self._same_tokens else OTHER_TOKENS}"
 
     def _lead(self, methods: Sequence[SweepMethod], first: Sequence[str], confidence: float | None) -> str:
         if all(at.value == 0 for method in methods for at in method.judgements):

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from patches import KnownFields, examples, problems_of
-from service.evaluation.catalogue import IN_SWEEPS, union_of
+from service.evaluation.catalogue import EVALUATIONS, IN_SWEEPS, union_of
 from service.evaluation.request import EvaluationRequest, Tokens
 from service.inputs import MOST_ENCODINGS
 
 
-def _body(part: Any) -> Any:
+def _named(part: Any) -> Any:
     """A part by its name alone is its default body."""
     return {"evaluation": part} if isinstance(part, str) else part
+
+
+def _body(part: Any) -> Any:
+    """The body of a part, with what a sweep sets in it; anything else as it is."""
+    fields = _named(part)
+    known = isinstance(fields, Mapping) and EVALUATIONS.get(str(fields.get("evaluation")))
+    return known.request.in_sweep(fields) if known else fields
 
 
 if TYPE_CHECKING:
@@ -41,7 +48,8 @@ class Target(KnownFields):
 
 
 def _default() -> list[Part]:
-    return [IN_SWEEPS[0].request.model_validate({})]
+    first = IN_SWEEPS[0].request
+    return [first.model_validate(first.in_sweep({}))]
 
 
 class SweepRequest(EvaluationRequest):
@@ -86,7 +94,7 @@ class SweepRequest(EvaluationRequest):
         if not documents:
             return dict(fields)
         parts = fields.get("evaluations") or [IN_SWEEPS[0].name]
-        return {**fields, "evaluations": [{**documents, **_body(part)} for part in parts]}
+        return {**fields, "evaluations": [{**documents, **_named(part)} for part in parts]}
 
     @classmethod
     def example(cls) -> dict[str, Any]:

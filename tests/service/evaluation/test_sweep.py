@@ -64,10 +64,35 @@ def test_the_parts_are_the_evaluations_alone(models: ModelRegistry) -> None:
     own, part = {"protocol": "tail", "tail": 16}, PART | {"input": TEXT[:8000]}
     whole = finish(evaluate(plan(models, methods=[YARN, LINEAR], lengths=[64, 128], evaluations=[part | own, part])))
     methods = [{"method": "default"}, YARN, LINEAR]
-    for found, options in zip(whole.evaluations, (own, {}), strict=True):
+    for found, options in zip(whole.evaluations, (own, {"protocol": "tail", "windows": 8}), strict=True):
         request = PerplexityRequest(input=part["input"], methods=methods, lengths=[64, 128], **options)
         alone = finish(evaluate(perplexity_plan(request, models, settings_of(Path("tiny")))))
         assert found.numbers() == alone.numbers()
+
+
+def test_perplexity_in_a_sweep_scores_the_same_tokens_at_every_length(models: ModelRegistry) -> None:
+    """Under `curve`, the reference length has other tokens than the target, and the limit was theirs."""
+    for parts in ([PART], [{"evaluation": "perplexity", "input": TEXT, "tail": 16}], ["perplexity"], None):
+        body = {} if parts is None else {"evaluations": parts}
+        (part,) = plan(models, methods=[YARN], lengths=[64, 256], **body).parts
+        assert (part.protocol, part.most_windows) == ("tail", 8)
+        for document in part.documents:
+            scored = [{(w.first_scored, w.stop) for w in part.windows(document, length)} for length in (64, 256)]
+            assert scored[0] == scored[1]
+            assert len(scored[0]) <= 8
+    (curve,) = plan(models, methods=[YARN], lengths=[64, 256], evaluations=[PART | {"protocol": "curve"}]).parts
+    assert curve.protocol == "curve"
+
+
+def test_a_sweep_by_curve_warns_of_other_tokens(models: ModelRegistry) -> None:
+    made = [[10, 90], [10, 10.2], [11, 10.9], [10, 11.5]]
+    subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
+    found = {protocol: result(subjects, made, 0.0) for protocol in ("curve", "tail")}
+    for protocol, of in found.items():
+        of.protocol = protocol
+    words = {protocol: Judge(subjects, [of], 0, 64, 256, 0.1).answer().words for protocol, of in found.items()}
+    warning = " Under curve each length scores other tokens, so the limit is biased: the protocol tail scores the same."
+    assert words["curve"] == words["tail"] + warning
 
 
 def test_a_table_has_every_length_and_judges_the_target(models: ModelRegistry) -> None:
@@ -151,6 +176,7 @@ def judged(models: ModelRegistry, *curves: list[list[float]], tolerance: float =
 def result(subjects: list[Subject], curve: list[list[float]], half: float) -> PerplexityResult:
     named = {subject.label: values for subject, values in zip(subjects, curve, strict=True)}
     made = result_of(named, LENGTHS, trained_length=64)
+    made.protocol = "tail"
     for method, values in zip(made.methods, curve, strict=True):
         for at, value in zip(method.lengths, values, strict=True):
             at.interval = Interval(low=value * (1 - half), high=value * (1 + half), kind="documents")

@@ -211,7 +211,8 @@ def test_a_method_is_complete_with_all_its_documents(planning: Any) -> None:
 
 
 def test_a_sweep_keeps_whole_evaluations_or_the_first_ones_methods(planning: Any) -> None:
-    parts = [{"evaluation": "perplexity", "input": TEXT}, {"evaluation": "long_perplexity", "input": TEXT}]
+    curve = {"evaluation": "perplexity", "input": TEXT, "protocol": "curve"}
+    parts = [curve, {"evaluation": "long_perplexity", "input": TEXT}]
     methods = [{"method": "yarn", "factor": 2.0}, {"method": "none"}]
     fields = {"evaluation": "sweep", "evaluations": parts, "methods": methods, "factors": [2, 4], "lengths": [64, 256]}
     request, plan = planning(fields)

@@ -23,7 +23,7 @@ BODY: dict[str, Any] = {
     "methods": [{"method": "linear", "factor": 2.0}, {"method": "dynamic", "factor": 2.0}],
     "lengths": [64, 128],
     "evaluations": [
-        {"evaluation": "perplexity", "input": DOCUMENTS},
+        {"evaluation": "perplexity", "input": DOCUMENTS, "protocol": "curve"},
         {"evaluation": "long_perplexity", "input": DOCUMENTS, "long_context": 64, "alpha": 0.1, "beta": -9.0},
     ],
 }
