@@ -155,9 +155,9 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
             result = client.result(job.id)
             if report is not None:
                 save(report, client.download(job.id, "report.html", include_text=include_text))
-            if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:
-                save(policy, made.model_dump_json(indent=2).encode())
         deliver(result, names, plots, as_json=as_json, as_csv=as_csv)
+        if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:
+            save(policy, made.model_dump_json(indent=2).encode())
 
     _fit_options(run, evaluation)
     app.command(name.replace("_", "-"), help=help_text, context_settings={"ignore_unknown_options": True})(run)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.request import Bos, DocumentsRequest, Seed, Tokens
 from service.inputs import TextOrTokens
+from service.policy.auto import AUTO, is_auto
 
 
 class RecommendRequest(DocumentsRequest):
@@ -41,6 +42,14 @@ class RecommendRequest(DocumentsRequest):
     )
     seed: Seed = Field(0, description="Of the order of the windows.")
     bos: Bos = Field("auto", description="BOS at the start of every window; `auto` does what the tokenizer does.")
+
+    @model_validator(mode="after")
+    def _candidates_are_encodings(self) -> Self:
+        if any(map(is_auto, self.methods)):
+            raise ValueError(
+                f"methods: {AUTO} chooses among encodings and cannot be a candidate: name those to compare"
+            )
+        return self
 
     def length_values(self) -> list[int] | None:
         """The lengths with the target."""

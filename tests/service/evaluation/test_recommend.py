@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from service.evaluation.checks import InvalidEvaluation
@@ -271,6 +272,13 @@ def test_what_cannot_be_run_is_refused(models: ModelRegistry, fields: dict[str, 
     with pytest.raises(InvalidEvaluation, match=message) as refused:
         planned(models, **fields)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("auto", ["auto", {"method": "auto"}])
+def test_auto_is_no_candidate(auto: Any) -> None:
+    """Its policy could not be written, after everything was measured."""
+    with pytest.raises(ValidationError, match="auto chooses among encodings and cannot be a candidate"):
+        RecommendRequest(methods=["yarn:4", auto])
 
 
 def test_windows_have_places_of_their_own(models: ModelRegistry) -> None:
