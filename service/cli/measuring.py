@@ -69,7 +69,8 @@ def body_of(  # noqa: PLR0913 - one argument per option
     given = {field: value for field, value in (("input", texts), ("max_tokens", max_tokens)) if value is not None}
     body = {
         **request.placed(given, own),
-        "methods": encodings(pe, check=server is None),
+        # Beside factors, an encoding needs no factor.
+        "methods": encodings(pe, check=server is None and "factors" not in own),
         "lengths": lengths(lengths_),
         "model": model if server else None,
     }

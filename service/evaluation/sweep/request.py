@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from patches import KnownFields, examples, problems_of
+from patches import METHODS, KnownFields, examples, from_shorthand, problems_of
 from service.evaluation.catalogue import EVALUATIONS, IN_SWEEPS, union_of
 from service.evaluation.request import EvaluationRequest, Tokens
 from service.inputs import MOST_ENCODINGS
@@ -65,6 +65,16 @@ class SweepRequest(EvaluationRequest):
     )
     target: Target = Field(default_factory=Target)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _factors_stand_in(cls, fields: Any) -> Any:
+        """A method without its factor gets the first of ``factors``, which ``expanded`` replaces by every one."""
+        factors = fields.get("factors") if isinstance(fields, Mapping) else None
+        if not isinstance(factors, list) or not factors or fields.get("methods") is None:
+            return fields
+        methods = fields["methods"] if isinstance(fields["methods"], list) else [fields["methods"]]
+        return {**fields, "methods": [_with_factor(method, factors[0]) for method in methods]}
+
     @model_validator(mode="after")
     def _parts_leave_the_rest_to_the_sweep(self) -> Self:
         for index, part in enumerate(self.evaluations):
@@ -116,6 +126,17 @@ class SweepRequest(EvaluationRequest):
                 fields = method.model_dump(exclude_unset=True) | {"method": method.method}
                 several += [type(method).model_validate({**fields, "factor": factor}) for factor in self.factors]
         return list(dict.fromkeys(several))
+
+
+def _with_factor(given: Any, factor: Any) -> Any:
+    """``given`` with ``factor`` where its method requires one and has none; anything else as it is."""
+    try:
+        fields = from_shorthand(given) if isinstance(given, str) else given
+    except ValueError:
+        return given
+    name = fields.get("method") if isinstance(fields, Mapping) else None
+    field = METHODS[name].model_fields.get("factor") if isinstance(name, str) and name in METHODS else None
+    return {**fields, "factor": factor} if field is not None and "factor" not in fields else given
 
 
 def _takes_factor(method: Any) -> bool:

@@ -55,6 +55,14 @@ def test_every_method_that_takes_a_factor_is_measured_under_each() -> None:
     assert labels(repeated) == ["linear:2.0", "linear:8.0"]
 
 
+@pytest.mark.parametrize("linear", ["linear", {"method": "linear"}])
+def test_a_method_needs_no_factor_beside_factors(linear: Any) -> None:
+    assert labels(SweepRequest(methods=[linear, "none"], factors=[2, 8])) == ["linear:2.0", "linear:8.0", "none:-"]
+    assert labels(SweepRequest(methods=linear, factors=[4])) == ["linear:4.0"]
+    with pytest.raises(ValidationError, match="factor"):
+        SweepRequest(methods=[linear])
+
+
 def test_factors_keep_the_other_parameters() -> None:
     (method,) = SweepRequest(methods=[YARN | {"beta_fast": 16.0}], factors=[8]).expanded()
     assert method == parse({"method": "yarn", "factor": 8.0, "beta_fast": 16.0})
