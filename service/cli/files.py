@@ -23,7 +23,9 @@ def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
     texts = []
     for file in files:
         try:
-            texts.append(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+            # A byte order mark is no part of the text, and would be scored.
+            read = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
+            texts.append(read.removeprefix("\ufeff"))
         except OSError as error:
             close = close_name(file)
             fail(f"{file}: {error.strerror}" + (f"; did you mean the built-in document {close}?" if close else ""))
