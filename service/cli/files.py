@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,24 +16,50 @@ if TYPE_CHECKING:
 
 
 def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
-    """Names of the files, and the request's input: one text, several, or the name of a built-in document."""
+    """Names of the documents, and the request's input: one text, several, or the name of a built-in document.
+
+    A file is a document, and every line of a ``.jsonl`` file is one.
+    """
     from service.evaluation.documents import BUILT_IN, close_name
 
     if not files or (files[0] in BUILT_IN and len(files) == 1 and not Path(files[0]).exists()):
         return [], files[0] if files else None
-    texts = []
+    named: list[tuple[str, str]] = []
     for file in files:
         try:
             # A byte order mark is no part of the text, and would be scored.
             read = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
-            texts.append(read.removeprefix("\ufeff"))
+            named += _documents_in(file, read.removeprefix("\ufeff"))
         except OSError as error:
             close = close_name(file)
             fail(f"{file}: {error.strerror}" + (f"; did you mean the built-in document {close}?" if close else ""))
         except UnicodeDecodeError:
             fail(f"{file}: not UTF-8 text")
-    names = ["stdin" if file == "-" else Path(file).name for file in files]
-    return names, texts[0] if len(texts) == 1 else texts
+    texts = [text for _, text in named]
+    return [name for name, _ in named], texts[0] if len(texts) == 1 else texts
+
+
+def _documents_in(file: str, content: str) -> list[tuple[str, str]]:
+    """(name, text) of every document of a file: the field ``text`` of each line of a ``.jsonl`` file."""
+    name = "stdin" if file == "-" else Path(file).name
+    if not name.lower().endswith(".jsonl"):
+        return [(name, content)]
+    found = []
+    # A text may have other ends of lines inside.
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            fields = None
+        text = fields.get("text") if isinstance(fields, dict) else None
+        if not isinstance(text, str):
+            fail(f"{file}, line {number}: must be a JSON object whose field text is a string")
+        found.append((f"{name}:{number}", text))
+    if not found:
+        fail(f"{file}: has no document")
+    return found
 
 
 def check_outputs(

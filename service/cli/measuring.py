@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 Files = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[FILE]...", help="Text files, each a document; '-' is stdin. None: a built-in document."),
+    typer.Argument(
+        metavar="[FILE]...",
+        help="Text files, each a document; .jsonl: a `text` per line; '-' is stdin. None: a built-in document.",
+    ),
 ]
 LengthList = Annotated[
     str | None,
