@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from service.evaluation.formatting import listed
 from service.evaluation.results import EvaluationResult, Score, Scores
 from service.evaluation.statistics import paired_probability
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
@@ -146,11 +147,23 @@ class Judge:
             return f"; nothing was found by {itself}, so there is nothing to compare with."
         tolerance = f"{100 * self._tolerance:.3g}%"
         if chosen is None:
-            return f"; no method stays within {tolerance} of {itself}."
+            return self._nothing_is_enough(f"stays within {tolerance} of {itself}")
         who = "" if [chosen.label] == list(first) else f"{chosen.label} is "
         doubt = "" if chosen.sure else ", though its interval reaches across the limit"
         cheapest = f"the cheapest {self._without(chosen)}that is good enough"
         return f", and {who}{cheapest}: within {tolerance} of {itself}{doubt}.{self._caution()}"
+
+    def _nothing_is_enough(self, stays: str) -> str:
+        """No value is within the limit; some intervals may be."""
+        unsure = [
+            method.label
+            for method in self.methods()
+            if not method.sure and any(at.limit is not None and at.interval and not at.sure for at in method.judgements)
+        ]
+        if not unsure:
+            return f"; no method {stays}."
+        those = f"interval of {unsure[0]} reaches" if len(unsure) == 1 else f"intervals of {listed(unsure)} reach"
+        return f"; no method surely {stays}, but the {those} across the limit.{self._caution()}"
 
     def _without(self, chosen: SweepMethod) -> str:
         """Words for the windowed methods that are cheaper than the ``chosen`` one, and good enough by perplexity."""

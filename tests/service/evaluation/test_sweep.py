@@ -217,6 +217,21 @@ def test_no_method_need_be_good_enough(models: ModelRegistry) -> None:
     assert answer.words.endswith("; no method stays within 10% of the model itself at 64 tokens.")
 
 
+def test_nothing_good_enough_is_unsure_where_an_interval_reaches_across_the_limit(models: ModelRegistry) -> None:
+    curve = [[10, 90], [10, 60], [11, 11.3], [10, 11.4]]
+    answer = judged(models, curve, half=0.05).answer()
+    assert answer.cheapest_adequate is None
+    assert (
+        "; no method surely stays within 10% of the model itself at 64 tokens, but the intervals of yarn(factor=4) and "
+        "streaming reach across the limit. Perplexity does not show that streaming cannot recall" in answer.words
+    )
+    curve[3] = [10, 40]
+    assert (
+        "but the interval of yarn(factor=4) reaches across the limit."
+        in judged(models, curve, half=0.05).answer().words
+    )
+
+
 def test_several_evaluations_have_to_agree(models: ModelRegistry) -> None:
     good, bad = [[10, 90], [10, 10.2], [11, 10.9], [10, 10.1]], [[10, 90], [10, 10.2], [11, 20], [10, 30]]
     judge = judged(models, good, bad)
