@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 OTHERS = "Its perplexity is that of the ends of these windows, so the evaluation perplexity has other values."
 """For readers who compare the two."""
 
+FEWER = "Candidates that left early read fewer windows: only their loss above the best, over shared windows, compares."
+"""For readers of a table with such candidates."""
+
 Verdict = Literal["recommended", "tied", "worse", "dropped", "windowed"]
 
 RecallShown = Literal["yes", "no", "unsure"]
@@ -166,14 +169,16 @@ class RecommendResult(EvaluationResult):
     def overview(self) -> Overview:
         """One row per candidate at the target length, the best first."""
         ranked = self.ranked()
+        most = max((at.windows for _, at in ranked), default=0)
+        fewer = [FEWER] if any(at.windows < most for _, at in ranked) else []
         best = frozenset(row for row, (method, _) in enumerate(ranked) if method.verdict == "recommended")
         return Overview(
             columns=["method", "perplexity", "recall", "above", "windows", "verdict"],
             rows=[
                 [
                     name_of(method, self),
-                    short_number(at.perplexity),
-                    percent(at.recall),
+                    short_number(at.perplexity) if at.windows == most else "-",
+                    percent(at.recall) if at.windows == most else "-",
                     f"{at.difference:.3f}",
                     str(at.windows),
                     method.verdict,
@@ -181,7 +186,7 @@ class RecommendResult(EvaluationResult):
                 for method, at in ranked
             ],
             best=best,
-            caption=" ".join([*self.answer.words[1:], OTHERS]),
+            caption=" ".join([*self.answer.words[1:], OTHERS, *fewer]),
         )
 
     def ranked(self) -> list[tuple[RecommendMethod, AtLength]]:

@@ -131,6 +131,18 @@ def test_the_best_is_found_and_named_with_its_evidence(models: ModelRegistry) ->
     assert {method.verdict for method in result.methods} == {"recommended", "worse", "dropped"}
 
 
+def test_a_table_compares_numbers_of_the_same_windows_only(models: ModelRegistry) -> None:
+    result, _ = answered(planned(models), {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, (2.0, 0.9))
+    table = result.overview()
+    assert table is not None
+    shown = {row[0]: (row[1] != "-", row[2] != "-", row[4]) for row in table.rows}
+    assert shown[GOOD] == shown["default"] == (True, True, "16")
+    assert {shown[method.label] for method, _ in result.ranked() if method.verdict == "dropped"} <= {
+        *((False, False, windows) for windows in ("1", "4"))
+    }
+    assert "Candidates that left early read fewer windows" in table.caption
+
+
 def test_an_encoding_that_forgets_loses_to_one_that_recalls(models: ModelRegistry) -> None:
     forgets = dict.fromkeys(WINDOWED, (1.8, 0.1))
     result, _ = answered(planned(models), {"others": (3.0, 0.1), GOOD: (2.0, 0.8), **forgets}, (2.0, 0.9))
