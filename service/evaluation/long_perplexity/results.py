@@ -75,6 +75,10 @@ class LongPerplexityResult(EvaluationResult):
         """One row per method and length."""
         return [self._row(method, at) for method in self.methods for at in method.lengths]
 
+    def scores_the_same(self) -> bool:
+        """Under ``curve`` a longer length scores more of the document."""
+        return self.protocol != "curve"
+
     def scores(self) -> Scores:
         """Perplexity of key tokens, at the lengths that score any."""
         by_method = [

@@ -25,6 +25,7 @@ from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT
 from tests.service.evaluation.prompting import finish, registry, settings_of
 from tests.service.figures import examples
+from tests.service.figures.measured import long_perplexity
 from tests.service.results import result_of
 
 YARN, LINEAR = {"method": "yarn", "factor": 4.0}, {"method": "linear", "factor": 2.0}
@@ -101,6 +102,10 @@ def test_a_sweep_by_curve_warns_of_other_tokens(models: ModelRegistry) -> None:
     words = {protocol: Judge(subjects, [of], 0, 64, 256, 0.1).answer().words for protocol, of in found.items()}
     warning = " Under curve each length scores other tokens, so the limit is biased: the protocol tail scores the same."
     assert words["curve"] == words["tail"] + warning
+    assert [long_perplexity().model_copy(update={"protocol": name}).scores_the_same() for name in found] == [
+        False,
+        True,
+    ]
 
 
 def test_a_table_has_every_length_and_judges_the_target(models: ModelRegistry) -> None:
