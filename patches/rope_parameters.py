@@ -53,8 +53,8 @@ def rope_parameters(resolved: ResolvedRecipe, geometry: RopeGeometry, length: in
     """Equal ways to write an encoding for a reserved length in tokens, the most specific first.
 
     A type that transformers names comes first, and it may follow the length. A base alone comes next, if one gives the
-    same frequencies. The last way has a divisor per pair. DeepSeek's form of YaRN
-    is the only way to write itself. Entries with the default of every reader are left out.
+    same frequencies. The last way has a divisor per pair. DeepSeek's form of YaRN is the only way to write itself.
+    Entries with the default of every reader are left out.
 
     Raises:
         NoRopeParameters: naming the part that is more than a frequency per pair and a factor on cos and sin.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -24,7 +23,7 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer, self._tokens = tokenizer, max(vocab_size, len(tokenizer))
         self._eos_token_ids = [token for token in eos_token_ids if token < vocab_size]
-        self._lock, self._tried = threading.Lock(), OrderedDict[str, None]()
+        self._lock, self._tried = threading.Lock(), dict[str, None]()
 
     def is_tried(self, grammar: str) -> bool:
         """True if ``grammar`` has passed a trial lately."""
@@ -34,7 +33,7 @@ class Grammars:
         """Note that ``grammar`` has passed a trial. On the event loop."""
         self._tried[grammar] = None
         if len(self._tried) > KEPT:
-            self._tried.popitem(last=False)
+            del self._tried[next(iter(self._tried))]
 
     def compiled(self, grammar: str) -> Grammar:
         """``grammar``, which has passed a trial, at the start of one answer.

@@ -5,8 +5,8 @@ Every route that generates takes this way, so that all of them refuse the same t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -174,6 +174,7 @@ async def prepare(
     log_prompts(request, given)
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
+    forms = {model.name: await _tried(request, model, wanted.structure) for model, *_ in targets}
     prepared = []
     for number, (index, (model, method, pe_param)) in enumerate(pairs):
         tokens = len(prompts[index].token_ids)
@@ -186,7 +187,7 @@ async def prepare(
         score_ticket = tickets[len(places) + number] if wanted.scored else None
         length = tokens + max_tokens
         chosen = method.at(length), resolved, max_tokens, choice_of(method, length, model, request)
-        own = mine, score_ticket, await _grammars(request, model, wanted)
+        own = mine, score_ticket, await _grammars(request, model, wanted, forms[model.name])
         prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, *own))
     sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
     check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))
@@ -194,27 +195,44 @@ async def prepare(
     return prepared
 
 
-async def _grammars(request: Request, model: ServedModel, wanted: Wanted) -> list[Grammar]:
-    """A grammar for each answer to a prompt, compiled for the tokens of ``model``. A child process tries it first.
+async def _tried(request: Request, model: ServedModel, structure: Structure | None) -> str | None:
+    """The text of a grammar that a child process has compiled, lately or now.
 
     Raises:
-        ApiError: when it cannot be.
+        ApiError: when it cannot.
     """
-    structure = wanted.structure
     if structure is None:
-        return []
+        return None
     workers: Workers = request.app.state.workers
-    try:
+    with _refused(structure):
         text = await run_in_threadpool(structure.build)
         if not model.grammars.is_tried(text):
             if problem := await workers.render(tried, text):
                 raise GrammarRefused(problem)
             model.grammars.passed(text)
+    return text
+
+
+async def _grammars(request: Request, model: ServedModel, wanted: Wanted, text: str | None) -> list[Grammar]:
+    """A grammar for each answer to a prompt, compiled for the tokens of ``model`` from ``text``.
+
+    Raises:
+        ApiError: when the model cannot follow it.
+    """
+    if wanted.structure is None or text is None:
+        return []
+    workers: Workers = request.app.state.workers
+    with _refused(wanted.structure):
         return await workers.run(lambda: [model.grammars.compiled(text) for _ in range(wanted.answers)])
-    except ChildFailed as error:
-        raise bad_request(f"{structure.param}: too large to compile", structure.param) from error
-    except GrammarRefused as error:
-        raise bad_request(f"{structure.param}: {error}", structure.param) from error
+
+
+@contextmanager
+def _refused(structure: Structure) -> Iterator[None]:
+    try:
+        yield
+    except (ChildFailed, GrammarRefused) as error:
+        why = "too large to compile" if isinstance(error, ChildFailed) else str(error)
+        raise bad_request(f"{structure.param}: {why}", structure.param) from error
 
 
 def _longest(model: ServedModel, method: Method) -> int:

@@ -6,8 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -22,15 +21,14 @@ from service.api.openai.answers import (
     CalledFunction,
     Chat,
     ChatChoice,
-    ChatFinishReason,
     ChatLogprobs,
     ChatMessage,
     ToolCall,
     Usage,
 )
-from service.api.openai.conversation import Conversation, prepared_conversation
+from service.api.openai.conversation import Conversation, Part, prepared_conversation
 from service.api.openai.schemas import ChatRequest
-from service.api.openai.tools.reading import Call, Said
+from service.api.openai.tools.reading import Call
 
 router = APIRouter(tags=["openai"], route_class=Route)
 
@@ -45,14 +43,6 @@ async def chat(body: ChatRequest, request: Request) -> Response | Chat:
     return await answer.whole()
 
 
-class _Part(NamedTuple):
-    """An answer's part from one step."""
-
-    piece: Piece
-    said: Said
-    finish_reason: ChatFinishReason | None
-
-
 def _written(call: Call) -> ToolCall:
     return ToolCall(function=CalledFunction(name=call.name, arguments=call.arguments))
 
@@ -61,7 +51,7 @@ class _Answer:
     """One conversation, answered ``n`` times."""
 
     def __init__(self, body: ChatRequest, conversation: Conversation) -> None:
-        self._body, self._prepared, self._readers = body, conversation.prepared, conversation.readers
+        self._body, self._conversation, self._prepared = body, conversation, conversation.prepared
         self._names = TokenNames(conversation.name.served.tokenizer)
         self._completion_tokens = 0
         self._frame = {
@@ -118,7 +108,7 @@ class _Answer:
         if streams.include_usage:
             send([], self._usage(self._completion_tokens))
 
-    def _deltas(self, part: _Part, calls: int) -> Iterator[dict[str, Any]]:
+    def _deltas(self, part: Part, calls: int) -> Iterator[dict[str, Any]]:
         """Fields of the chunks of one part, which comes behind ``calls`` calls."""
         said, shown = part.said, self._logprobs([part.piece])
         if said.reasoning:
@@ -132,22 +122,13 @@ class _Answer:
             echo = {"pe": self._prepared.pe, "auto": auto and auto.model_dump()}
             yield {"delta": {}, "finish_reason": part.finish_reason, **echo}
 
-    async def _parts(self, index: int) -> AsyncGenerator[_Part]:
-        reader, several, has_called = self._readers[index], self._body.offer.several, False
+    async def _parts(self, index: int) -> AsyncGenerator[Part]:
         sampling = self._body.sampling(index, self._body.alternatives)
-        async with aclosing(self._prepared.generate(index, sampling)) as pieces:
-            async for piece in pieces:
-                said = reader.take(piece.text, final=piece.finish_reason is not None)
-                if not several:
-                    said = replace(said, calls=said.calls[:1])
-                has_called = has_called or bool(said.calls)
-                finish_reason: ChatFinishReason | None = piece.finish_reason
-                if has_called and (finish_reason == "stop" or not (several or finish_reason)):
-                    finish_reason = "tool_calls"
-                yield _Part(piece, said, finish_reason)
-                if finish_reason is not None:
-                    self._completion_tokens += len(piece.generation.token_ids)
-                    break
+        async with aclosing(self._conversation.parts(index, sampling)) as parts:
+            async for part in parts:
+                yield part
+                if part.finish_reason is not None:
+                    self._completion_tokens += len(part.piece.generation.token_ids)
 
     def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs | None:
         if not self._body.logprobs:

@@ -2,27 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
+from service.api.generation.pieces import Piece
 from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
 from service.api.generation.prompts import check_at_most
+from service.api.openai.answers import ChatFinishReason
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import ConversationBody
-from service.api.openai.tools.reading import Reader
+from service.api.openai.tools.offer import Offer
+from service.api.openai.tools.reading import Reader, Said
 from service.api.quotas import set_deadline
+from service.engine.request import SamplingParams
 from service.errors import bad_request
 from service.settings import Settings
 
 
-class Conversation(NamedTuple):
-    """The model that a request names, the prompt that its conversation is, and a reader for each answer."""
+class Part(NamedTuple):
+    """An answer's part from one step."""
+
+    piece: Piece
+    said: Said
+    finish_reason: ChatFinishReason | None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The model that a request names, the prompt that its conversation is, its ``offer``, and a reader per answer."""
 
     name: Named
     prepared: PreparedPrompt
+    offer: Offer
     readers: list[Reader]
+
+    async def parts(self, answer: int, sampling: SamplingParams) -> AsyncGenerator[Part]:
+        """Parts of one answer, the last of them with a finish reason. A call ends it if only one may come."""
+        has_called = False
+        async with aclosing(self.prepared.generate(answer, sampling)) as pieces:
+            async for piece in pieces:
+                said = self.readers[answer].take(piece.text, final=piece.finish_reason is not None)
+                if not self.offer.several:
+                    said = replace(said, calls=said.calls[:1])
+                has_called = has_called or bool(said.calls)
+                finish_reason: ChatFinishReason | None = piece.finish_reason
+                if has_called and (finish_reason == "stop" or not (self.offer.several or finish_reason)):
+                    finish_reason = "tool_calls"
+                yield Part(piece, said, finish_reason)
+                if finish_reason is not None:
+                    break
 
 
 async def prepared_conversation(body: ConversationBody, request: Request) -> Conversation:
@@ -58,4 +91,4 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     text = await run_in_threadpool(body.templated, *written)
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
     readers = await run_in_threadpool(lambda: [offer.reader(name.served, text) for _ in range(body.answers)])
-    return Conversation(name, prepared, readers)
+    return Conversation(name, prepared, offer, readers)

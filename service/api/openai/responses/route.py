@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -47,21 +46,14 @@ class _Answer:
 
     async def whole(self, send: Send = lambda kind, **fields: None) -> ResponseObject:
         """The response at its end; ``send`` gets the events of its items."""
-        items, called = Items(send), False
-        several = self._body.offer.several
-        (reader,) = self._conversation.readers
-        if not self._body.offer.functions:
+        items = Items(send)
+        if not self._conversation.offer.functions:
             items.open_message()
-        async with aclosing(self._conversation.prepared.generate(0, self._body.sampling())) as pieces:
-            async for piece in pieces:
-                said = reader.take(piece.text, final=piece.finish_reason is not None)
-                items.add(said if several else replace(said, calls=said.calls[:1]))
-                called = called or bool(said.calls)
-                if called and not several:
-                    break
-        cut_off = piece.finish_reason == "length"
-        status: Status = "incomplete" if cut_off else "completed"
-        return self._response(status, items.closed(status), piece.generation)
+        async with aclosing(self._conversation.parts(0, self._body.sampling())) as parts:
+            async for part in parts:
+                items.add(part.said)
+        status: Status = "incomplete" if part.finish_reason == "length" else "completed"
+        return self._response(status, items.closed(status), part.piece.generation)
 
     async def stream(self, emit: Emit) -> None:
         def send(kind: str, **fields: Any) -> None:
