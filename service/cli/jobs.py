@@ -18,6 +18,7 @@ from service.cli.files import save
 from service.cli.measuring import AsCsv, AsJson, show
 from service.cli.options import Server
 from service.cli.terminal import new_table, print_table, printable, stderr, stdout
+from service.jobs.records import JobState
 
 if TYPE_CHECKING:
     from service.client import JobInfo, Ropeway
@@ -59,11 +60,13 @@ def _whole(client: Ropeway, job_id: str) -> str:
 
 @jobs.command("list")
 def list_jobs(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most jobs.")] = 20, server: Server = None
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most jobs.")] = 20,
+    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
+    server: Server = None,
 ) -> None:
     """The newest jobs, newest first."""
     with _connected(server) as client:
-        found = client.jobs(limit=limit)
+        found = client.jobs(limit=limit, state=state)
     table = new_table("job", "evaluation", "state", "units", "created")
     for job in found:
         units = f"{job.units_done}/{job.units_total}"

@@ -83,20 +83,26 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings, most
     for index, item in enumerate(several):
         name = f"input[{index}]" if len(several) > 1 else "input"
         if isinstance(item, str) and len(item) > settings.max_text_bytes:
-            raise InvalidEvaluation("input", f"a text may have at most {settings.max_text_bytes} characters")
+            raise InvalidEvaluation("input", _of(name, f"a text may have at most {settings.max_text_bytes} characters"))
         if not isinstance(item, str):
             documents.append(from_token_ids(name, item, served.tokenizer))
         elif item in BUILT_IN:
             documents.append(built_in(item, served.tokenizer))
         elif (wrong := mistaken(item)) is not None:
-            raise InvalidEvaluation("input", wrong)
+            raise InvalidEvaluation("input", _of(name, wrong))
         else:
             documents.append(from_text(name, item, served.tokenizer))
     for document in documents:
         outside = next((t for t in document.token_ids if t >= served.vocab_size), None)
         if outside is not None:
-            raise InvalidEvaluation("input", f"token id {outside} is outside 0..{served.vocab_size - 1}")
+            problem = f"token id {outside} is outside 0..{served.vocab_size - 1}"
+            raise InvalidEvaluation("input", _of(document.name, problem))
     return [document.cut(most) for document in documents]
+
+
+def _of(name: str, problem: str) -> str:
+    """``problem`` with the name of its document, where there are several."""
+    return problem if name == "input" else f"{name}: {problem}"
 
 
 def bos_of(wanted: Bos, served: ServedModel) -> int | None:
@@ -123,16 +129,20 @@ def lengths_of(
     Raises:
         InvalidEvaluation: for lengths beyond a document or beyond the server.
     """
-    shortest = min(len(document.token_ids) for document in documents) + special
+    document = min(documents, key=lambda document: len(document.token_ids))
+    shortest = len(document.token_ids) + special
     longest = min(shortest, served.engine.scores.most)
     if wanted is None:
         if longest < 2:
-            raise InvalidEvaluation("input", "needs at least 2 tokens to score one")
+            raise InvalidEvaluation("input", _of(document.name, "needs at least 2 tokens to score one"))
         lengths = doubling_lengths(served.trained_length, min(longest, DEFAULT_REACH * served.trained_length))
     else:
         lengths = sorted(set(wanted))
         if lengths[-1] > shortest:
-            raise InvalidEvaluation("lengths", f"{lengths[-1]} is beyond the shortest document: at most {shortest}")
+            which = "" if len(documents) == 1 else f", {document.name}"
+            raise InvalidEvaluation(
+                "lengths", f"{lengths[-1]} is beyond the shortest document{which}: at most {shortest}"
+            )
         server_takes(lengths[-1], served)
     at_most("lengths", len(lengths), settings.max_lengths)
     return lengths

@@ -83,13 +83,13 @@ class ActiveJob:
 
 
 class ActiveJobs:
-    """Jobs by their numbers. ``in_flight`` shows clients the tokens of units at work: job id -> tokens.
+    """Jobs by their numbers. ``in_flight`` shows clients the tokens of units at work, by job id and position.
 
     ``leased`` are the jobs whose leases are renewed: the active ones, and those being planned. ``added`` fires when a
     job may be new or cancelled, ``changed`` when one gets further. ``closed``: the runner ends.
     """
 
-    def __init__(self, in_flight: dict[str, int]) -> None:
+    def __init__(self, in_flight: dict[str, dict[int, int]]) -> None:
         self.active: dict[int, ActiveJob] = {}
         self.leased: set[int] = set()
         self.added, self.changed = Signal(), Signal()
@@ -97,9 +97,8 @@ class ActiveJobs:
         self.closed = False
 
     def note_in_flight(self, job: ActiveJob) -> None:
-        tokens = 0 if job.dropped else sum(job.in_flight.values())
-        if tokens:
-            self.in_flight[job.id] = tokens
+        if job.in_flight and not job.dropped:
+            self.in_flight[job.id] = dict(job.in_flight)
         else:
             self.in_flight.pop(job.id, None)
 

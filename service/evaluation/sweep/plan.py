@@ -148,5 +148,7 @@ def _part(
     except InvalidEvaluation as error:
         own = error.param.partition(".")[0] not in ("lengths", "methods")
         param = f"evaluations.{index}.{error.param}" if own else error.param
-        raise InvalidEvaluation(param, _message(error)) from error
+        added = set(lengths) - set(request.length_values() or lengths)
+        why = "".join(f"; a sweep also measures {length} tokens" for length in sorted(added)) if not own else ""
+        raise InvalidEvaluation(param, _message(error) + why) from error
     return plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,7 +39,8 @@ SHOWN = (
 class JobStore:
     """Jobs of every tenant in one database. Every call is synchronous and one transaction.
 
-    ``in_flight`` has the progress of running units in this process: job id -> tokens.
+    ``in_flight`` has the progress of running units in this process: job id -> position -> tokens. Its values are
+    replaced, never changed.
     """
 
     def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
@@ -48,7 +49,7 @@ class JobStore:
         """
         self.database = Database(url, connections)
         self.owner = Owner.this()
-        self.in_flight: dict[str, int] = {}
+        self.in_flight: dict[str, dict[int, int]] = {}
 
     def add(
         self,
@@ -113,9 +114,10 @@ class JobStore:
         Raises:
             UnknownJob: when ``tenant`` has no such job.
         """
+        in_flight = dict(self.in_flight)
         with self.database.reading() as session:
             job = _job(session, tenant, job_id)
-            return self._info(session, job, job.request if with_request else {})
+            return self._info(session, job, job.request if with_request else {}, in_flight)
 
     def list(
         self, tenant: str, *, state: JobState | None = None, limit: int = 100, before: str | None = None
@@ -130,10 +132,11 @@ class JobStore:
         query = select(Job, short).where(Job.tenant == tenant).order_by(Job.number.desc()).limit(limit)
         if state is not None:
             query = query.where(Job.state == state)
+        in_flight = dict(self.in_flight)
         with self.database.reading() as session:
             if before is not None:
                 query = query.where(Job.number < _job(session, tenant, before).number)
-            return [self._info(session, job, asked or {}) for job, asked in session.execute(query)]
+            return [self._info(session, job, asked or {}, in_flight) for job, asked in session.execute(query)]
 
     def unfinished(self, tenant: str | None = None) -> int:
         """Jobs of ``tenant``, or of all, that are queued or running."""
@@ -252,12 +255,20 @@ class JobStore:
     def close(self) -> None:
         self.database.close()
 
-    def _info(self, session: Session, job: Job, request: dict[str, Any]) -> JobInfo:
+    def _info(
+        self,
+        session: Session,
+        job: Job,
+        request: dict[str, Any],
+        in_flight: Mapping[str, Mapping[int, int]] | None = None,
+    ) -> JobInfo:
+        """``in_flight`` was taken before the session began. A unit that ends meanwhile then counts once."""
         unfinished = job.state in UNFINISHED
-        in_flight = self.in_flight.get(job.id, 0) if unfinished else 0
+        at_work = (self.in_flight if in_flight is None else in_flight).get(job.id, {}) if unfinished else {}
+        tokens = sum(at_work.values()) - sum(at_work[p] for p in units.finished_among(session, job.number, at_work))
         if job.state == "running":
-            in_flight += units.progress(session, job.number, without=str(self.owner))
-        done = min(job.tokens_done + in_flight, job.tokens_total)
+            tokens += units.progress(session, job.number, without=str(self.owner))
+        done = min(job.tokens_done + tokens, job.tokens_total)
         measured = job.tokens_done - job.tokens_reused
         left = job.seconds / measured * (job.tokens_total - done) if unfinished and measured else None
         values = {name: getattr(job, name) for name in SHOWN}

@@ -134,6 +134,14 @@ def finished_keys(session: Session, job: int) -> dict[int, str]:
     return dict(session.execute(rows).all())
 
 
+def finished_among(session: Session, job: int, positions: Collection[int]) -> list[int]:
+    """Those of ``positions`` whose units are finished."""
+    if not positions:
+        return []
+    row = FinishedUnit
+    return list(session.scalars(select(row.position).where(row.job == job, row.position.in_(positions))))
+
+
 def add_finished(session: Session, job: Job, unit: Finished) -> None:
     """Count and number a finished unit."""
     reused = unit.data is None

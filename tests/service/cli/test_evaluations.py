@@ -188,6 +188,8 @@ def test_a_job_in_the_background_is_found_again(server: str, text: str) -> None:
     assert "long_perplexity" in json.loads(succeeded("jobs", "show", job_id[:16], "--server", server))["evaluation"]
     assert job_id[:12] in succeeded("jobs", "list", "--server", server)
     assert "64" in succeeded("jobs", "follow", job_id, "--server", server)
+    for state, listed in (("done", True), ("failed", False)):
+        assert (job_id[:12] in succeeded("jobs", "list", "--state", state, "--server", server)) is listed
 
 
 def test_results_of_a_job(server: str, done: str, tmp_path: Path) -> None:

@@ -66,6 +66,23 @@ def test_a_name_that_is_no_built_in_document_is_not_scored(models: ModelRegistry
     assert refused.value.param == "input"
 
 
+@pytest.mark.parametrize(
+    ("given", "lengths", "message"),
+    [
+        ([TEXT, "A short text."], [64], "lengths: 64 is beyond the shortest document, input[1]: at most "),
+        (["A short text."], [64], "lengths: 64 is beyond the shortest document: at most "),
+        ([TEXT, [1, 2, 1 << 20]], [2], "input: input[1]: token id 1048576 is outside 0.."),
+        ([TEXT, "read.txt"], [2], "input: input[1]: 'read.txt' looks like the name of a file"),
+        ([TEXT, [5]], None, "input: input[1]: needs at least 2 tokens"),
+    ],
+)
+def test_an_error_names_one_of_several_documents(
+    models: ModelRegistry, given: list[Any], lengths: list[int] | None, message: str
+) -> None:
+    with pytest.raises(InvalidEvaluation, match=f"^{re.escape(message)}"):
+        planned(models, "perplexity", input=given, lengths=lengths, bos="never")
+
+
 @pytest.mark.parametrize("given", ["ropeways", f"see {next(iter(BUILT_IN))[:-1]}", "read a.txt", "3.14159", "e.g.text"])
 def test_a_short_text_is_scored_all_the_same(models: ModelRegistry, given: str) -> None:
     assert planned(models, "perplexity", input=given, lengths=[2]).tokens

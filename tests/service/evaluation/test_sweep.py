@@ -156,6 +156,12 @@ def test_what_is_wrong_is_named(models: ModelRegistry, body: dict[str, Any], par
     assert str(refused.value).count(param) == 1
 
 
+def test_lengths_that_the_sweep_adds_are_named_where_one_is_at_fault(models: ModelRegistry) -> None:
+    with pytest.raises(InvalidEvaluation, match=r"64 tokens are too few.*; a sweep also measures 64 ") as refused:
+        plan(models, methods=[YARN], lengths=[512], target={"length": 512}, evaluations=["passkey"])
+    assert refused.value.param == "lengths"
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

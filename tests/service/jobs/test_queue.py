@@ -47,8 +47,11 @@ class TestWork:
             (3, True, 2.1),
         ]
         assert store.done_units(job.id, after=2) == done[2:]
-        store.in_flight[job.id] = 30
+        store.in_flight[job.id] = {0: 30}
         assert (store.get("anna", job.id).tokens_done, store.get("anna", job.id).seconds_left) == (210, 1.0 / 120 * 150)
+        store.in_flight[job.id] = {0: 30, 4: 60}
+        assert store.get("anna", job.id).tokens_done == 210, "a unit that has just ended counts once"
+        assert [info.tokens_done for info in store.list("anna")] == [210]
 
     def test_what_was_finished_of_another_plan_counts_no_longer(self, store: JobStore) -> None:
         queue = queue_of(store)

@@ -153,7 +153,7 @@ def test_progress_of_other_processes_is_counted(store: JobStore) -> None:
     assert taken(elsewhere, number, 1) == [0]
     elsewhere.beat([number], {(number, 0): 30})
     assert store.get("anna", job.id).tokens_done == 30
-    store.in_flight[job.id] = 12
+    store.in_flight[job.id] = {1: 12}
     assert store.get("anna", job.id).tokens_done == 42
     elsewhere.record(number, [unit(0)])
     assert store.get("anna", job.id).tokens_done == 72
