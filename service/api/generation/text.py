@@ -9,6 +9,9 @@ from typing import Any
 CONTEXT = 6
 """Tokens of a prompt that the first one of an answer is read with."""
 
+MOST_SILENT = 64
+"""Tokens without text that are decoded again with the next one."""
+
 LONGEST = 4
 """Bytes of a character."""
 
@@ -56,8 +59,12 @@ class TextStream:
             return before_stops + self.push(token_ids, final=final)
         before, after = self._decode(token_ids, self._read), self._decode(token_ids, len(token_ids))
         if final or not after.endswith("\ufffd"):
-            self.text += _added(before, after)
-            self._prefix, self._read = self._start(self._read, token_ids), len(token_ids)
+            added = _added(before, after)
+            self.text += added
+            # A word behind a special token that is skipped would be the first one, which has no space.
+            if added or len(token_ids) - self._prefix > MOST_SILENT:
+                self._prefix = self._start(self._read, token_ids)
+            self._read = len(token_ids)
         if len(token_ids) <= self._min_tokens:
             self._begin = len(self.text)
         return self._release(final)
@@ -111,10 +118,16 @@ class TextStream:
 
 
 def _added(before: str, after: str) -> str:
-    """The text that ``after`` has behind ``before``, or behind their common start: half a character can become one."""
+    """The text that ``after`` has behind ``before``, or behind their common start: half a character can become one.
+
+    SentencePiece decodes bytes in a row as one. If the last character is not whole, each of them is a replacement
+    character, also those that were text before.
+    """
     if after.startswith(before):
         return after[len(before) :]
-    return after[next(at for at, pair in enumerate(zip(before, after + "\0", strict=False)) if pair[0] != pair[1]) :]
+    common = next(at for at, pair in enumerate(zip(before, after + "\0", strict=False)) if pair[0] != pair[1])
+    shown = before[common:]
+    return after[common + (0 if "\ufffd" in shown else len(shown.encode())) :]
 
 
 def _overlap(text: str, stop: str) -> int:

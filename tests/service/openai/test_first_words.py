@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -50,6 +51,41 @@ def test_a_first_word_of_all_has_none(llama2: Any) -> None:
     answer = ids_of(llama2, "▁rope", "s")
     for context in ([], ids_of(llama2, "<bos>")):
         assert TextStream(llama2, context=context).push(answer, final=True) == "ropes"
+
+
+@pytest.mark.parametrize("silent", [1, 3, 40])
+def test_a_word_behind_special_tokens_keeps_its_space(llama2: Any, silent: int) -> None:
+    prompt = ids_of(llama2, "<bos>", "▁the")
+    answer = ids_of(llama2, "▁rope", *["<bos>"] * silent, "▁is", "▁the", "<bos>", "s")
+    stream = TextStream(llama2, context=prompt)
+    pieces = [stream.push(answer[: n + 1], final=n == len(answer) - 1) for n in range(len(answer))]
+    assert pieces == [" rope", *[""] * silent, " is", " the", "", "s"]
+    assert "the" + "".join(pieces) == llama2.decode([*prompt, *answer], skip_special_tokens=True)
+    stopped = TextStream(llama2, [" is"], context=prompt)
+    assert [stopped.push(answer[: n + 1], final=False) for n in range(silent + 2)] == [" rope", *[""] * (silent + 1)]
+    assert stopped.stopped
+
+
+def test_special_tokens_without_end_are_not_decoded_again_and_again(llama2: Any) -> None:
+    answer = ids_of(llama2, "▁rope", *["<bos>"] * 500, "▁is")
+    stream, decoded = TextStream(llama2), list[int]()
+
+    def decode(ids: list[int], **options: Any) -> str:
+        decoded.append(len(ids))
+        return str(llama2.decode(ids, **options))
+
+    stream._tokenizer = SimpleNamespace(decode=decode, convert_ids_to_tokens=llama2.convert_ids_to_tokens)
+    text = "".join(stream.push(answer[: n + 1], final=n == len(answer) - 1) for n in range(len(answer)))
+    assert (text.replace(" ", ""), max(decoded) < 80) == ("ropeis", True)
+
+
+def test_a_byte_before_a_broken_character_is_given_once(llama2: Any) -> None:
+    answer = ids_of(llama2, "▁the", "<0x0A>", "<0xF0>")
+    stream = TextStream(llama2, context=ids_of(llama2, "▁the"))
+    assert [stream.push(answer[: n + 1], final=n == 2) for n in range(3)] == [" the", "\n", "\ufffd"]
+    goes_on = TextStream(llama2, context=ids_of(llama2, "▁the"))
+    answer = ids_of(llama2, "<0x0A>", *(f"<0x{byte:02X}>" for byte in "é".encode()), "s")
+    assert [goes_on.push(answer[: n + 1], final=n == 3) for n in range(4)] == ["\n", "", "é", "s"]
 
 
 def test_a_character_that_the_prompt_has_begun(llama2: Any) -> None:
