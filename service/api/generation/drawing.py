@@ -9,7 +9,7 @@ from pydantic import Field
 from patches import KnownFields
 from service.api.generation.structure import Structure, StructuredOutputs
 from service.engine.request import SamplingParams
-from service.errors import bad_request
+from service.errors import ApiError, bad_request
 from service.inputs import Stops, TokenId
 from service.models.registry import ServedModel
 
@@ -68,20 +68,25 @@ class Drawing(KnownFields):
             return None
         return self.structured_outputs.structure
 
-    def check_tokens(self, served: ServedModel) -> None:
-        """Raises:
-        ApiError: for tokens that the model does not have.
+    def check_tokens(self, served: ServedModel, within: str = "") -> None:
+        """``within`` precedes the names of fields in errors.
+
+        Raises:
+            ApiError: for tokens that the model does not have.
         """
         vocabulary = served.vocab_size
+
+        def refused(field: str, why: str) -> ApiError:
+            return bad_request(f"{within}{field}: {why}", within + field)
+
         for field, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             if max(ids, default=0) >= vocabulary:
-                raise bad_request(f"{field}: token ids of this model are 0..{vocabulary - 1}", field)
+                raise refused(field, f"token ids of this model are 0..{vocabulary - 1}")
         if self.min_tokens and len({*self.stop_token_ids, *served.engine.eos_token_ids}) >= vocabulary:
-            raise bad_request("stop_token_ids: with min_tokens, they must leave a token to draw", "stop_token_ids")
+            raise refused("stop_token_ids", "with min_tokens, they must leave a token to draw")
         if (structure := self.structure()) and (self.ignore_eos or self.min_tokens):
             field = "ignore_eos" if self.ignore_eos else "min_tokens"
-            message = f"{field}: not with {structure.param}, since an answer ends where its grammar does"
-            raise bad_request(message, field)
+            raise refused(field, f"not with {within}{structure.param}, since an answer ends where its grammar does")
 
     def sampling(self, choice: int = 0, logprobs: int | None = None) -> SamplingParams:
         """``choice`` counts the answers to one prompt; ``logprobs`` the alternatives to report per token."""

@@ -6,6 +6,7 @@ NVIDIA/RULER, scripts/pred/client_wrappers.py: one prompt a request, and only ``
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -73,12 +74,17 @@ async def ruler_generate(body: RulerRequest, request: Request) -> RulerAnswer:
     drawing: OpenAIDrawing
     if isinstance(body, VllmRequest):
         drawing, given, param, limit, max_tokens = body, body.prompt, "prompt", "max_tokens", body.max_tokens
+        within = ""
     else:
         drawing, given, param = body.sampling_params, body.text, "text"
-        limit, max_tokens = "sampling_params.max_new_tokens", body.sampling_params.max_new_tokens
-    check_at_most(limit, max_tokens, settings.max_new_tokens)
-    drawing.check_tokens(name.target.model)
-    wanted = Wanted(max_tokens, 1, drawing.stops(), param=param, min_tokens=drawing.min_tokens)
+        limit, max_tokens, within = "max_new_tokens", body.sampling_params.max_new_tokens, "sampling_params."
+    check_at_most(within + limit, max_tokens, settings.max_new_tokens)
+    drawing.check_tokens(name.target.model, within)
+    structure = drawing.structure()
+    if structure is not None:
+        structure = replace(structure, param=within + structure.param)
+    stops, least = drawing.stops(), drawing.min_tokens
+    wanted = Wanted(max_tokens, 1, stops, param=param, min_tokens=least, structure=structure)
     (prepared,) = await prepare(request, name.served, [name.target], [given], wanted)
     text = await _text(prepared, drawing)
     return RulerAnswer(text=[text] if isinstance(body, VllmRequest) else text)

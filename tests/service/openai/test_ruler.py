@@ -33,6 +33,13 @@ def test_both_dialects_answer_with_the_new_text(http: httpx.Client) -> None:
     assert stopped == {"text": [expected[: expected.index(stop)]]}
 
 
+def test_answers_follow_a_form(http: httpx.Client) -> None:
+    form: dict[str, Any] = {"structured_outputs": {"choice": ["yes", "no"]}}
+    assert put(http, {"prompt": PROMPT, "max_tokens": 20, **DRAWING, **form})["text"][0] in ("yes", "no")
+    sampling = {"max_new_tokens": 20, **DRAWING, **form}
+    assert put(http, {"text": PROMPT, "sampling_params": sampling})["text"] in ("yes", "no")
+
+
 def test_an_encoding_can_be_chosen(http: httpx.Client) -> None:
     body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 20, **DRAWING}
     by_alias, by_field = (
@@ -53,6 +60,12 @@ def test_an_encoding_can_be_chosen(http: httpx.Client) -> None:
         ({"text": "a", "sampling_params": {"max_new_tokens": 9999}}, "sampling_params.max_new_tokens"),
         ({"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params.max_tokens"),
         ({"text": "a " * 5000}, "text"),
+        ({"text": "a", "sampling_params": {"logit_bias": {"99999": 1}}}, "sampling_params.logit_bias"),
+        ({"prompt": "a", "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        (
+            {"text": "a", "sampling_params": {"structured_outputs": {"regex": "("}}},
+            "sampling_params.structured_outputs.regex",
+        ),
     ],
 )
 def test_refusals_name_the_field(http: httpx.Client, body: dict[str, Any], param: str) -> None:
