@@ -1,4 +1,4 @@
-"""Grammars over tokens that are the characters of ASCII, for models of ``VOCAB_SIZE`` tokens."""
+"""Grammars over tokens that are the characters of ASCII, for models of ``VOCAB_SIZE`` tokens, or that are bytes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,29 @@ from typing import ClassVar
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from service.engine.request import Grammar
+from service.models.grammar_text import LIMITS
 from tests.models import VOCAB_SIZE
 
 END = 0
 """The token that ends an answer."""
+
+
+class _Bytes:
+    eos_token_id: ClassVar = 256
+    bos_token_id: ClassVar = None
+    tokens: ClassVar = [*(bytes([byte]) for byte in range(256)), b"<end>"]
+    special_token_ids: ClassVar = [256]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def follows(grammar: str, text: str) -> bool:
+    """True if ``text`` is a whole answer by ``grammar``."""
+    matcher = LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), grammar, log_level=0, limits=LIMITS)
+    assert not matcher.is_error(), matcher.get_error()
+    length = len(text.encode())
+    return matcher.try_consume_tokens(list(text.encode())) == length and matcher.is_accepting()
 
 
 class _Ascii:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
@@ -31,6 +31,18 @@ STACK_BYTES = 4 << 20
 
 MOST_S = 3.0
 """Seconds for a trial."""
+
+
+class Delimiter(NamedTuple):
+    """A text, and its ``token`` if that is no text to the library."""
+
+    text: str
+    token: int | None = None
+
+    def __str__(self) -> str:
+        """The delimiter in a grammar. A model may spell it with other tokens, too."""
+        spelt = json.dumps(self.text)
+        return spelt if self.token is None else f"(<[{self.token}]> | {spelt})"
 
 
 class GrammarRefused(ValueError):
@@ -77,6 +89,25 @@ def of_calls(functions: Mapping[str, Mapping[str, Any]], *, several: bool) -> st
         own = json.dumps({"x-guidance": ONE_LINE, **schema, "type": "object"})
         rules += [f'call_{number}: {begin} arguments_{number} "}}"', f"arguments_{number}: %json {own}"]
     return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+def among(grammar: str, thought: tuple[Delimiter, Delimiter] | None, call: Delimiter | None, *, begun: bool) -> str:
+    """``grammar`` behind reasoning, or a call in the model's own form in its place.
+
+    ``thought`` are the delimiters of reasoning, which the prompt has ``begun`` or the answer may have. A ``call``
+    begins with its delimiter. None is for a model without such a part.
+    """
+    rules = ["start: " + ("" if thought is None else "thought " if begun else "(opens thought)? ") + "answer"]
+    rules.append("answer: BLANKS? (@form" + ("" if call is None else f" | {call} ANY?") + ")")
+    rules += ["ANY: /(?s:.+)/", r"BLANKS: /[ \n]{1,8}/"]
+    if thought is not None:
+        opens, closes = thought
+        spelt = json.dumps(closes.text)
+        by_token = "" if closes.token is None else f" | UNCLOSED? <[{closes.token}]>"
+        rules += [f"opens: BLANKS? {opens}", f"thought: closed{by_token}", f"closed[suffix={spelt}]: /(?s:.*)/"]
+        rules += [f"UNCLOSED: ANY & ~(/(?s:.*)/ {spelt} /(?s:.*)/)"]
+    parts = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, {**parts[0], "name": "form"}, *parts[1:]]})
 
 
 class _Bytes:

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from service.engine.request import Grammar, GrammarFailed
-from service.models.grammar_text import LIMITS, GrammarRefused
+from service.models.grammar_text import LIMITS, Delimiter, GrammarRefused
 
 KEPT = 256
 """Grammars that are known to compile."""
@@ -55,6 +55,17 @@ class Grammars:
         except GrammarFailed as error:
             raise GrammarRefused(str(error)) from error
         return compiled
+
+    def delimiter(self, text: str) -> Delimiter:
+        """``text``, and its token where that is no text to the library: special ones, and such as ``<think>``.
+
+        Raises:
+            GrammarRefused: for a model that cannot follow any grammar.
+        """
+        with self._lock:
+            known = self._known
+        token = self._tokenizer.get_vocab().get(text)
+        return Delimiter(text, token if token is not None and known.is_special_token(token) else None)
 
     @cached_property
     def _known(self) -> LLTokenizer:

@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 from service.models.chat import TemplateUnusable
 
 _CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}
-_THOUGHT = {"reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"}}
+_THOUGHT = {"reasoning_content": {"open_pattern": r"\A\s{0,8}<think>", "close": "</think>", "content": "text"}}
+
+REASONING = frozenset({"reasoning_content", "thinking"})
+"""Fields of response templates for a model's reasoning."""
 
 
-def _template(anchors: list[str], calls: dict[str, Any], **more: Any) -> dict[str, Any]:
-    fields = {**more, "tool_calls": calls, "content": {"content": "text", "content_args": {"strip": False}}}
-    return {"start_anchor": anchors, "fields": fields}
+def _template(anchors: list[str], calls: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    fields = more if calls is None else {**more, "tool_calls": calls}
+    text = {"content": "text", "content_args": {"strip": False}}
+    return {"start_anchor": anchors, "fields": {**fields, "content": text}}
 
 
 BUILT_IN: dict[str, dict[str, Any]] = {
@@ -65,6 +69,8 @@ BUILT_IN: dict[str, dict[str, Any]] = {
             },
         },
     ),
+    # <think>...</think> only, and calls are not read: DeepSeek R1 and its distilled models
+    "deepseek_r1": _template(["<\uff5cAssistant\uff5c>"], None, **_THOUGHT),
     # [{"name": ..., "arguments": {...}}] is the whole answer: our own chat template for models without one
     "plain": _template(
         ["Assistant:"],
@@ -102,6 +108,7 @@ MARKS = (
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
     ("llama3_json", ("<|start_header_id|>", "parameters")),
+    ("deepseek_r1", ("<\uff5cAssistant\uff5c>", "</think>")),
 )
 """Built-in templates, each with parts of the chat templates that go with it."""
 
@@ -124,6 +131,17 @@ def use_response_template(tokenizer: Any, setting: str | None) -> None:
         tokenizer.response_template = None if found is None else BUILT_IN[found]
 
 
+def reads_calls(tokenizer: Any) -> bool:
+    """True if the form of the model's calls is known."""
+    template = tokenizer.response_template
+    return template is not None and "tool_calls" in template["fields"]
+
+
+def thinks(tokenizer: Any) -> bool:
+    """True if the model writes reasoning in a known form: its chat template does, too."""
+    return _thought(tokenizer.response_template, str(tokenizer.chat_template or "")) is not None
+
+
 class Parsing(NamedTuple):
     """A parser of one answer; ``held`` characters of the prompt's end may come out of it with the answer.
 
@@ -136,18 +154,72 @@ class Parsing(NamedTuple):
 
 
 def parsing_of(tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]]) -> Parsing:
-    """A parser of one answer to ``prompt``, whose end may begin the answer: with ``<think>``, for instance."""
+    """A parser of one answer to ``prompt``, whose end may begin the answer: with ``<think>``, for instance. Without
+    ``tools`` nothing is a call."""
     template = tokenizer.response_template
+    calls = template["fields"].get("tool_calls", {})
+    if not tools:
+        fields = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
+        template = {**template, "fields": fields}
     anchors = template.get("start_anchor", [])
     patterns = [re.escape(each) for each in ([anchors] if isinstance(anchors, str) else anchors)]
     begins = re.search("|".join(patterns) or template["start_anchor_pattern"], prompt, re.DOTALL)
     try:
-        parser = tokenizer.get_response_parser(prefix=prompt if begins else "", tools=list(tools))
+        parser = tokenizer.get_response_parser(template, prefix=prompt if begins else "", tools=list(tools))
     except (KeyError, RecursionError, TypeError, ValueError):  # a begun answer with a call that cannot be read
-        parser = tokenizer.get_response_parser(prefix="", tools=list(tools))
-    calls = template["fields"].get("tool_calls", {})
-    closes = None if calls.get("content") == "json" else calls.get("close_pattern") or re.escape(calls.get("close", ""))
+        parser = tokenizer.get_response_parser(template, prefix="", tools=list(tools))
+    closes = None if calls.get("content") == "json" else _pattern(calls, "close")
     return Parsing(parser, len(parser._buffer) - parser._pos, closes)
+
+
+class Surroundings(NamedTuple):
+    """Parts of an answer beside its form. None where the model has no such part, or one that no text delimits.
+
+    ``thought`` are the delimiters of reasoning before it, which the prompt may have ``begun``. ``call`` begins a call.
+    """
+
+    thought: tuple[str, str] | None = None
+    begun: bool = False
+    call: str | None = None
+
+
+def surroundings_of(tokenizer: Any, prompt: str) -> Surroundings:
+    """The parts of an answer to ``prompt`` beside its form."""
+    template = tokenizer.response_template
+    if template is None:
+        return Surroundings()
+    patterns = _thought(template, str(tokenizer.chat_template or ""))
+    opens, closes = map(_literal, patterns or ("", ""))
+    begun = patterns is not None and parsing_of(tokenizer, prompt, []).parser._current in REASONING
+    call = _literal(_pattern(template["fields"].get("tool_calls", {}), "open"))
+    return Surroundings((opens, closes) if opens and closes else None, begun, call)
+
+
+def _thought(template: dict[str, Any] | None, chat: str) -> tuple[str, str] | None:
+    """The patterns around reasoning; None if the chat template has no such end."""
+    fields = {} if template is None else template["fields"]
+    for field in (fields[name] for name in REASONING if name in fields):
+        opens, closes = _pattern(field, "open"), _pattern(field, "close")
+        if opens and closes and re.search(closes, chat):
+            return opens, closes
+    return None
+
+
+def _pattern(field: dict[str, Any], edge: str) -> str:
+    """The regular expression of a field's ``open`` or ``close``; empty without one."""
+    literal = field.get(edge, [])
+    literals = [literal] if isinstance(literal, str) else literal
+    return str(field.get(f"{edge}_pattern") or "|".join(map(_escaped, literals)))
+
+
+def _escaped(literal: str) -> str:
+    return re.escape(literal).replace("\n", "n")
+
+
+def _literal(pattern: str) -> str | None:
+    """The text that all matches of a regular expression begin with, behind blanks; None without one."""
+    found = re.match(r"(?:\\A)?(?:\\s\{0,8\})?((?>(?:[^\\^$.|?*+(){}\[\]]|\\\W)+))(?![?*+{|])", pattern)
+    return None if found is None else re.sub(r"\\(\W)", r"\1", found[1])
 
 
 def _read(path: str) -> Any:

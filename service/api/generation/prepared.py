@@ -196,7 +196,7 @@ async def prepare(
 
 
 async def _tried(request: Request, model: ServedModel, structure: Structure | None) -> str | None:
-    """The text of a grammar that a child process has compiled, lately or now.
+    """The text of a grammar. A child process has compiled what the request asks for, lately or now.
 
     Raises:
         ApiError: when it cannot.
@@ -210,7 +210,7 @@ async def _tried(request: Request, model: ServedModel, structure: Structure | No
             if problem := await workers.render(tried, text):
                 raise GrammarRefused(problem)
             model.grammars.passed(text)
-    return text
+        return await run_in_threadpool(structure.within, text)
 
 
 async def _grammars(request: Request, model: ServedModel, wanted: Wanted, text: str | None) -> list[Grammar]:

@@ -23,10 +23,14 @@ ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True)
 class Structure:
-    """A grammar of answers: the field ``param`` that asks for it, and ``build`` for its text."""
+    """A grammar of answers: the field ``param`` that asks for it, and ``build`` for its text.
+
+    The text is tried before use. The answer follows ``within`` of it, which adds parts of the model's own.
+    """
 
     param: str
     build: Callable[[], str]
+    within: Callable[[str], str] = str
 
     @classmethod
     def of_schema(cls, schema: dict[str, Any] | None, param: str) -> Structure:

@@ -73,8 +73,10 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     body.check_tokens(name.target.model)
     offer = body.offer
     offer.check(name.served)
-    if offer.is_read_by_template and body.ignore_eos:
+    if offer.decides and body.ignore_eos:
         raise bad_request("ignore_eos: not with tools, since nothing follows a call", "ignore_eos")
+    written = body.conversation(), name.served, body.PARAM, offer.for_template()
+    text = await run_in_threadpool(body.templated, *written)
     wanted = Wanted(
         most,
         body.answers,
@@ -84,11 +86,9 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
         add_special_tokens=body.special_tokens(name.served),
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
-        structure=body.structure(),
-        with_special_tokens=offer.is_read_by_template,
+        structure=await run_in_threadpool(offer.formed, body.structure(), name.served, text),
+        with_special_tokens=offer.reads(name.served),
     )
-    written = body.conversation(), name.served, body.PARAM, offer.for_template()
-    text = await run_in_threadpool(body.templated, *written)
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
     readers = await run_in_threadpool(lambda: [offer.reader(name.served, text) for _ in range(body.answers)])
     return Conversation(name, prepared, offer, readers)

@@ -193,10 +193,10 @@ class ConversationBody(Templating, Asked, ABC):
 
     @override
     def structure(self) -> Structure | None:
-        own, offer = super().structure(), self.offer
-        if own and offer.functions:
-            raise bad_request(f"{own.param}: not with tools, unless tool_choice is 'none'", own.param)
-        return own or offer.structure
+        own = super().structure()
+        if own and self.offer.must:
+            raise bad_request(f"{own.param}: not with a tool_choice that makes the answer calls", own.param)
+        return own
 
     @property
     @abstractmethod

@@ -20,7 +20,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     # vLLM
     **dict.fromkeys(("allowed_token_ids", "chat_template", "guided_choice", "guided_grammar", "guided_json"), ()),
-    **dict.fromkeys(("guided_regex", "include_reasoning", "kv_transfer_params", "mm_processor_kwargs"), ()),
+    **dict.fromkeys(("guided_regex", "kv_transfer_params", "mm_processor_kwargs"), ()),
     **dict.fromkeys(("prompt_logprobs", "request_id", "thinking_token_budget"), ()),
     **dict.fromkeys(("truncate_prompt_tokens", "vllm_xargs"), ()),
     "add_generation_prompt": (True,),
@@ -30,6 +30,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "early_stopping": (False,),
     "echo": (False,),
+    "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1.0,),
     "logits_processors": ([],),

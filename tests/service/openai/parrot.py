@@ -11,6 +11,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from service.models.response_templates import BUILT_IN
 from tests.service.conftest import tiny_tokenizer
 
 END = "<|im_end|>"
@@ -22,9 +23,14 @@ TEMPLATE = (
     "{% for call in message.tool_calls or [] %}"
     '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
     "{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ script }}{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if begun %}<think>\n{% endif %}"
+    "{% if hushed %}<think>\n\n</think>\n\n{% endif %}{{ script }}{% endif %}"
 )
-"""A template in the manner of Qwen's, with tools. The variable ``script`` is the name of an answer."""
+"""A template in the manner of Qwen's, with tools. The variable ``script`` is the name of an answer. With ``begun`` the
+prompt begins its reasoning, and with ``hushed`` it ends it too."""
+
+ANCHOR = r"<\|im_start\|>assistant\n(?:(?!<think>).)*"
+"""An answer begins behind its name."""
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -56,6 +62,17 @@ SCRIPTS = {
         " </tool_call>",
     ],
     "[thinks]": ["<think>", "Turns of ", "a rope.", "</think>", "\n\nFour."],
+    "[thinks, fits]": [" <think>", "Which? {", " A hitch.</think>", "\n\n{", '"knot":', '"hitch"', " }"],
+    "[goes on]": ["so ", "it is</think>\n", '{"knot": ', '"bowline"}'],
+    "[thinks, calls]": [
+        "\n<think>",
+        "Tie!",
+        "</think>\n",
+        '[{"name": "count", "arguments": {"what"',
+        ': "ropes"',
+        "}}]",
+    ],
+    "[fits]": ['{ "knot"', " : ", '"hitch" }'],
     "[stumbles]": ["Well, ", "<tool_call>{", "'name': tie}", "</tool_call> "],
     "[breaks off]": ["<tool_call>  ", '{"name": "tie", "argum', 'ents": {"knot": ', '"x"}', "}  </tool_call>"],
 }
@@ -73,6 +90,7 @@ def parrot(folder: Path, scripts: dict[str, list[str]]) -> Path:
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in [*scripts, *pieces]])
     tokenizer.add_special_tokens({"eos_token": END})
     tokenizer.chat_template = TEMPLATE
+    tokenizer.response_template = {"start_anchor_pattern": ANCHOR, "fields": BUILT_IN["hermes"]["fields"]}
     follows = torch.zeros(len(tokenizer), len(tokenizer))
     for name, script in scripts.items():
         chain = tokenizer.convert_tokens_to_ids([name, *script, END])

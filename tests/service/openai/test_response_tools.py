@@ -66,8 +66,9 @@ def test_one_call_at_most_and_calls_that_must_come(client: openai.OpenAI) -> Non
     assert [item.type for item in one.output] == ["message", "function_call"]
     assert one.status == "completed"
     forced = client.responses.create(**told("[says]", tool_choice={"type": "function", "name": "count"}))
-    (call,) = forced.output
+    *reasoning, call = forced.output
     assert (call.type, call.name) == ("function_call", "count")  # type: ignore[union-attr]
+    assert all(item.type == "reasoning" for item in reasoning)
     assert forced.model_dump()["tool_choice"] == {"name": "count", "type": "function"}
 
 
@@ -95,7 +96,8 @@ def test_a_conversation_goes_back_as_the_client_stores_it(client: openai.OpenAI,
 def test_an_assistants_items_in_a_row_are_one_message() -> None:
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": 1}'}
     items = [
-        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "h"}]},
+        {"type": "reasoning", "id": "s", "summary": [], "content": [{"type": "reasoning_text", "text": "m"}]},
         {"role": "assistant", "content": "So:"},
         call,
         {**call, "call_id": "2"},
@@ -126,7 +128,7 @@ def test_an_assistants_items_in_a_row_are_one_message() -> None:
             "input.0.arguments",
             "is no JSON",
         ),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "not with tools"),
+        ({"text": {"format": {"type": "json_object"}}, "tool_choice": "required"}, "text.format", "makes the answer"),
     ],
 )
 def test_refusals_name_the_field(parroting: httpx.Client, change: dict[str, Any], param: str, says: str) -> None:

@@ -116,9 +116,9 @@ class TestCallsThatMustCome:
         assert (streamed["function"]["name"], json.loads(streamed["function"]["arguments"])) == (name, arguments)
 
     def test_one_that_is_cut_off_is_text(self, parroting: httpx.Client) -> None:
-        (choice,) = answer(parroting, PATH, **told("[says]", tool_choice="required", max_tokens=4))["choices"]
+        (choice,) = answer(parroting, PATH, **told("[thinks, calls]", tool_choice="required", max_tokens=5))["choices"]
         assert choice["finish_reason"] == "length"
-        assert choice["message"]["content"].startswith("[{")
+        assert choice["message"]["content"].strip() == '[{"name": "count", "arguments": {"what": "ropes"'
 
 
 def test_a_client_goes_through_a_conversation(base: str) -> None:
@@ -173,8 +173,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "one of the tools: tie, count"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "none is given"),
     ({"tools": [tool("a", x={"type": "y"})], "tool_choice": "required"}, "tools", "Invalid type: y"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not with tools"),
-    ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "not with tools"),
+    ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "makes the answer"),
+    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format", "makes the answer"),
     ({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]}, "messages.0.tool_call_id", "role tool"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},
@@ -228,6 +228,12 @@ ANSWERS: dict[str, tuple[str, str, str, str]] = {
         "That is it.",
         "",
     ),
+    "deepseek_r1": (
+        "<\uff5cUser\uff5c>Hi<\uff5cAssistant\uff5c><think>\n",
+        "Hm.\n</think>\n\nSo: <tool_call>x</tool_call>",
+        "\n\nSo: <tool_call>x</tool_call>",
+        "Hm.\n",
+    ),
     "mistral_args": (
         "[INST]Hello[/INST]",
         'So:[TOOL_CALLS]tie[CALL_ID]abc[ARGS]{"knot": "hitch", "wet": true}[TOOL_CALLS]count[ARGS]{}',
@@ -235,7 +241,7 @@ ANSWERS: dict[str, tuple[str, str, str, str]] = {
         "",
     ),
 }
-"""By template: the end of a prompt, an answer, its text and its reasoning. Each calls both functions."""
+"""By template: the end of a prompt, an answer, its text and its reasoning. Each that can calls both functions."""
 
 
 def reader_of(tokenizer: Any, prompt: str) -> TemplateReader:
@@ -285,6 +291,7 @@ CALLED = Said(calls=(Call("f", "{}"),))
             Said('<tool_call>{"name": ["f"]}</tool_call>', calls=(Call("f", '{"a": "\\ud83d"}'),)),
         ),
         ("hermes", HERMES, "<think>hm <b> </think>So", Said("So", "hm <b> ")),
+        ("hermes", HERMES, "The tag <think>a</think>.", Said("The tag <think>a</think>.")),
         ("hermes", HERMES, "<tool_call>" + "[" * 100_000, Said("<tool_call>" + "[" * 100_000)),
         ("mistral_args", "[/INST]", '[TOOL_CALLS]f[ARGS]{"a":1} text', Said('[TOOL_CALLS]f[ARGS]{"a":1} text')),
         ("mistral", "[/INST]", "[TOOL_CALLS][1] and", Said("[TOOL_CALLS][1] and")),
@@ -295,7 +302,7 @@ CALLED = Said(calls=(Call("f", "{}"),))
             Said("<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>"),
         ),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_no_text_is_lost_or_comes_twice(name: str, prompt: str, answer: str, expected: Said) -> None:
     size = max(1, len(answer) // 5)
@@ -325,7 +332,7 @@ def test_built_in_templates_read_any_pieces(name: str, seed: int) -> None:
     assert "".join(each.text for each in said) == content
     assert "".join(each.reasoning for each in said).lstrip() == reasoning
     calls = [(call.name, json.loads(call.arguments)) for each in said for call in each.calls]
-    assert calls == [HITCH, ("count", {})]
+    assert calls == ([HITCH, ("count", {})] if "tool_calls" in BUILT_IN[name]["fields"] else [])
 
 
 @pytest.mark.parametrize(
@@ -337,6 +344,7 @@ def test_built_in_templates_read_any_pieces(name: str, seed: int) -> None:
         ("[AVAILABLE_TOOLS][TOOL_CALLS] [", "mistral"),
         ("[TOOL_CALLS]name[ARGS]", "mistral_args"),
         (PLAIN, "plain"),
+        ("<\uff5cAssistant\uff5c><think>\\n{{ content.split('</think>') }}", "deepseek_r1"),
         ("{{ messages }}", None),
     ],
 )

@@ -143,7 +143,9 @@ def conversation_of(items: Iterable[Any]) -> list[dict[str, Any]]:
         if last is not None and "tool_calls" in message:
             last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]
         elif last is not None and not last["content"] and not last.keys() & {"tool_calls"}:
-            last.update({name: value for name, value in message.items() if value})
+            thoughts = last.get("reasoning_content", "") + message.get("reasoning_content", "")
+            added = {**message, "reasoning_content": thoughts}
+            last.update({name: value for name, value in added.items() if value})
         else:
             messages.append(message)
     return messages

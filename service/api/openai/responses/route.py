@@ -22,6 +22,7 @@ from service.api.openai.responses.schemas import (
     ResponsesRequest,
     ResponseUsage,
 )
+from service.api.openai.tools.reading import PlainReader
 from service.engine.generation import Generation
 
 router = APIRouter(tags=["openai"], route_class=Route)
@@ -47,7 +48,7 @@ class _Answer:
     async def whole(self, send: Send = lambda kind, **fields: None) -> ResponseObject:
         """The response at its end; ``send`` gets the events of its items."""
         items = Items(send)
-        if not self._conversation.offer.functions:
+        if isinstance(self._conversation.readers[0], PlainReader):
             items.open_message()
         async with aclosing(self._conversation.parts(0, self._body.sampling())) as parts:
             async for part in parts:

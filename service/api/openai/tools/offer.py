@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,9 @@ from service.api.generation.structure import ANY_OBJECT, Structure
 from service.api.openai.tools.reading import ForcedReader, PlainReader, Reader, TemplateReader
 from service.api.openai.tools.schemas import Function, NamedFunction, NamedTool
 from service.errors import bad_request
-from service.models.grammar_text import of_calls
+from service.models.grammar_text import among, of_calls
 from service.models.registry import ServedModel
-from service.models.response_templates import BUILT_IN, parsing_of
+from service.models.response_templates import BUILT_IN, parsing_of, reads_calls, surroundings_of, thinks
 
 Choice = str | NamedTool | NamedFunction
 
@@ -62,16 +62,52 @@ class Offer:
         schemas = {function.name: function.parameters or ANY_OBJECT for function in self.functions}
         return Structure("tools", partial(of_calls, schemas, several=self.several))
 
+    def formed(self, asked: Structure | None, served: ServedModel, prompt: str) -> Structure | None:
+        """The grammar of answers to ``prompt``: that which is ``asked`` for, or that of calls that must come. The
+        model's reasoning may precede it. If the model decides on calls, one may come in its place.
+
+        Raises:
+            ApiError: for a form beside calls that no grammar can express.
+        """
+        structure = asked or self.structure
+        if structure is None:
+            return None
+        thought, begun, call = surroundings_of(served.tokenizer, prompt)
+        if self.decides and call is None:
+            raise bad_request(
+                f"{structure.param}: not with tools on {served.name!r}, whose calls no grammar can express. "
+                "tool_choice 'none' is possible",
+                structure.param,
+            )
+        call = call if self.decides else None
+        if thought is None and call is None:
+            return structure
+
+        def within(form: str) -> str:
+            known = served.grammars.delimiter
+            return among(
+                form,
+                None if thought is None else (known(thought[0]), known(thought[1])),
+                None if call is None else known(call),
+                begun=begun,
+            )
+
+        return replace(structure, within=within)
+
     @property
-    def is_read_by_template(self) -> bool:
+    def decides(self) -> bool:
         """True if the model decides, and writes calls in its own form."""
         return bool(self.functions) and not self.must
+
+    def reads(self, served: ServedModel) -> bool:
+        """True if a response template reads answers: their calls, or their reasoning."""
+        return self.decides or thinks(served.tokenizer)
 
     def check(self, served: ServedModel) -> None:
         """Raises:
         ApiError: for a model whose form of calls is not known.
         """
-        if self.is_read_by_template and served.tokenizer.response_template is None:
+        if self.decides and not reads_calls(served.tokenizer):
             message = (
                 f"tool_choice: {served.name!r} writes calls in an unknown form. Set ROPEWAY_RESPONSE_TEMPLATE at "
                 f"start-up to {', '.join(BUILT_IN)} or a file. 'required' and 'none' need no form"
@@ -80,6 +116,8 @@ class Offer:
 
     def reader(self, served: ServedModel, prompt: str) -> Reader:
         """A reader of one answer to ``prompt``."""
-        if self.is_read_by_template:
-            return TemplateReader(*parsing_of(served.tokenizer, prompt, self.for_template()))
-        return ForcedReader() if self.must else PlainReader()
+        reader: Reader = PlainReader()
+        if self.reads(served):
+            tools = self.for_template() if self.decides else []
+            reader = TemplateReader(*parsing_of(served.tokenizer, prompt, tools))
+        return ForcedReader(reader) if self.must else reader

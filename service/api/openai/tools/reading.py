@@ -10,8 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-REASONING = {"reasoning_content", "thinking"}
-"""Fields of response templates for a model's reasoning."""
+from service.models.response_templates import REASONING
 
 UNREADABLE = (KeyError, RecursionError, TypeError, ValueError)
 """Errors of a parser that a model's text causes."""
@@ -63,20 +62,22 @@ class PlainReader(Reader):
 
 
 class ForcedReader(Reader):
-    """The answer is a list of calls as JSON, by a grammar. One that is cut off is text."""
+    """The text that ``inner`` reads is a list of calls as JSON, by a grammar. One that is cut off is text."""
 
-    def __init__(self) -> None:
-        self._raw = ""
+    def __init__(self, inner: Reader) -> None:
+        self._inner, self._raw = inner, ""
 
     @override
     def take(self, raw: str, *, final: bool) -> Said:
-        self._raw += raw
+        said = self._inner.take(raw, final=final)
+        self._raw += said.text
         if not final:
-            return Said()
+            return Said(reasoning=said.reasoning)
         try:
-            return Said(calls=tuple(Call.of(call["name"], call["arguments"]) for call in json.loads(self._raw)))
+            calls = tuple(Call.of(call["name"], call["arguments"]) for call in json.loads(self._raw))
+            return Said(reasoning=said.reasoning, calls=calls)
         except UNREADABLE:
-            return Said(self._raw)
+            return Said(self._raw, said.reasoning)
 
 
 class TemplateReader(Reader):
