@@ -41,19 +41,33 @@ FEW = 6
 """Names that are listed where another place has them all."""
 
 
-def unknown(what: str, name: object, known: Collection[str], listed_by: str = "") -> str:
+ALIKE = 0.6
+"""Likeness of names that are near, from 0 to 1.1."""
+
+
+def unknown(what: str, name: object, known: Collection[str], listed_by: str = "", near: Collection[str] = ()) -> str:
     """``unknown method 'yarm': did you mean yarn?``, or the known names if none is near: a few of many that
-    ``listed_by`` lists."""
-    return f"unknown {what} {_shown(name)}: {_nearest(name, known, listed_by)}"
+    ``listed_by`` lists. ``near`` are those that are meant, if that is known."""
+    return f"unknown {what} {_shown(name)}: {_nearest(name, known, listed_by, near)}"
 
 
-def _nearest(name: object, known: Collection[str], listed_by: str = "") -> str:
-    close = difflib.get_close_matches(name[:MAX_SHOWN], known) if isinstance(name, str) else []
+def _nearest(name: object, known: Collection[str], listed_by: str = "", near: Collection[str] = ()) -> str:
+    close = near or (_close(name[:MAX_SHOWN], known) if isinstance(name, str) else [])
     if close:
         return f"did you mean {' or '.join(close)}?"
     if listed_by and len(known) > FEW:
         return f"there are {', '.join(islice(known, FEW))} and {len(known) - FEW} others: see {listed_by}"
     return f"there are {', '.join(known)}"
+
+
+def _close(name: str, known: Collection[str]) -> list[str]:
+    """Up to three names much like ``name``. People get the first letter right."""
+
+    def likeness(other: str) -> float:
+        return difflib.SequenceMatcher(None, other, name).ratio() + (other[:1] == name[:1]) / 10
+
+    found = sorted(((likeness(other), other) for other in known), reverse=True)
+    return [other for like, other in found[:3] if like >= max(ALIKE, found[0][0] - ALIKE / 4)]
 
 
 class KnownFields(BaseModel):

@@ -55,8 +55,16 @@ def unknown_method(name: object, known: Collection[str] = METHODS.keys()) -> str
     """Message for an unknown method; for a label such as ``yarn(factor=4)``, with the short form to write."""
     label = LABEL.fullmatch(name) if isinstance(name, str) else None
     if label is None or label[1] not in known:
-        return unknown("method", name, known, LISTED_BY)
+        same = [
+            own for own, method in METHODS.items() if own in known and _plain(name) in map(_plain, (own, *method.also))
+        ]
+        return unknown("method", name, known, LISTED_BY, near=same)
     return f"unknown method {label[0][:MAX_SHOWN]!r}: write {label[1]}:{label[2][:MAX_SHOWN]}"
+
+
+def _plain(name: object) -> str:
+    """Letters and digits only: ``Dynamic NTK`` and ``dynamic_ntk`` are one name."""
+    return re.sub(r"[\W_]", "", str(name)[:MAX_SHOWN].lower())
 
 
 def field_value(method: type[Method], key: str, text: str, depth: int = NESTED) -> Any:

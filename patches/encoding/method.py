@@ -64,6 +64,8 @@ class Method(KnownFields):
     """Name of the kind of weights trained for this method that a served model may declare."""
     multiples: ClassVar[tuple[float, ...]] = ()
     """Values of ``factor`` to try on weights not tuned for it, divided by length / trained length."""
+    also: ClassVar[tuple[str, ...]] = ()
+    """Names in papers and other systems, which errors translate."""
     unlabelled: ClassVar[frozenset[str]] = frozenset()
     """Fields that labels leave out."""
 

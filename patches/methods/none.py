@@ -10,6 +10,7 @@ from patches.encoding.recipe import Recipe
 
 
 class NoPositions(Method):
+    also: ClassVar[tuple[str, ...]] = ("nope", "no_positional_encoding")
     summary: ClassVar[str] = "No rotation and no bias (NoPE): order is known only through the causal mask."
     use: ClassVar[str] = "Models trained or recalibrated without rotation; elsewhere a negative control."
     avoid: ClassVar[str] = "A stock rotary checkpoint whose answers matter."

@@ -86,6 +86,7 @@ class DynamicLinearBias:
 
 
 class Alibi(Method):
+    also: ClassVar[tuple[str, ...]] = ("attention_with_linear_biases",)
     summary: ClassVar[str] = "ALiBi: rotation off, a linear penalty on distance on."
     use: ClassVar[str] = "Models trained with it."
     avoid: ClassVar[str] = "Recall from far away: distant tokens fade by construction."

@@ -68,6 +68,7 @@ class BucketBias:
 
 
 class T5Bias(Method):
+    also: ClassVar[tuple[str, ...]] = ("t5", "t5_relative_bias")
     summary: ClassVar[str] = "T5 bias: rotation off, a learned value per bucket of distances on."
     use: ClassVar[str] = "Models trained with it, with the table that they learned."
     avoid: ClassVar[str] = "Weights trained with anything else: there is no table for them."

@@ -11,6 +11,7 @@ from patches.encoding.schedule import UnscaledSchedule
 
 
 class Default(FrequencyMethod):
+    also: ClassVar[tuple[str, ...]] = ("rope", "native", "own")
     summary: ClassVar[str] = "The encoding the checkpoint was trained with (plain RoPE unless it ships a scaling)."
     use: ClassVar[str] = (
         "The baseline: what the checkpoint does on its own. With rope_theta, plain RoPE at another base "

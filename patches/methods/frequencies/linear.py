@@ -55,6 +55,7 @@ class DynamicLinearSchedule:
 
 
 class Linear(FrequencyMethod):
+    also: ClassVar[tuple[str, ...]] = ("pi", "position_interpolation")
     summary: ClassVar[str] = "Position interpolation: squeezes all positions into the trained range."
     use: ClassVar[str] = "Checkpoints fine-tuned with it, at their own factor."
     avoid: ClassVar[str] = "Untuned use at factors above 2."

@@ -55,6 +55,7 @@ class LongRopeSchedule:
 
 
 class LongRope(TrainedLengthMethod):
+    also: ClassVar[tuple[str, ...]] = ("su", "longrope2", "phi3")
     summary: ClassVar[str] = "LongRoPE: a searched divisor for every pair, short or long by the request's length."
     use: ClassVar[str] = "Checkpoints with searched lists (Phi-3, Phi-4-mini, MiniCPM)."
     avoid: ClassVar[str] = "Made-up lists: the search is the method."

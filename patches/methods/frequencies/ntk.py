@@ -70,6 +70,7 @@ class DynamicNtkSchedule:
 
 
 class Ntk(FrequencyMethod):
+    also: ClassVar[tuple[str, ...]] = ("ntk_aware", "abf", "adjusted_base_frequency")
     summary: ClassVar[str] = "NTK-aware: raises the base so that only low frequencies are interpolated."
     use: ClassVar[str] = "Untuned extension by a moderate factor."
     avoid: ClassVar[str] = "Taking the factor for the length ratio: it serves about half of it."
@@ -90,6 +91,7 @@ class Ntk(FrequencyMethod):
 
 
 class DynamicNtk(TrainedLengthMethod):
+    also: ClassVar[tuple[str, ...]] = ("dynamic_ntk", "ntk_dynamic", "dynamic_ntk_aware")
     summary: ClassVar[str] = "NTK-aware with the base chosen from the request's own reserved length."
     use: ClassVar[str] = "Mixed traffic: short requests are untouched, long ones stretch as they need."
     avoid: ClassVar[str] = "Lengths beyond four times L0."

@@ -21,6 +21,7 @@ from patches.encoding.recipe import Band, Recipe
 
 
 class DualChunk(BasedMethod):
+    also: ClassVar[tuple[str, ...]] = ("dual_chunk_attention", "dca", "chunkllama")
     summary: ClassVar[str] = "Dual chunk attention: exact distances within a chunk and next to it, one cap beyond."
     use: ClassVar[str] = "Untuned extension to several times L0."
     avoid: ClassVar[str] = "Tasks that need the order of distant chunks: all of them look equally far."

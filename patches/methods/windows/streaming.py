@@ -19,6 +19,7 @@ from patches.encoding.recipe import IDENTITY, Band, Recipe
 
 
 class Streaming(BasedMethod):
+    also: ClassVar[tuple[str, ...]] = ("streaming_llm", "attention_sinks", "sinks")
     summary: ClassVar[str] = "StreamingLLM: attends to a window and a few first tokens, positions by cache index."
     use: ClassVar[str] = "Endless streams whose past may be forgotten."
     avoid: ClassVar[str] = "Recall: nothing between the first tokens and the window is attended, so it is lost."

@@ -121,6 +121,10 @@ def test_unknown_methods(name: Any) -> None:
         ({"method": "sandwich", "dim": 33}, "dim: must be a multiple of 2, not 33"),
         ({"method": "self_extend", "base": "yarn:0"}, "base.factor: must be at least 1, not 0"),
         ({"method": "self_extend", "base": "yrn"}, "base: unknown method 'yrn': did you mean yarn?"),
+        ("pi:4", "unknown method 'pi': did you mean linear?"),
+        ("YaRN:4", "unknown method 'YaRN': did you mean yarn?"),
+        ({"method": "Dynamic NTK"}, "method: unknown method 'Dynamic NTK': did you mean dynamic?"),
+        ("yam:4", "unknown method 'yam': did you mean yarn or dynamic?"),
         ({"method": "yarn", "attention_temperature": "logn"}, "attention_temperature.kind: unknown kind 'logn': did"),
         (
             {"method": "yarn", "attention_temperature": {"kind": "log_n", "lenght": 4}},
