@@ -71,24 +71,44 @@ def of_choices(choices: Sequence[str]) -> str:
     return grammar_from("choice", json.dumps(choices))
 
 
-def of_calls(functions: Mapping[str, Mapping[str, Any]], *, several: bool) -> str:
-    """The grammar of a JSON list of calls, one at least: ``functions`` are names and schemas of arguments.
+class Listing(NamedTuple):
+    """Calls as JSON: texts before, between and behind them, and the name of their ``arguments``."""
+
+    before: str = "["
+    between: str = ", "
+    behind: str = "]"
+    arguments: str = "arguments"
+
+
+LIST = Listing()
+
+
+def of_calls(functions: Mapping[str, Mapping[str, Any]], *, several: bool, listing: Listing = LIST) -> str:
+    """The grammar of calls as JSON, one at least: ``functions`` are names and schemas of arguments.
 
     Each schema stays a document, so its references hold.
 
     Raises:
         GrammarRefused: for a schema of something else than objects.
     """
-    more = '(", " call)*' if several else ""
-    rules = [f'start: "[" call {more} "]"']
+    before, between, behind = (json.dumps(text) if text else "" for text in listing[:3])
+    more = f"({between} call)*" if several else ""
+    rules = [f"start: {before} call {more} {behind}"]
     rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
     for number, (name, schema) in enumerate(functions.items()):
         if schema.get("type", "object") != "object":
             raise GrammarRefused(f"the arguments of {name!r} are no object")
-        begin = json.dumps(json.dumps({"name": name, "arguments": None}).removesuffix("null}"))
+        begin = json.dumps(json.dumps({"name": name, listing.arguments: None}).removesuffix("null}"))
         own = json.dumps({"x-guidance": ONE_LINE, **schema, "type": "object"})
         rules += [f'call_{number}: {begin} arguments_{number} "}}"', f"arguments_{number}: %json {own}"]
     return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+def either(grammar: str, calls: str) -> str:
+    """A text by one of two grammars."""
+    return json.dumps(
+        {"grammars": [{"lark_grammar": "start: @form | @calls"}, *_named("form", grammar), *_named("calls", calls)]}
+    )
 
 
 def among(grammar: str, thought: tuple[Delimiter, Delimiter] | None, call: Delimiter | None, *, begun: bool) -> str:
@@ -98,7 +118,7 @@ def among(grammar: str, thought: tuple[Delimiter, Delimiter] | None, call: Delim
     begins with its delimiter. None is for a model without such a part.
     """
     rules = ["start: " + ("" if thought is None else "thought " if begun else "(opens thought)? ") + "answer"]
-    rules.append("answer: BLANKS? (@form" + ("" if call is None else f" | {call} ANY?") + ")")
+    rules.append("answer: BLANKS? (@own" + ("" if call is None else f" | {call} ANY?") + ")")
     rules += ["ANY: /(?s:.+)/", r"BLANKS: /[ \n]{1,8}/"]
     if thought is not None:
         opens, closes = thought
@@ -106,8 +126,13 @@ def among(grammar: str, thought: tuple[Delimiter, Delimiter] | None, call: Delim
         by_token = "" if closes.token is None else f" | UNCLOSED? <[{closes.token}]>"
         rules += [f"opens: BLANKS? {opens}", f"thought: closed{by_token}", f"closed[suffix={spelt}]: /(?s:.*)/"]
         rules += [f"UNCLOSED: ANY & ~(/(?s:.*)/ {spelt} /(?s:.*)/)"]
-    parts = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, {**parts[0], "name": "form"}, *parts[1:]]})
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *_named("own", grammar)]})
+
+
+def _named(name: str, grammar: str) -> list[dict[str, Any]]:
+    """The parts of a grammar, the first of them with a name."""
+    first, *rest = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return [{**first, "name": name}, *rest]
 
 
 class _Bytes:

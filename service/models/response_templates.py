@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from service.models.chat import TemplateUnusable
+from service.models.grammar_text import LIST, Listing
 
 _CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}
 _THOUGHT = {"reasoning_content": {"open_pattern": r"\A\s{0,8}<think>", "close": "</think>", "content": "text"}}
@@ -101,6 +102,9 @@ BUILT_IN: dict[str, dict[str, Any]] = {
 }
 """By what the setting ``response_template`` calls them."""
 
+LISTINGS = {"plain": LIST, "llama3_json": Listing("", "; ", "", "parameters")}
+"""Built-in templates whose calls are JSON from the start of the answer on."""
+
 MARKS = (
     ("plain", ("Functions, called by [{",)),
     ("qwen3_coder", ("<tool_call>", "<function=")),
@@ -176,11 +180,13 @@ class Surroundings(NamedTuple):
     """Parts of an answer beside its form. None where the model has no such part, or one that no text delimits.
 
     ``thought`` are the delimiters of reasoning before it, which the prompt may have ``begun``. ``call`` begins a call.
+    Calls that are JSON have a ``listing`` instead.
     """
 
     thought: tuple[str, str] | None = None
     begun: bool = False
     call: str | None = None
+    listing: Listing | None = None
 
 
 def surroundings_of(tokenizer: Any, prompt: str) -> Surroundings:
@@ -192,7 +198,8 @@ def surroundings_of(tokenizer: Any, prompt: str) -> Surroundings:
     opens, closes = map(_literal, patterns or ("", ""))
     begun = patterns is not None and parsing_of(tokenizer, prompt, []).parser._current in REASONING
     call = _literal(_pattern(template["fields"].get("tool_calls", {}), "open"))
-    return Surroundings((opens, closes) if opens and closes else None, begun, call)
+    listing = next((listing for name, listing in LISTINGS.items() if template == BUILT_IN[name]), None)
+    return Surroundings((opens, closes) if opens and closes else None, begun, call, listing)
 
 
 def _thought(template: dict[str, Any] | None, chat: str) -> tuple[str, str] | None:

@@ -9,8 +9,9 @@ import httpx
 import openai
 import pytest
 
-from service.models.grammar_text import Delimiter, among, of_calls, of_choices, of_regex, of_schema
-from service.models.response_templates import BUILT_IN, Surroundings, surroundings_of, thinks
+from service.api.openai.tools.reading import Said, TemplateReader
+from service.models.grammar_text import Delimiter, among, either, of_calls, of_choices, of_regex, of_schema
+from service.models.response_templates import BUILT_IN, LISTINGS, Surroundings, parsing_of, surroundings_of, thinks
 from tests.grammars import follows
 from tests.service.conftest import tiny_tokenizer
 from tests.service.openai.conftest import answer, chunks
@@ -101,10 +102,10 @@ class TestSurroundings:
 
     def test_of_a_model_that_thinks_and_calls(self) -> None:
         thought, call = ("<think>", "</think>"), "<tool_call>"
-        assert self.of("hermes", "</think>", self.HERMES) == (thought, False, call)
-        assert self.of("hermes", "</think>", f"{self.HERMES}<think>\n") == (thought, True, call)
-        assert self.of("hermes", "</think>", f"{self.HERMES}<think>\n\n</think>\n\n") == (thought, False, call)
-        assert self.of("hermes", "no thoughts", self.HERMES) == (None, False, call)
+        assert self.of("hermes", "</think>", self.HERMES) == (thought, False, call, None)
+        assert self.of("hermes", "</think>", f"{self.HERMES}<think>\n") == (thought, True, call, None)
+        assert self.of("hermes", "</think>", f"{self.HERMES}<think>\n\n</think>\n\n") == (thought, False, call, None)
+        assert self.of("hermes", "no thoughts", self.HERMES) == (None, False, call, None)
 
     @pytest.mark.parametrize(
         ("name", "call"),
@@ -145,7 +146,39 @@ class TestSurroundings:
         assert thinks(tokenizer)
         tokenizer.response_template = None
         assert not thinks(tokenizer)
-        assert surroundings_of(tokenizer, "") == (None, False, None)
+        assert surroundings_of(tokenizer, "") == (None, False, None, None)
+
+
+THOUGHT, CALL = (Delimiter("<think>"), Delimiter("</think>")), Delimiter("<tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "two"),
+    [
+        ("plain", '[{"name": "tie", "arguments": {"knot": "hitch"}}]', '{"name": "f", "arguments": {}}]'),
+        ("llama3_json", '{"name": "tie", "parameters": {"knot": "hitch"}}', '; {"name": "f", "parameters": {}}'),
+    ],
+)
+def test_calls_in_json_follow_their_schemas(name: str, one: str, two: str) -> None:
+    schemas = {"tie": SCHEMA, "f": {"type": "object"}}
+    several, single = (of_calls(schemas, several=each, listing=LISTINGS[name]) for each in (True, False))
+    may = among(either(of_regex("[0-9]{2}"), several), None, None, begun=False)
+    more = one.removesuffix("]") + (", " if name == "plain" else "") + two
+    for text in (one, more, "42", f"\n{one}"):
+        assert follows(may, text), text
+    for text in (one.replace("hitch", "bow"), one.replace("tie", "g"), f"{one}42", f"42{one}", "4"):
+        assert not follows(may, text), text
+    assert follows(among(either(of_regex("[0-9]{2}"), several), THOUGHT, None, begun=True), f"so</think>{one}")
+    assert follows(single, one)
+    assert not follows(single, more)
+    said = read_as(name, more)
+    assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [("tie", {"knot": "hitch"}), ("f", {})]
+
+
+def read_as(name: str, text: str) -> Said:
+    tokenizer = tiny_tokenizer()
+    tokenizer.response_template = BUILT_IN[name]
+    return TemplateReader(*parsing_of(tokenizer, "", TOOLS)).take(text, final=True)
 
 
 FORMS = {
@@ -157,7 +190,6 @@ FORMS = {
         '[{"name": "f", "arguments": {}}]',
     ),
 }
-THOUGHT, CALL = (Delimiter("<think>"), Delimiter("</think>")), Delimiter("<tool_call>")
 
 
 @pytest.mark.parametrize("form", FORMS)

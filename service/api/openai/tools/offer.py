@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from service.api.generation.structure import ANY_OBJECT, Structure
 from service.api.openai.tools.reading import ForcedReader, PlainReader, Reader, TemplateReader
 from service.api.openai.tools.schemas import Function, NamedFunction, NamedTool
 from service.errors import bad_request
-from service.models.grammar_text import among, of_calls
+from service.models.grammar_text import LIST, Listing, among, either, of_calls
 from service.models.registry import ServedModel
 from service.models.response_templates import BUILT_IN, parsing_of, reads_calls, surroundings_of, thinks
 
@@ -57,10 +57,11 @@ class Offer:
     @property
     def structure(self) -> Structure | None:
         """The grammar of calls that must come."""
-        if not self.must:
-            return None
+        return Structure("tools", partial(self._calls, LIST)) if self.must else None
+
+    def _calls(self, listing: Listing) -> str:
         schemas = {function.name: function.parameters or ANY_OBJECT for function in self.functions}
-        return Structure("tools", partial(of_calls, schemas, several=self.several))
+        return of_calls(schemas, several=self.several, listing=listing)
 
     def formed(self, asked: Structure | None, served: ServedModel, prompt: str) -> Structure | None:
         """The grammar of answers to ``prompt``: that which is ``asked`` for, or that of calls that must come. The
@@ -72,27 +73,26 @@ class Offer:
         structure = asked or self.structure
         if structure is None:
             return None
-        thought, begun, call = surroundings_of(served.tokenizer, prompt)
-        if self.decides and call is None:
+        thought, begun, call, listing = surroundings_of(served.tokenizer, prompt)
+        if self.decides and call is None and listing is None:
             raise bad_request(
                 f"{structure.param}: not with tools on {served.name!r}, whose calls no grammar can express. "
                 "tool_choice 'none' is possible",
                 structure.param,
             )
-        call = call if self.decides else None
-        if thought is None and call is None:
-            return structure
+        if not self.decides:
+            call = listing = None
+
+        def build() -> str:
+            form = structure.build()
+            return form if listing is None else either(form, self._calls(listing))
 
         def within(form: str) -> str:
             known = served.grammars.delimiter
-            return among(
-                form,
-                None if thought is None else (known(thought[0]), known(thought[1])),
-                None if call is None else known(call),
-                begun=begun,
-            )
+            thoughts = None if thought is None else (known(thought[0]), known(thought[1]))
+            return among(form, thoughts, None if call is None else known(call), begun=begun)
 
-        return replace(structure, within=within)
+        return Structure(structure.param, build, str if thought is None and call is None else within)
 
     @property
     def decides(self) -> bool:
