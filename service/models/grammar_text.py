@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 AT_MOST_20_BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
 """White space between parts of JSON. A weak model would write nothing else without a limit."""
-
-ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as Python writes it by default."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=100_000,
@@ -31,18 +28,6 @@ STACK_BYTES = 4 << 20
 
 MOST_S = 3.0
 """Seconds for a trial."""
-
-
-class Delimiter(NamedTuple):
-    """A text, and its ``token`` if that is no text to the library."""
-
-    text: str
-    token: int | None = None
-
-    def __str__(self) -> str:
-        """The delimiter in a grammar. A model may spell it with other tokens, too."""
-        spelt = json.dumps(self.text)
-        return spelt if self.token is None else f"(<[{self.token}]> | {spelt})"
 
 
 class GrammarRefused(ValueError):
@@ -71,70 +56,6 @@ def of_choices(choices: Sequence[str]) -> str:
     return grammar_from("choice", json.dumps(choices))
 
 
-class Listing(NamedTuple):
-    """Calls as JSON: texts before, between and behind them, and the name of their ``arguments``."""
-
-    before: str = "["
-    between: str = ", "
-    behind: str = "]"
-    arguments: str = "arguments"
-
-
-LIST = Listing()
-
-
-def of_calls(functions: Mapping[str, Mapping[str, Any]], *, several: bool, listing: Listing = LIST) -> str:
-    """The grammar of calls as JSON, one at least: ``functions`` are names and schemas of arguments.
-
-    Each schema stays a document, so its references hold.
-
-    Raises:
-        GrammarRefused: for a schema of something else than objects.
-    """
-    before, between, behind = (json.dumps(text) if text else "" for text in listing[:3])
-    more = f"({between} call)*" if several else ""
-    rules = [f"start: {before} call {more} {behind}"]
-    rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
-    for number, (name, schema) in enumerate(functions.items()):
-        if schema.get("type", "object") != "object":
-            raise GrammarRefused(f"the arguments of {name!r} are no object")
-        begin = json.dumps(json.dumps({"name": name, listing.arguments: None}).removesuffix("null}"))
-        own = json.dumps({"x-guidance": ONE_LINE, **schema, "type": "object"})
-        rules += [f'call_{number}: {begin} arguments_{number} "}}"', f"arguments_{number}: %json {own}"]
-    return LLMatcher.grammar_from_lark("\n".join(rules))
-
-
-def either(grammar: str, calls: str) -> str:
-    """A text by one of two grammars."""
-    return json.dumps(
-        {"grammars": [{"lark_grammar": "start: @form | @calls"}, *_named("form", grammar), *_named("calls", calls)]}
-    )
-
-
-def among(grammar: str, thought: tuple[Delimiter, Delimiter] | None, call: Delimiter | None, *, begun: bool) -> str:
-    """``grammar`` behind reasoning, or a call in the model's own form in its place.
-
-    ``thought`` are the delimiters of reasoning, which the prompt has ``begun`` or the answer may have. A ``call``
-    begins with its delimiter. None is for a model without such a part.
-    """
-    rules = ["start: " + ("" if thought is None else "thought " if begun else "(opens thought)? ") + "answer"]
-    rules.append("answer: BLANKS? (@own" + ("" if call is None else f" | {call} ANY?") + ")")
-    rules += ["ANY: /(?s:.+)/", r"BLANKS: /[ \n]{1,8}/"]
-    if thought is not None:
-        opens, closes = thought
-        spelt = json.dumps(closes.text)
-        by_token = "" if closes.token is None else f" | UNCLOSED? <[{closes.token}]>"
-        rules += [f"opens: BLANKS? {opens}", f"thought: closed{by_token}", f"closed[suffix={spelt}]: /(?s:.*)/"]
-        rules += [f"UNCLOSED: ANY & ~(/(?s:.*)/ {spelt} /(?s:.*)/)"]
-    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *_named("own", grammar)]})
-
-
-def _named(name: str, grammar: str) -> list[dict[str, Any]]:
-    """The parts of a grammar, the first of them with a name."""
-    first, *rest = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    return [{**first, "name": name}, *rest]
-
-
 class _Bytes:
     """A tokenizer of bytes: a trial needs no model."""
 
@@ -147,14 +68,18 @@ class _Bytes:
         return list(text)
 
 
-def tried(grammar: str) -> str:
-    """The problem of ``grammar``, or nothing. For a child process: a hostile one may end it, or take hours."""
+def tried(grammar: str, lead: str) -> str:
+    """The problem of ``grammar`` at its start and behind the text ``lead``, or nothing.
+
+    For a child process: a hostile one may end it, or take hours.
+    """
     found = list[str]()
 
     def compile_it() -> None:
         matcher = LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), grammar, log_level=0, limits=LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
+        for text in ("", lead):
+            if not matcher.is_error() and matcher.consume_tokens(list(text.encode())):
+                matcher.compute_bitmask()
         found.append(matcher.get_error().partition("\n<")[0])
 
     threading.stack_size(STACK_BYTES)

@@ -11,7 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from service.engine.request import Grammar, GrammarFailed
-from service.models.grammar_text import LIMITS, Delimiter, GrammarRefused
+from service.models.grammar_parts import Delimiter
+from service.models.grammar_text import LIMITS, GrammarRefused
 
 KEPT = 256
 """Grammars that are known to compile."""
@@ -64,8 +65,16 @@ class Grammars:
         """
         with self._lock:
             known = self._known
-        token = self._tokenizer.get_vocab().get(text)
-        return Delimiter(text, token if token is not None and known.is_special_token(token) else None)
+        token = self._tokenizer.backend_tokenizer.token_to_id(text)
+        if token is None or not known.is_special_token(token):
+            return Delimiter(text)
+        return Delimiter(text, token, tuple(other for other in self._named if other != token))
+
+    @cached_property
+    def _named(self) -> list[int]:
+        """Tokens that people may write about, and that are no text to the library all the same."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return [number for number, token in added if not token.special and self._known.is_special_token(number)]
 
     @cached_property
     def _known(self) -> LLTokenizer:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from service.models.chat import TemplateUnusable
-from service.models.grammar_text import LIST, Listing
+from service.models.grammar_parts import LIST, Listing
 
 _CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}
 _THOUGHT = {"reasoning_content": {"open_pattern": r"\A\s{0,8}<think>", "close": "</think>", "content": "text"}}
@@ -70,8 +70,9 @@ BUILT_IN: dict[str, dict[str, Any]] = {
             },
         },
     ),
-    # <think>...</think> only, and calls are not read: DeepSeek R1 and its distilled models
+    # <think>...</think> only, and calls are not read: DeepSeek R1 and its distilled models, and others
     "deepseek_r1": _template(["<\uff5cAssistant\uff5c>"], None, **_THOUGHT),
+    "chatml_think": _template(["<|im_start|>assistant\n"], None, **_THOUGHT),
     # [{"name": ..., "arguments": {...}}] is the whole answer: our own chat template for models without one
     "plain": _template(
         ["Assistant:"],
@@ -102,8 +103,14 @@ BUILT_IN: dict[str, dict[str, Any]] = {
 }
 """By what the setting ``response_template`` calls them."""
 
-LISTINGS = {"plain": LIST, "llama3_json": Listing("", "; ", "", "parameters")}
-"""Built-in templates whose calls are JSON from the start of the answer on."""
+LISTINGS = {
+    "hermes": Listing(opens="<tool_call>", closes="</tool_call>", between=""),
+    "llama3_json": Listing(between="; ", arguments="parameters"),
+    "mistral": Listing(before="[TOOL_CALLS]", is_list=True),
+    "mistral_args": Listing(opens="[TOOL_CALLS]", behind_name="[ARGS]", between=""),
+    "plain": LIST,
+}
+"""The form of calls by built-in template, where a grammar can make them: their arguments are JSON."""
 
 MARKS = (
     ("plain", ("Functions, called by [{",)),
@@ -113,6 +120,7 @@ MARKS = (
     ("mistral", ("[TOOL_CALLS]",)),
     ("llama3_json", ("<|start_header_id|>", "parameters")),
     ("deepseek_r1", ("<\uff5cAssistant\uff5c>", "</think>")),
+    ("chatml_think", ("<|im_start|>", "</think>")),
 )
 """Built-in templates, each with parts of the chat templates that go with it."""
 
@@ -169,43 +177,72 @@ def parsing_of(tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]]) -> 
     patterns = [re.escape(each) for each in ([anchors] if isinstance(anchors, str) else anchors)]
     begins = re.search("|".join(patterns) or template["start_anchor_pattern"], prompt, re.DOTALL)
     try:
-        parser = tokenizer.get_response_parser(template, prefix=prompt if begins else "", tools=list(tools))
+        prefix = prompt if begins else _begun(template, prompt)
+        parser = tokenizer.get_response_parser(template, prefix=prefix, tools=list(tools))
     except (KeyError, RecursionError, TypeError, ValueError):  # a begun answer with a call that cannot be read
         parser = tokenizer.get_response_parser(template, prefix="", tools=list(tools))
     closes = None if calls.get("content") == "json" else _pattern(calls, "close")
     return Parsing(parser, len(parser._buffer) - parser._pos, closes)
 
 
-class Surroundings(NamedTuple):
-    """Parts of an answer beside its form. None where the model has no such part, or one that no text delimits.
+def _begun(template: dict[str, Any], prompt: str) -> str:
+    """The end of a prompt that begins reasoning: models of one form may have other beginnings of answers."""
+    patterns = [_pattern(field, "open") for name, field in template["fields"].items() if name in REASONING]
+    opens = next(filter(None, map(_literal, patterns)), None)
+    found = None if opens is None else re.search(re.escape(opens) + r"\s*\Z", prompt)
+    return "" if found is None else found[0]
 
-    ``thought`` are the delimiters of reasoning before it, which the prompt may have ``begun``. ``call`` begins a call.
-    Calls that are JSON have a ``listing`` instead.
+
+class Thought(NamedTuple):
+    """Delimiters of reasoning, which the prompt may have ``begun``."""
+
+    opens: str
+    closes: str
+    begun: bool
+
+
+def thought_of(tokenizer: Any, prompt: str) -> Thought | None:
+    """The reasoning that an answer to ``prompt`` may begin with; None if it cannot.
+
+    Raises:
+        ValueError: when the prompt has begun one without a known end.
     """
+    if not thinks(tokenizer):
+        return None
+    opens, closes = map(_literal, _thought(tokenizer.response_template, str(tokenizer.chat_template or "")) or ("", ""))
+    parser = parsing_of(tokenizer, prompt, []).parser
+    if parser._current in REASONING:
+        if closes is None:
+            raise ValueError("it ends its reasoning in several ways")
+        return Thought(opens or "", closes, begun=True)
+    if opens is None or closes is None:
+        return None
+    parser.feed(f"{opens}.")  # the prompt may have ended it, or begun the text behind it
+    return Thought(opens, closes, begun=False) if parser._current in REASONING else None
 
-    thought: tuple[str, str] | None = None
-    begun: bool = False
-    call: str | None = None
-    listing: Listing | None = None
 
-
-def surroundings_of(tokenizer: Any, prompt: str) -> Surroundings:
-    """The parts of an answer to ``prompt`` beside its form."""
+def listing_of(tokenizer: Any) -> Listing | None:
+    """The form of the model's calls, if a grammar can make them."""
     template = tokenizer.response_template
-    if template is None:
-        return Surroundings()
-    patterns = _thought(template, str(tokenizer.chat_template or ""))
-    opens, closes = map(_literal, patterns or ("", ""))
-    begun = patterns is not None and parsing_of(tokenizer, prompt, []).parser._current in REASONING
-    call = _literal(_pattern(template["fields"].get("tool_calls", {}), "open"))
-    listing = next((listing for name, listing in LISTINGS.items() if template == BUILT_IN[name]), None)
-    return Surroundings((opens, closes) if opens and closes else None, begun, call, listing)
+    calls = None if template is None else template["fields"].get("tool_calls")
+    forms = ((BUILT_IN[name]["fields"]["tool_calls"], listing) for name, listing in LISTINGS.items())
+    return next((listing for form, listing in forms if calls == form), None)
+
+
+def shows_special_tokens(tokenizer: Any) -> bool:
+    """True if a delimiter of reasoning is a special token, which texts leave out."""
+    patterns = _thought(tokenizer.response_template, str(tokenizer.chat_template or "")) or ()
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return any(_escaped(text) in pattern for pattern in patterns for text in special)
 
 
 def _thought(template: dict[str, Any] | None, chat: str) -> tuple[str, str] | None:
-    """The patterns around reasoning; None if the chat template has no such end."""
+    """The patterns around reasoning. None if the chat template has no such end. None, too, if texts have a beginning:
+    that of a form would be missing."""
     fields = {} if template is None else template["fields"]
-    for field in (fields[name] for name in REASONING if name in fields):
+    if _pattern(fields.get("content", {}), "open"):
+        return None
+    for field in (fields[name] for name in sorted(REASONING) if name in fields):
         opens, closes = _pattern(field, "open"), _pattern(field, "close")
         if opens and closes and re.search(closes, chat):
             return opens, closes
@@ -224,8 +261,8 @@ def _escaped(literal: str) -> str:
 
 
 def _literal(pattern: str) -> str | None:
-    """The text that all matches of a regular expression begin with, behind blanks; None without one."""
-    found = re.match(r"(?:\\A)?(?:\\s\{0,8\})?((?>(?:[^\\^$.|?*+(){}\[\]]|\\\W)+))(?![?*+{|])", pattern)
+    """The one text that matches a regular expression, behind blanks; None if there are more."""
+    found = re.fullmatch(r"(?:\\A)?(?:\\s\{0,8\})?((?:[^\\^$.|?*+(){}\[\]]|\\\W)+)", pattern)
     return None if found is None else re.sub(r"\\(\W)", r"\1", found[1])
 
 

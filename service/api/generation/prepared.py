@@ -26,6 +26,7 @@ from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
 from service.errors import bad_request, context_length_exceeded
 from service.evaluation.scoring import TokenScores, prompt_scores
+from service.models.grammar_parts import Delimiter
 from service.models.grammar_text import GrammarRefused, tried
 from service.models.registry import ServedModel
 from service.policy.auto import Auto
@@ -196,7 +197,7 @@ async def prepare(
 
 
 async def _tried(request: Request, model: ServedModel, structure: Structure | None) -> str | None:
-    """The text of a grammar. A child process has compiled what the request asks for, lately or now.
+    """The text of a grammar. A child process has compiled it, lately or now, with delimiters that need no model.
 
     Raises:
         ApiError: when it cannot.
@@ -205,12 +206,12 @@ async def _tried(request: Request, model: ServedModel, structure: Structure | No
         return None
     workers: Workers = request.app.state.workers
     with _refused(structure):
-        text = await run_in_threadpool(structure.build)
+        text = await run_in_threadpool(structure.build, Delimiter)
         if not model.grammars.is_tried(text):
-            if problem := await workers.render(tried, text):
+            if problem := await workers.render(tried, text, structure.lead):
                 raise GrammarRefused(problem)
             model.grammars.passed(text)
-        return await run_in_threadpool(structure.within, text)
+        return await workers.run(structure.build, model.grammars.delimiter)
 
 
 async def _grammars(request: Request, model: ServedModel, wanted: Wanted, text: str | None) -> list[Grammar]:

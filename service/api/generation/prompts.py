@@ -106,12 +106,15 @@ def check_logprobs(param: str, alternatives: int | None, tokens: int) -> None:
         raise bad_request(f"{param}: {message}", param)
 
 
-def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
-    """Raises:
-    ApiError: when an answer has no room for its fewest tokens.
+def check_min_tokens(min_tokens: int, max_tokens: int, within: str = "") -> None:
+    """``within`` precedes the name of the field in an error.
+
+    Raises:
+        ApiError: when an answer has no room for its fewest tokens.
     """
     if min_tokens > max_tokens:
-        raise bad_request(f"min_tokens: must be at most {max_tokens}, the most new tokens here", "min_tokens")
+        field = f"{within}min_tokens"
+        raise bad_request(f"{field}: must be at most {max_tokens}, the most new tokens here", field)
 
 
 def check_prompt(

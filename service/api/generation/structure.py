@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from patches import KnownFields, problem
+from service.models.grammar_parts import Known
 from service.models.grammar_text import of_choices, of_regex, of_schema
 
 MOST = 1 << 16
@@ -20,22 +20,27 @@ MOST_CHOICES = 1024
 
 ANY_OBJECT = {"type": "object"}
 
+Given = TypeVar("Given")
+
 
 @dataclass(frozen=True)
 class Structure:
-    """A grammar of answers: the field ``param`` that asks for it, and ``build`` for its text.
-
-    The text is tried before use. The answer follows ``within`` of it, which adds parts of the model's own.
-    """
+    """A grammar of answers: the field ``param`` that asks for it, and ``build`` for its text, by the delimiters of a
+    model. A trial goes behind the text ``lead`` too, where the form begins."""
 
     param: str
-    build: Callable[[], str]
-    within: Callable[[str], str] = str
+    build: Callable[[Known], str]
+    lead: str = ""
+
+    @classmethod
+    def of(cls, param: str, form: Callable[[Given], str], given: Given) -> Structure:
+        """The grammar that ``form`` makes of a part of the request."""
+        return cls(param, lambda known: form(given))
 
     @classmethod
     def of_schema(cls, schema: dict[str, Any] | None, param: str) -> Structure:
         """JSON by ``schema``, or any object."""
-        return cls(param, partial(of_schema, ANY_OBJECT if schema is None else schema))
+        return cls.of(param, of_schema, ANY_OBJECT if schema is None else schema)
 
 
 def _as_object(value: Any) -> Any:
@@ -77,9 +82,9 @@ class StructuredOutputs(KnownFields):
     @property
     def structure(self) -> Structure:
         if self.regex is not None:
-            return Structure("structured_outputs.regex", partial(of_regex, self.regex))
+            return Structure.of("structured_outputs.regex", of_regex, self.regex)
         if self.choice is not None:
-            return Structure("structured_outputs.choice", partial(of_choices, self.choice))
+            return Structure.of("structured_outputs.choice", of_choices, self.choice)
         return Structure.of_schema(
             self.schema_of_json, f"structured_outputs.{'json_object' if self.json_object else 'json'}"
         )

@@ -21,6 +21,7 @@ from service.api.openai.tools.reading import Reader, Said
 from service.api.quotas import set_deadline
 from service.engine.request import SamplingParams
 from service.errors import bad_request
+from service.models.response_templates import shows_special_tokens
 from service.settings import Settings
 
 
@@ -77,6 +78,7 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
         raise bad_request("ignore_eos: not with tools, since nothing follows a call", "ignore_eos")
     written = body.conversation(), name.served, body.PARAM, offer.for_template()
     text = await run_in_threadpool(body.templated, *written)
+    form = body.structure()
     wanted = Wanted(
         most,
         body.answers,
@@ -86,9 +88,13 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
         add_special_tokens=body.special_tokens(name.served),
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
-        structure=await run_in_threadpool(offer.formed, body.structure(), name.served, text),
-        with_special_tokens=offer.reads(name.served),
+        structure=await run_in_threadpool(offer.formed, form, name.served, text),
+        with_special_tokens=offer.decides or shows_special_tokens(name.served.tokenizer),
     )
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
-    readers = await run_in_threadpool(lambda: [offer.reader(name.served, text) for _ in range(body.answers)])
+
+    def reader() -> Reader:
+        return offer.reader(name.served, text, is_formed=form is not None)
+
+    readers = await run_in_threadpool(lambda: [reader() for _ in range(body.answers)])
     return Conversation(name, prepared, offer, readers)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
-from service.api.generation.prompts import check_at_most
+from service.api.generation.prompts import check_at_most, check_min_tokens
 from service.api.http.routing import Route
 from service.api.openai.body import Body
 from service.api.openai.names import named
@@ -80,6 +80,7 @@ async def ruler_generate(body: RulerRequest, request: Request) -> RulerAnswer:
         limit, max_tokens, within = "max_new_tokens", body.sampling_params.max_new_tokens, "sampling_params."
     check_at_most(within + limit, max_tokens, settings.max_new_tokens)
     drawing.check_tokens(name.target.model, within)
+    check_min_tokens(drawing.min_tokens, max_tokens, within)
     structure = drawing.structure()
     if structure is not None:
         structure = replace(structure, param=within + structure.param)

@@ -50,7 +50,7 @@ TOOLS = [KNOT, SHARED]
 
 SCRIPTS = {
     "[says]": ["Three ", "turns."],
-    "[calls]": ["<tool_call>", '\n{"name": "tie", ', '"arguments": {"knot": "hitch", "wet": true}}', "\n</tool_call>"],
+    "[calls]": ["<tool_call>", '\n{"name": "tie", "arguments": {"knot": "hitch", "wet": true}}\n', "</tool_call>"],
     "[both]": [
         "I will ",
         "count. \n",
@@ -62,15 +62,27 @@ SCRIPTS = {
         " </tool_call>",
     ],
     "[thinks]": ["<think>", "Turns of ", "a rope.", "</think>", "\n\nFour."],
-    "[thinks, fits]": [" <think>", "Which? {", " A hitch.</think>", "\n\n{", '"knot":', '"hitch"', " }"],
+    "[thinks, fits]": ["<think>Which", "? {", " A hitch.</think>", "\n\n{", '"knot":', '"hitch"', " }"],
     "[goes on]": ["so ", "it is</think>\n", '{"knot": ', '"bowline"}'],
     "[thinks, calls]": [
-        "\n<think>",
-        "Tie!",
+        "<think>Tie",
+        "!",
         "</think>\n",
         '[{"name": "count", "arguments": {"what"',
         ': "ropes"',
         "}}]",
+    ],
+    "[calls twice]": [
+        '<tool_call>{"name": "count", "arguments": {"what": "turns"}}</tool_call>\n',
+        '<tool_call>{"name": "tie", "arguments": {"knot": "bowline", "wet": false}}</tool_call>',
+    ],
+    "[thinks, calls on]": [
+        "<think>Not ",
+        "<b>",
+        " now",
+        ".</think>\n<tool_call>",
+        '{"name": "count", "arguments": {"what": "ropes"',
+        "}}</tool_call>",
     ],
     "[fits]": ['{ "knot"', " : ", '"hitch" }'],
     "[stumbles]": ["Well, ", "<tool_call>{", "'name': tie}", "</tool_call> "],
@@ -82,7 +94,8 @@ SCRIPTS = {
 def parrot(folder: Path, scripts: dict[str, list[str]]) -> Path:
     """A checkpoint. ``scripts`` are its answers, each as pieces of text; every piece is a token.
 
-    No piece comes twice in all of them, since a token is followed by one other.
+    No piece comes twice in all of them, since a token is followed by one other. If a grammar leaves one text, the
+    library allows the usual tokens of it only. So pieces of forms are long.
     """
     tokenizer = tiny_tokenizer()
     pieces = [piece for script in scripts.values() for piece in script]

@@ -61,6 +61,7 @@ def test_an_encoding_can_be_chosen(http: httpx.Client) -> None:
         ({"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params.max_tokens"),
         ({"text": "a " * 5000}, "text"),
         ({"text": "a", "sampling_params": {"logit_bias": {"99999": 1}}}, "sampling_params.logit_bias"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 3, "min_tokens": 4}}, "sampling_params.min_tokens"),
         ({"prompt": "a", "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         (
             {"text": "a", "sampling_params": {"structured_outputs": {"regex": "("}}},

@@ -234,6 +234,12 @@ ANSWERS: dict[str, tuple[str, str, str, str]] = {
         "\n\nSo: <tool_call>x</tool_call>",
         "Hm.\n",
     ),
+    "chatml_think": (
+        "<|im_start|>assistant\n",
+        "<think>Hm.\n</think>\n\nSo: <tool_call>x</tool_call>",
+        "\n\nSo: <tool_call>x</tool_call>",
+        "Hm.\n",
+    ),
     "mistral_args": (
         "[INST]Hello[/INST]",
         'So:[TOOL_CALLS]tie[CALL_ID]abc[ARGS]{"knot": "hitch", "wet": true}[TOOL_CALLS]count[ARGS]{}',
@@ -345,6 +351,7 @@ def test_built_in_templates_read_any_pieces(name: str, seed: int) -> None:
         ("[TOOL_CALLS]name[ARGS]", "mistral_args"),
         (PLAIN, "plain"),
         ("<\uff5cAssistant\uff5c><think>\\n{{ content.split('</think>') }}", "deepseek_r1"),
+        ("<|im_start|>assistant {{ content.split('</think>') }}", "chatml_think"),
         ("{{ messages }}", None),
     ],
 )

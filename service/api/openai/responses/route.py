@@ -18,6 +18,7 @@ from service.api.openai.responses.output import Items, Send
 from service.api.openai.responses.schemas import (
     CachedTokens,
     Incomplete,
+    ReasoningTokens,
     ResponseObject,
     ResponsesRequest,
     ResponseUsage,
@@ -43,7 +44,7 @@ class _Answer:
     def __init__(self, body: ResponsesRequest, conversation: Conversation) -> None:
         self._body, self._conversation = body, conversation
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
-        self._sent = 0
+        self._sent = self._reasoning = 0
 
     async def whole(self, send: Send = lambda kind, **fields: None) -> ResponseObject:
         """The response at its end; ``send`` gets the events of its items."""
@@ -53,6 +54,7 @@ class _Answer:
         async with aclosing(self._conversation.parts(0, self._body.sampling())) as parts:
             async for part in parts:
                 items.add(part.said)
+                self._reasoning += len(part.piece.tokens) if part.said.reasoning else 0
         status: Status = "incomplete" if part.finish_reason == "length" else "completed"
         return self._response(status, items.closed(status), part.piece.generation)
 
@@ -93,18 +95,18 @@ class _Answer:
             tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
             tools=[tool.model_dump() for tool in body.tools or []],
             top_p=body.top_p,
-            usage=None if generation is None else _usage(len(prepared.prompt.token_ids), generation),
+            usage=None if generation is None else self._usage(generation),
             user=body.user,
             pe=prepared.pe,
             auto=prepared.auto,
         )
 
-
-def _usage(prompt: int, generation: Generation) -> ResponseUsage:
-    new = len(generation.token_ids)
-    return ResponseUsage(
-        input_tokens=prompt,
-        input_tokens_details=CachedTokens(cached_tokens=generation.cached_tokens),
-        output_tokens=new,
-        total_tokens=prompt + new,
-    )
+    def _usage(self, generation: Generation) -> ResponseUsage:
+        prompt, new = len(self._conversation.prepared.prompt.token_ids), len(generation.token_ids)
+        return ResponseUsage(
+            input_tokens=prompt,
+            input_tokens_details=CachedTokens(cached_tokens=generation.cached_tokens),
+            output_tokens=new,
+            output_tokens_details=ReasoningTokens(reasoning_tokens=self._reasoning),
+            total_tokens=prompt + new,
+        )

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from service.api.generation.structure import ANY_OBJECT, Structure
-from service.api.openai.tools.reading import ForcedReader, PlainReader, Reader, TemplateReader
+from service.api.openai.tools.reading import ForcedReader, FormedReader, PlainReader, Reader, TemplateReader
 from service.api.openai.tools.schemas import Function, NamedFunction, NamedTool
 from service.errors import bad_request
-from service.models.grammar_text import LIST, Listing, among, either, of_calls
+from service.models.grammar_parts import LIST, Known, Listing, behind_reasoning, either, of_calls
 from service.models.registry import ServedModel
-from service.models.response_templates import BUILT_IN, parsing_of, reads_calls, surroundings_of, thinks
+from service.models.response_templates import BUILT_IN, listing_of, parsing_of, reads_calls, thinks, thought_of
 
 Choice = str | NamedTool | NamedFunction
 
@@ -59,40 +59,41 @@ class Offer:
         """The grammar of calls that must come."""
         return Structure("tools", partial(self._calls, LIST)) if self.must else None
 
-    def _calls(self, listing: Listing) -> str:
+    def _calls(self, listing: Listing, known: Known) -> str:
         schemas = {function.name: function.parameters or ANY_OBJECT for function in self.functions}
-        return of_calls(schemas, several=self.several, listing=listing)
+        return of_calls(schemas, several=self.several, listing=listing, known=known)
 
     def formed(self, asked: Structure | None, served: ServedModel, prompt: str) -> Structure | None:
         """The grammar of answers to ``prompt``: that which is ``asked`` for, or that of calls that must come. The
-        model's reasoning may precede it. If the model decides on calls, one may come in its place.
+        model's reasoning may precede it. If the model decides on calls, they may come in its place.
 
         Raises:
-            ApiError: for a form beside calls that no grammar can express.
+            ApiError: where no grammar can express the model's calls, or the end of its reasoning.
         """
         structure = asked or self.structure
         if structure is None:
             return None
-        thought, begun, call, listing = surroundings_of(served.tokenizer, prompt)
-        if self.decides and call is None and listing is None:
-            raise bad_request(
-                f"{structure.param}: not with tools on {served.name!r}, whose calls no grammar can express. "
-                "tool_choice 'none' is possible",
-                structure.param,
-            )
-        if not self.decides:
-            call = listing = None
+        param, listing = structure.param, listing_of(served.tokenizer) if self.decides else None
+        try:
+            thought = thought_of(served.tokenizer, prompt)
+        except ValueError as error:
+            raise bad_request(f"{param}: not on {served.name!r}, since {error}", param) from error
+        if self.decides and listing is None:
+            why = f"not with tools on {served.name!r}: no grammar makes its calls. tool_choice 'none' is possible"
+            raise bad_request(f"{param}: {why}", param)
+        if thought is None and listing is None:
+            return structure
 
-        def build() -> str:
-            form = structure.build()
-            return form if listing is None else either(form, self._calls(listing))
+        def build(known: Known) -> str:
+            form = structure.build(known)
+            if listing is not None:
+                form = either(form, self._calls(listing, known))
+            if thought is None:
+                return form
+            return behind_reasoning(form, known(thought.opens), known(thought.closes), begun=thought.begun)
 
-        def within(form: str) -> str:
-            known = served.grammars.delimiter
-            thoughts = None if thought is None else (known(thought[0]), known(thought[1]))
-            return among(form, thoughts, None if call is None else known(call), begun=begun)
-
-        return Structure(structure.param, build, str if thought is None and call is None else within)
+        lead = "" if thought is None else f"{'' if thought.begun else thought.opens}.{thought.closes}"
+        return Structure(param, build, lead)
 
     @property
     def decides(self) -> bool:
@@ -114,10 +115,21 @@ class Offer:
             )
             raise bad_request(message, "tool_choice", "no_response_template")
 
-    def reader(self, served: ServedModel, prompt: str) -> Reader:
-        """A reader of one answer to ``prompt``."""
-        reader: Reader = PlainReader()
-        if self.reads(served):
-            tools = self.for_template() if self.decides else []
-            reader = TemplateReader(*parsing_of(served.tokenizer, prompt, tools))
-        return ForcedReader(reader) if self.must else reader
+    def reader(self, served: ServedModel, prompt: str, *, is_formed: bool) -> Reader:
+        """A reader of one answer to ``prompt``, by a form of answers if it ``is_formed``."""
+        tokenizer, tools = served.tokenizer, self.for_template()
+        if self.decides and not is_formed:
+            return TemplateReader(*parsing_of(tokenizer, prompt, tools))
+        thoughts: Reader = PlainReader()
+        if thinks(tokenizer):
+            thoughts = TemplateReader(*parsing_of(tokenizer, prompt, []))
+        if self.must:
+            return ForcedReader(thoughts)
+        if not is_formed:
+            return thoughts
+        thought, listing = thought_of(tokenizer, prompt), listing_of(tokenizer)
+        begun = thought is not None and thought.begun
+        if not self.decides or listing is None:
+            return FormedReader(thoughts, begun=begun) if thought is not None else thoughts
+        calls = TemplateReader(*parsing_of(tokenizer, "", tools))
+        return FormedReader(thoughts, begun=begun, calls=calls, begins=listing.before or listing.opens)

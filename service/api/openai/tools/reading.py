@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from typing_extensions import override
@@ -59,6 +59,36 @@ class PlainReader(Reader):
     @override
     def take(self, raw: str, *, final: bool) -> Said:
         return Said(raw)
+
+
+class FormedReader(Reader):
+    """Reasoning, and then text by a form, without the line breaks between them.
+
+    With ``calls``, that reader has a text which begins with ``begins``.
+    """
+
+    def __init__(self, thoughts: Reader, *, begun: bool, calls: Reader | None = None, begins: str = "") -> None:
+        self._thoughts, self._calls, self._begins = thoughts, calls, begins
+        self._breaks, self._held = begun, ""
+        self._body: Reader | None = None if calls else PlainReader()
+
+    @override
+    def take(self, raw: str, *, final: bool) -> Said:
+        said = self._thoughts.take(raw, final=final)
+        self._breaks = self._breaks or bool(said.reasoning)
+        text = self._held + said.text
+        if self._breaks:
+            text = text.lstrip("\n")
+            self._breaks = not text
+        if self._body is None:
+            assert self._calls is not None, "there is a choice"
+            if self._begins.startswith(text) and text != self._begins and not final:
+                self._held = text
+                return Said(reasoning=said.reasoning)
+            self._body = self._calls if text.startswith(self._begins) else PlainReader()
+        self._held = ""
+        found = self._body.take(text, final=final)
+        return replace(found, reasoning=said.reasoning + found.reasoning)
 
 
 class ForcedReader(Reader):
