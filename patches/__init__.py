@@ -28,7 +28,16 @@ from patches.problems import KnownFields, Problem, problem, problems_of, unknown
 from patches.proposals import alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples, questions
 from patches.resolution import EchoMismatch, describe, effective, resolve
-from patches.rope_parameters import NoRopeParameters, closest, grouping, in_configuration, is_by_layer, rope_parameters
+from patches.rope_parameters import (
+    NoRopeParameters,
+    closest,
+    grouping,
+    in_configuration,
+    is_by_layer,
+    is_trained_at_its_length,
+    of_today,
+    rope_parameters,
+)
 from patches.routes import one_per_route
 from patches.rule import ranges_by_rule
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
@@ -102,7 +111,9 @@ __all__ = [
     "grouping",
     "in_configuration",
     "is_by_layer",
+    "is_trained_at_its_length",
     "label_of",
+    "of_today",
     "one_per_route",
     "packed_batch",
     "paged_batch",

@@ -45,6 +45,13 @@ SCALING = {
 """Entries of ``rope_parameters`` that scale frequencies, in transformers, vLLM and SGLang."""
 
 
+OLDER_NAMES = {"su": RopeType.LONGROPE}
+"""Types in files that transformers 5 no longer reads: Phi-3's first ones."""
+
+AT_ITS_LENGTH = (RopeType.DEFAULT, RopeType.DYNAMIC)
+"""Types whose checkpoint declares the length before any scaling. Others declare the one after it."""
+
+
 class NoRopeParameters(ValueError):
     """A part of the encoding that no ``rope_parameters`` describe; the message names it."""
 
@@ -174,6 +181,24 @@ def _listed(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int, facto
 def is_by_layer(own: Mapping[str, Any]) -> bool:
     """True if a configuration's ``rope_parameters`` has an object per type of layer."""
     return any(isinstance(value, Mapping) for value in own.values())
+
+
+def of_today(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Declared ``rope_parameters`` with their type in its place, under its name of today.
+
+    Raises:
+        ValueError: when the type is no text.
+    """
+    kind = parameters.get("rope_type", parameters.get("type", RopeType.DEFAULT))
+    if not isinstance(kind, str):
+        raise ValueError(f"rope_type {kind!r} is no name")
+    given = {name: value for name, value in parameters.items() if name not in ("rope_type", "type")}
+    return {"rope_type": str(OLDER_NAMES.get(kind, kind)), **given}
+
+
+def is_trained_at_its_length(parameters: Mapping[str, Any]) -> bool:
+    """True if ``max_position_embeddings`` beside these parameters is the length of the training."""
+    return parameters["rope_type"] in AT_ITS_LENGTH
 
 
 def in_configuration(parameters: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

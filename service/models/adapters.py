@@ -7,7 +7,6 @@ chooses it by name. One batch has one set of weights, so the tokens equal those 
 from __future__ import annotations
 
 import copy
-import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,14 +17,11 @@ from typing import Any
 import structlog
 import torch
 
-from patches import geometry_of, in_configuration, is_by_layer
+from service.models.declared_encoding import declare_encoding, read_object
 from service.models.loading import Checkpoint, ModelLoadError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files of an adapter, as peft writes them."""
-
-BASE_CONFIG = "config.json"
-"""File of an adapter's folder with the ``rope_parameters`` of its training, as in a checkpoint."""
 
 CHANGES_THE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
 """Beginnings of ``init_lora_weights`` of adapters that were trained over other weights than those of their base."""
@@ -66,11 +62,13 @@ def _base_of(adapter: Adapter, served: Mapping[str, object]) -> str:
     for file in (CONFIG, WEIGHTS):
         if not (adapter.folder / file).is_file():
             raise ValueError(f"its folder has no {file}")
-    config = json.loads((adapter.folder / CONFIG).read_text(encoding="utf-8"))
+    config = read_object(adapter.folder / CONFIG)
     if config.get("peft_type") != "LORA":
         raise ValueError(f"its peft_type is {config.get('peft_type')!r}, and only 'LORA' is served")
     if config.get("ensure_weight_tying"):
         raise ValueError("it has ensure_weight_tying, and only adapters of untied weights are served")
+    if config.get("layer_replication"):
+        raise ValueError("it has layer_replication, and only adapters with the layers of their base are served")
     start = str(config.get("init_lora_weights")).lower()
     if start.startswith(CHANGES_THE_BASE):
         raise ValueError(
@@ -114,7 +112,7 @@ def adapted(base: Checkpoint, adapter: Adapter) -> Checkpoint:
         model = _merged(_sharing_copy(base.model), adapter.folder)
         if hasattr(model.config, "position_encoding_variants"):
             model.config.position_encoding_variants = {}  # they have the base's weights
-        _declare_encoding(model, adapter.folder)
+        declare_encoding(model, adapter.folder)
     return replace(base, name=adapter.name, model=model.eval(), base=base.name)
 
 
@@ -162,44 +160,3 @@ def _merged(model: Any, folder: Path) -> Any:
     if outputs is not None and outputs.weight.data_ptr() == inputs.weight.data_ptr():
         outputs.weight = inputs.weight  # tied again
     return merged
-
-
-def _declare_encoding(model: Any, folder: Path) -> None:
-    """Set the ``rope_parameters`` of the adapter's folder, if it has any, in the model's configuration.
-
-    Their factors are relative to the length before any scaling: that of the base, unless they declare another.
-
-    Raises:
-        ValueError: when they are no object, or the base has none.
-    """
-    file = folder / BASE_CONFIG
-    declared = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    parameters = declared.get("rope_parameters") or declared.get("rope_scaling")  # the second until transformers 5
-    if not parameters:
-        return
-    if not isinstance(parameters, dict):
-        raise ValueError(f"its {BASE_CONFIG} has rope_parameters that are no object")
-    config, geometry = model.config.get_text_config(), geometry_of(model)
-    own = getattr(config, "rope_parameters", None)
-    if not isinstance(own, dict):
-        raise ValueError(f"its {BASE_CONFIG} declares rope_parameters, and its base has none")
-    if not is_by_layer(parameters):
-        known = {
-            "rope_type": parameters.get("type", "default"),
-            "rope_theta": declared.get("rope_theta", geometry.rope_theta),
-            "original_max_position_embeddings": geometry.original_max_position_embeddings,
-        }
-        given = {name: value for name, value in parameters.items() if name != "type"}
-        parameters = in_configuration({**known, **given}, own)
-    config.rope_parameters = parameters
-    if "max_position_embeddings" in declared:
-        config.max_position_embeddings = declared["max_position_embeddings"]
-    _rotate_by(config, model)
-
-
-def _rotate_by(config: Any, model: Any) -> None:
-    """Build the rotary modules again, as transformers builds them for this configuration."""
-    for parent in list(model.modules()):
-        for name, module in list(parent.named_children()):
-            if any(buffer.endswith("inv_freq") for buffer in module._buffers):
-                setattr(parent, name, type(module)(config).to(model.device))
