@@ -119,13 +119,12 @@ def adapted(base: Checkpoint, adapter: Adapter) -> Checkpoint:
 def _sharing_copy(model: Any) -> Any:
     """A copy with other parameters over the same memory.
 
-    Tied weights are two parameters in it: an adapter of the embedding leaves the output layer unchanged.
+    Tied weights are two parameters in it: a LoRA of the embedding leaves the output layer unchanged.
     """
     copied = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for module in copied.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, torch.nn.Parameter(parameter.detach(), requires_grad=False))
-    copied.config.tie_word_embeddings = copied.config.get_text_config().tie_word_embeddings = False
     return copied
 
 
@@ -135,28 +134,72 @@ def _merged(model: Any, folder: Path) -> Any:
     Raises:
         ValueError: when peft is not installed, or tensors are missing, unknown or not numbers.
     """
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    was_tied = model.config.get_text_config().tie_word_embeddings
+    wrapped, weights = _with_adapter(model, folder)
+    _add_in_float32(wrapped, weights)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All adapters are already merged", UserWarning)
+        merged = wrapped.merge_and_unload(safe_merge=True)  # the other kinds of layers, also into new tensors
+    for name, parameter in merged.named_parameters():
+        parameter.data = parameter.data.to(dtypes[name])  # adapters are often in float32
+    inputs, outputs = merged.get_input_embeddings(), merged.get_output_embeddings()
+    if was_tied and outputs is not None and torch.equal(outputs.weight, inputs.weight):
+        outputs.weight = inputs.weight  # tied again
+    return merged
+
+
+def _with_adapter(model: Any, folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """peft's model over ``model``, which is untied from here on, and the weights of the adapter's file.
+
+    Raises:
+        ValueError: when peft is not installed, or tensors are missing or unknown.
+    """
     try:
         from peft import PeftConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
     except ImportError as error:
         raise ValueError("adapters need the package peft (the extra `adapters`)") from error
-    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode, config.base_model_name_or_path = True, None
     with warnings.catch_warnings():
         # peft 0.21 reads a name that transformers 5.23 deprecates.
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
-        adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
+        # Tied weights are two parameters here. The configuration still says tied: so peft gives tokens that were
+        # trained in the embedding to the output layer too.
+        warnings.filterwarnings("ignore", "Model has .tie_word_embeddings=True.", UserWarning)
+        wrapped: Any = get_peft_model(model, config, low_cpu_mem_usage=True)
+    model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
     weights = load_peft_weights(str(folder), device=str(model.device))
     # Weights are assigned in this mode. Otherwise peft copies biases and embeddings over those of the base.
-    result: Any = set_peft_model_state_dict(adapted, weights, low_cpu_mem_usage=True)
-    missing = [key for key in result.missing_keys if "default" in key.split(".")]  # the adapter's name in peft
+    result: Any = set_peft_model_state_dict(wrapped, weights, low_cpu_mem_usage=True)
+    # Tokens of a tied output layer are those of the embedding, and are saved once.
+    tied = tuple(f"{name}." for name, part in wrapped.named_modules() if getattr(part, "tied_adapter", None))
+    # "default" is the adapter's name in peft.
+    missing = [key for key in result.missing_keys if "default" in key.split(".") and not key.startswith(tied)]
     if missing or result.unexpected_keys:
         first, what = (missing[0], "is missing") if missing else (result.unexpected_keys[0], "has no place in the base")
         raise ValueError(f"{len(missing) + len(result.unexpected_keys)} tensors do not fit, the first: {first} {what}")
-    merged = adapted.merge_and_unload(safe_merge=True)  # safe: new tensors, and no NaN
-    for name, parameter in merged.named_parameters():
-        parameter.data = parameter.data.to(dtypes[name])  # adapters are often in float32
-    inputs, outputs = merged.get_input_embeddings(), merged.get_output_embeddings()
-    if outputs is not None and outputs.weight.data_ptr() == inputs.weight.data_ptr():
-        outputs.weight = inputs.weight  # tied again
-    return merged
+    return wrapped, weights
+
+
+def _add_in_float32(adapted: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    """Merge linear layers and embeddings, one at a time, in float32: each sum is rounded once.
+
+    peft rounds the adapter's ``weights`` to the base's number format as it takes them. It rounds their product before
+    the sum, and then the sum.
+    """
+    from peft.tuners.lora import Embedding, Linear
+
+    for name, layer in adapted.named_modules():
+        if not isinstance(layer, Embedding | Linear):
+            continue
+        for own, parameter in layer.named_parameters():
+            saved = f"{name}.{own.replace('.default', '')}"  # DoRA's magnitudes are saved without the last part
+            exact = weights.get(saved, weights.get(saved.removesuffix(".weight")))
+            if exact is not None:
+                parameter.data = exact.float()
+        weight: Any = layer.get_base_layer().weight
+        dtype = weight.dtype
+        weight.data = weight.data.float()
+        layer.merge(safe_merge=True)  # safe: a new tensor, and no NaN
+        weight.data = weight.data.to(dtype)
