@@ -23,14 +23,15 @@ from service.models.training.corpus import (
     CorpusError,
     Document,
     PackedTokens,
+    fingerprint_of_tokens,
     heldout_names,
     pack,
     read_folder,
     read_records,
     read_standard_library,
-    training_texts,
 )
 from service.models.training.curriculum import Curriculum, Stage
+from service.models.training.preparation import TOKENIZER, tokenizer_for
 from service.models.training.shape import (
     FAMILIES,
     KINDS,
@@ -43,7 +44,7 @@ from service.models.training.shape import (
     save_folder,
     served_name,
 )
-from service.models.training.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_tokenizer
+from service.models.training.tokenizer import load_tokenizer, special_ids
 from service.models.training.train import (
     FINAL_ROWS,
     CheckpointMismatch,
@@ -95,17 +96,18 @@ def prepare(  # noqa: PLR0913  a command's options
     seed: Seed = 0,
     run_dir: RunDir = Path("runs"),
 ) -> None:
-    """Train the tokenizer and pack the tokens; files from an equal earlier call stay."""
+    """Train the tokenizer and pack the tokens; files from an equal earlier call stay.
+
+    A folder with checkpoints keeps its texts: other texts need another --run-dir.
+    """
     size = _preset(preset)
     documents = _documents(corpus, licence, stdlib)
     try:
         held = heldout_names([document.name for document in documents], heldout, heldout_fraction, seed)
+        tokenizer = tokenizer_for(documents, held, size, run_dir)
     except CorpusError as error:
         raise typer.BadParameter(str(error)) from error
-    folder = run_dir / "tokenizer"
-    if not (folder / "tokenizer.json").exists():
-        save_tokenizer(train_tokenizer(training_texts(documents, held), size.vocab_size), folder, size.context)
-    records = pack(documents, held, load_tokenizer(folder), run_dir)
+    records = pack(documents, held, tokenizer, run_dir)
     trained = sum(record.tokens for record in records if not record.heldout)
     total = sum(record.tokens for record in records)
     typer.echo(f"{len(records)} documents, {trained:,} tokens to train on, {total - trained:,} held out")
@@ -204,12 +206,13 @@ def _documents(corpus: list[Path], licence: list[str], stdlib: bool) -> list[Doc
 
 
 def _train_one(kind: str, run: Run, run_dir: Path, budget: tuple[int | None, float | None], folder: Path) -> None:
-    tokenizer_folder = run_dir / "tokenizer"
+    tokenizer_folder = run_dir / TOKENIZER
     if not (run_dir / "documents.json").exists():
         raise CorpusError(f"no prepared data in {run_dir}: run `prepare` first")
     tokenizer = load_tokenizer(tokenizer_folder)
     bos, eos = special_ids(tokenizer)
     heldout = PackedTokens(run_dir / "heldout.bin", bos, run.preset.context)
+    run = replace(run, data=fingerprint_of_tokens(run_dir))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = model_config(kind, run.preset, tokenizer.get_vocab_size(), bos, eos)
     tokens, minutes = budget

@@ -141,7 +141,7 @@ def pack(documents: Sequence[Document], heldout: set[str], tokenizer: Tokenizer,
     """Tokenize into ``train.bin`` and ``heldout.bin``, each document closed by EOS; reused if nothing changed."""
     fingerprint = _fingerprint(documents, heldout, tokenizer)
     described = run_dir / "documents.json"
-    if described.exists() and json.loads(described.read_text(encoding="utf-8"))["fingerprint"] == fingerprint:
+    if is_packed(documents, heldout, tokenizer, run_dir):
         return read_records(run_dir)
     described.unlink(missing_ok=True)  # it vouches for the two files, which are about to change
     _, eos = special_ids(tokenizer)
@@ -156,6 +156,24 @@ def pack(documents: Sequence[Document], heldout: set[str], tokenizer: Tokenizer,
     content = {"fingerprint": fingerprint, "documents": [asdict(record) for record in records]}
     described.write_text(json.dumps(content, indent=1), encoding="utf-8")
     return records
+
+
+def is_packed(documents: Sequence[Document], heldout: set[str], tokenizer: Tokenizer, run_dir: Path) -> bool:
+    """True if the token files in ``run_dir`` are of these documents by this tokenizer."""
+    described = run_dir / "documents.json"
+    if not described.exists():
+        return False
+    stored = json.loads(described.read_text(encoding="utf-8"))
+    return bool(stored["fingerprint"] == _fingerprint(documents, heldout, tokenizer))
+
+
+def fingerprint_of_tokens(run_dir: Path) -> str:
+    """SHA-256 in hex of the tokens to train on and of those held out. Names and licences of documents do not count."""
+    digest = hashlib.sha256()
+    for name in ("train.bin", "heldout.bin"):
+        with (run_dir / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def read_records(run_dir: Path) -> list[DocumentRecord]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -36,10 +37,15 @@ FLOOR = 0.1
 """Share of the steps that warm up, and share of the peak rate that is left at the end."""
 MAX_GRADIENT_NORM = 1.0
 
+log = structlog.get_logger()
+
 
 @dataclass(frozen=True)
 class Run:
-    """One training run. ``folder`` holds its checkpoint and log; ``initial`` is the folder of the first weights."""
+    """One training run. ``folder`` holds its checkpoint and log; ``initial`` is the folder of the first weights.
+
+    ``data`` is the fingerprint of its tokens.
+    """
 
     preset: Preset
     steps: int
@@ -48,6 +54,7 @@ class Run:
     folder: Path
     checkpoint_minutes: float = 5.0
     initial: str = ""
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,7 @@ def _record(progress: Progress, validation_loss: float) -> None:
 
 
 class CheckpointMismatch(ValueError):
-    """The checkpoint was written by another run; remove it or repeat that run's options."""
+    """The checkpoint was written by another run; the message says in which way, and what to do."""
 
 
 def save_checkpoint(run: Run, model: Any, optimizer: torch.optim.AdamW, progress: Progress) -> None:
@@ -196,18 +203,38 @@ def load_checkpoint(run: Run, model: Any, optimizer: torch.optim.AdamW) -> Progr
     if not path.exists():
         return Progress()
     state = torch.load(path, map_location=model.device, weights_only=True)
-    if state["identity"] != _identity(run):
-        raise CheckpointMismatch(f"{path} was written by a run with {state['identity']}, not {_identity(run)}")
+    _refuse_another_run(path, state["identity"], _identity(run))
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng"].cpu())
-    log = [LogEntry(**entry) for entry in state["progress"].pop("log")]
-    return Progress(**state["progress"], log=log)
+    entries = [LogEntry(**entry) for entry in state["progress"].pop("log")]
+    return Progress(**state["progress"], log=entries)
 
 
 def _identity(run: Run) -> dict[str, Any]:
     named = {"preset": asdict(run.preset), "steps": run.steps, "seed": run.seed, "precision": run.precision}
-    return named | {"initial": run.initial}
+    return named | {"initial": run.initial, "data": run.data}
+
+
+def _refuse_another_run(path: Path, written: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Raises:
+    CheckpointMismatch: when the checkpoint in ``path`` is of a run with another identity.
+    """
+    if "data" not in written:  # by an earlier version, whose runs may be hours long
+        log.warning("checkpoint_names_no_texts", path=str(path), taken_for="the texts in the folder of its run")
+        written = written | {"data": asked["data"]}
+    differs = [name for name in asked if written.get(name) != asked[name]]
+    if not differs:
+        return
+    texts = " on other texts" if "data" in differs else ""
+    named = [name for name in differs if name != "data"]
+    options = (
+        f" with { ({name: written.get(name) for name in named}) }, not { ({name: asked[name] for name in named}) }"
+    )
+    raise CheckpointMismatch(
+        f"{path} was written by a run{texts}{options if named else ''}: repeat that run, give another --run-dir, or "
+        f"remove {path.parent} to train anew"
+    )
 
 
 def measure_steps(model: Any, run: Run, data: Curriculum, minutes: float, trial_seconds: float = 20.0) -> int:
