@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -96,10 +98,25 @@ def serve(  # noqa: PLR0913 - one argument per option
     if is_scaled(settings):
         _serve_replicas(settings)
         return
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn raises the signal again after its shutdown: a requested stop is a success.
-        signal.signal(number, lambda *_: _end())
+    _at_signals(_end_at_once)
     _run(settings)
+
+
+def _at_signals(end: Callable[[], None]) -> None:
+    """Call ``end`` at every signal that asks for the end of the server. A requested stop is a success."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: end())
+
+
+def _end_at_once() -> NoReturn:
+    """Exit with 0, before uvicorn runs: there are no requests, models or other processes yet.
+
+    ``SystemExit`` would be raised wherever the start is. Python drops it in a ``__del__``, and the server would serve
+    for ever. pydantic makes another error of it.
+    """
+    with suppress(RuntimeError):  # the signal may interrupt a line of the log
+        sys.stderr.flush()
+    os._exit(0)
 
 
 def _end() -> None:
@@ -234,8 +251,11 @@ def _serve(settings: Settings) -> None:
         timeout_graceful_shutdown=1,  # after the drain, only clients that do not read are left
     )
     sys.setswitchinterval(SWITCH_S)
+    server = DrainingServer(config, app, settings.shutdown_grace_s)
+    # uvicorn replaces these while it runs. After its shutdown, it raises again the signals that it got.
+    _at_signals(lambda: _end() if server.should_exit else _end_at_once())
     try:
-        DrainingServer(config, app, settings.shutdown_grace_s).run()
+        server.run()
     except SystemExit:
         if watch.error is None:  # stopped by a signal, or the port is taken, and uvicorn has logged it
             raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import ROOT
 from tests.forks.process import forked
 from tests.service.cli.shell import ropeway
-from tests.service.serving import command
+from tests.service.serving import command, serve_arguments
 
 Damage = Callable[[Path], object]
 
@@ -193,3 +196,47 @@ def test_what_the_hub_refuses_is_told(status: int, error_code: str, told: str, t
     with hub(status, error_code) as (url, _):
         run = in_a_process(OFFLINE_COPY, url, tmp_path)
     assert told in run.stdout, run.stderr
+
+
+# Signals
+
+
+def signalled(place: str, arguments: list[str]) -> None:
+    """`ropeway`, for a fork. Python collects an object as ``place`` is called, and SIGTERM comes in its ``__del__``."""
+    module, _, name = place.partition(":")
+    *owners, name = name.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    usual = getattr(owner, name)
+
+    class Collected:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def call(*given: Any, **named: Any) -> Any:
+        Collected()
+        return usual(*given, **named)
+
+    setattr(owner, name, call)
+    command(arguments)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "service.api.http.ports:require_free",
+        "service.cli.server:load_libraries",
+        "service.app:create_app",
+        "uvicorn:Config",
+        "uvicorn:Server.run",
+        "uvicorn:Server.startup",
+    ],
+)
+def test_a_signal_during_the_start_ends_it_wherever_it_comes(place: str, checkpoints: Path, tmp_path: Path) -> None:
+    arguments = serve_arguments(checkpoints / "tiny", f"database_url=sqlite:///{tmp_path / 'jobs.db'}")
+    running, log = forked(signalled, place, arguments, log=tmp_path / "log"), tmp_path / "log"
+    try:
+        assert running.wait(60) == 0, log.read_text()
+    finally:
+        running.kill()
+    assert "Traceback" not in log.read_text()
+    assert "draining" not in log.read_text(), "it has served"
