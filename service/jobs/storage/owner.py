@@ -15,13 +15,21 @@ import psutil
 BOOT_ID, NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 """Linux only. Machines of one name, such as copies of one, differ by what they drew at their start."""
 
+SINCE_BOOT = "since boot"
+"""Part of a host's name where starts are counted so. Records of former versions, and of their wall-clock starts, count
+as another machine's: their leases run out."""
+
+STARTED = 19
+"""Index of a process's start in its /proc/PID/stat behind the name, in clock ticks."""
+
 CLOCK_S = 5.0
-"""By how much a process's start may seem to move when the system's clock is set."""
+"""By how much a process's start may seem to move when the system's clock is set, except on Linux."""
 
 
 class Owner(NamedTuple):
     """``host`` names the machine, its start and the namespace of its process numbers, which differs between containers.
-    ``started`` is in seconds since 1970; ``instance`` names one store of the process."""
+    ``started`` is in seconds since the boot on Linux, which no step of the clock changes, and since 1970 elsewhere.
+    ``instance`` names one store of the process."""
 
     host: str
     pid: int
@@ -31,7 +39,7 @@ class Owner(NamedTuple):
     @classmethod
     def this(cls) -> Owner:
         """A new owner in this process."""
-        return cls(_host(), os.getpid(), psutil.Process().create_time(), uuid.uuid4().hex)
+        return cls(_host(), os.getpid(), _started(psutil.Process()), uuid.uuid4().hex)
 
     @classmethod
     def parse(cls, text: str) -> Owner:
@@ -46,13 +54,22 @@ class Owner(NamedTuple):
             return False
         try:
             process = psutil.Process(self.pid)
-            return process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - self.started) > CLOCK_S
-        except psutil.NoSuchProcess:
+            allowed = 0.0 if psutil.LINUX else CLOCK_S
+            return process.status() == psutil.STATUS_ZOMBIE or abs(_started(process) - self.started) > allowed
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             return True
 
 
+def _started(process: psutil.Process) -> float:
+    """When it started. psutil adds the time of the boot on Linux, which moves with the clock."""
+    if not psutil.LINUX:
+        return process.create_time()
+    fields = Path(f"/proc/{process.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return int(fields[STARTED]) / os.sysconf("SC_CLK_TCK")
+
+
 def _host() -> str:
-    parts = [socket.gethostname()]
+    parts = [socket.gethostname()] + [SINCE_BOOT] * psutil.LINUX
     with suppress(OSError):
         parts.append(Path(BOOT_ID).read_text().strip())
     with suppress(OSError):

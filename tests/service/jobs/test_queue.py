@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 import numpy as np
+import psutil
 import pytest
 from sqlalchemy import select, text, update
 from structlog.testing import CapturingLogger
@@ -175,6 +176,24 @@ class TestLeases:
 
     def test_a_later_process_of_the_same_number_is_another(self, store: JobStore) -> None:
         _, number = claimed(store, queue_of(store, owner=store.owner._replace(started=store.owner.started - 100)))
+        assert queue_of(store).claim(number) is not None
+
+    @pytest.mark.skipif(not psutil.LINUX, reason="elsewhere psutil follows the clock")
+    def test_a_step_of_the_clock_leaves_a_living_process_its_job(
+        self, store: JobStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, number = claimed(store, queue_of(store, owner=Owner.this()))
+        boot, before = psutil.boot_time(), psutil.Process().create_time()
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot + 3600)  # as the kernel's own is after a step
+        assert psutil.Process().create_time() > before + 3000
+        assert queue_of(store).claim(number) is None
+
+    def test_a_record_of_a_former_version_counts_until_its_lease_runs_out(self, store: JobStore) -> None:
+        host = Owner.this().host.replace(f" {owner.SINCE_BOOT}", "")
+        former = Owner(host, os.getpid(), psutil.Process().create_time(), "former")
+        _, number = claimed(store, queue_of(store, owner=former))
+        assert queue_of(store).claim(number) is None
+        self.age(store, LEASE_S + 1)
         assert queue_of(store).claim(number) is not None
 
     def test_a_machine_of_the_same_name_is_another(
