@@ -66,32 +66,38 @@ class StoreCalls:
 class PatientCalls:
     """Calls of the store that are never abandoned once begun, and wait for a database out of reach.
 
-    ``out_of_reach``: the last call that ended got no answer of the database.
+    A call that succeeds says nothing of the others: a full disk refuses writes only.
     """
 
     def __init__(self, calls: StoreCalls) -> None:
         self._calls = calls
         self._begun: set[asyncio.Future[Any]] = set()
-        self.out_of_reach = False
+        self._retried = 0
+
+    @property
+    def out_of_reach(self) -> bool:
+        """True while a call has got no answer of the database, and waits for one."""
+        return self._retried > 0
 
     async def __call__(
         self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
     ) -> Returned:
-        wait_s = RETRY_S
-        while True:
-            call = self._calls.begun(function, *args, **options)
-            self._begun.add(call)
-            call.add_done_callback(self._begun.discard)
-            try:
-                answer = await asyncio.shield(call)
-            except StoreOutOfReach as error:
-                self.out_of_reach = True
-                log.warning("jobs_out_of_reach", error=str(error))
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_RETRY_S)
-            else:
-                self.out_of_reach = False
-                return answer
+        wait_s, retried = RETRY_S, False
+        try:
+            while True:
+                call = self._calls.begun(function, *args, **options)
+                self._begun.add(call)
+                call.add_done_callback(self._begun.discard)
+                try:
+                    return await asyncio.shield(call)
+                except StoreOutOfReach as error:
+                    self._retried += not retried
+                    retried = True
+                    log.warning("jobs_out_of_reach", error=str(error))
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(2 * wait_s, LONGEST_RETRY_S)
+        finally:
+            self._retried -= retried
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for calls whose callers have gone, for ``timeout_s`` seconds at most."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
@@ -166,4 +168,28 @@ async def test_a_database_out_of_reach_is_asked_more_and_more_rarely(monkeypatch
     assert all(wait > least for wait, least in zip(waits, (0.02, 0.04, 0.06, 0.06), strict=True))
     assert sum(waits) < 1
     assert seen == [False, True, True, True, True]
+    assert not patient.out_of_reach
+
+
+async def test_a_call_that_succeeds_says_nothing_of_one_that_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As reads and writes of a full disk."""
+    monkeypatch.setattr(calls, "RETRY_S", 0.01)
+    pool, full = StoreCalls(), Event()
+    patient = PatientCalls(pool)
+
+    def write() -> None:
+        if not full.is_set():
+            raise StoreOutOfReach("the disk is full")
+
+    writes = [asyncio.create_task(patient(write)) for _ in range(3)]
+    while not patient.out_of_reach:
+        await asyncio.sleep(0.01)
+    assert await patient(lambda: "read") == "read"
+    assert patient.out_of_reach
+    writes[0].cancel()
+    await asyncio.wait(writes[:1])
+    assert patient.out_of_reach, "two others wait"
+    full.set()
+    await asyncio.gather(*writes[1:])
+    pool.close()
     assert not patient.out_of_reach
