@@ -94,6 +94,7 @@ class EncodingManager(ContinuousBatchingManager):
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(lambda: self.load()[0] > 0, self._let_steps_end)
         self._runner: RequestRunner | None = None
+        self._stepping: ContinuousBatchProcessor | None = None
         self.turns = Turns()
         self.heartbeat, self._abandoned = time.monotonic(), False
         self._step_tokens = limits.max_batch_tokens
@@ -192,7 +193,8 @@ class EncodingManager(ContinuousBatchingManager):
 
     @override
     def _generation_loop_body(self, batch_processor: ContinuousBatchProcessor, bootstrapping: bool) -> bool:
-        self.heartbeat = time.monotonic()
+        # ``stop`` of the base class forgets ``batch_processor``, also under a thread that outlives the stop's timeout.
+        self._stepping, self.heartbeat = batch_processor, time.monotonic()
         scheduler: FairScheduler = batch_processor.scheduler  # type: ignore[assignment]
         if len(self.interleaved):  # whose step may be long
             batch_processor.hand_out()  # type: ignore[attr-defined]
@@ -218,7 +220,7 @@ class EncodingManager(ContinuousBatchingManager):
 
     def _end_steps(self) -> None:
         """Wait for a step in flight, and keep the memory of none."""
-        runner, self._runner = self._runner, None
+        runner, self._runner, self._stepping = self._runner, None, None
         if runner is not None:
             runner.drop_ahead()
 
@@ -230,12 +232,12 @@ class EncodingManager(ContinuousBatchingManager):
     @override
     def _generation_step(self) -> None:
         """One step. Running out of memory in it fails the largest request of the batch; the others repeat it."""
-        processor = self.batch_processor
+        processor = self._stepping
         assert processor is not None
         inputs: SlottedInputs = processor.inputs_and_outputs  # type: ignore[assignment]
         self._wake.works()
         began = time.perf_counter()
-        while inputs.requests_in_batch and self._runs_out_of_memory():
+        while inputs.requests_in_batch and self._runs_out_of_memory(processor):
             give_back()
             blamed = inputs.undo_step()
             others = len(processor.scheduler.active_requests) > 1 or len(self.interleaved) > 0
@@ -256,9 +258,9 @@ class EncodingManager(ContinuousBatchingManager):
                 request.on_prefill(future.state.position_offset)
         self.turns.charge(time.perf_counter() - began, read.items())
 
-    def _runs_out_of_memory(self) -> bool:
+    def _runs_out_of_memory(self, processor: ContinuousBatchProcessor) -> bool:
         try:
-            super()._generation_step()
+            processor._generation_step(self.model)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -15,12 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from patches import Method, parse, patched
 from service.engine.engine import Engine
-from service.engine.failures import EngineFailed
+from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.generation import Generation
 from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
 from service.sharing.admission import QueueFull, TooLarge
+from tests.service.serving import wait_for
 
 LIMITS = EngineLimits(cache_tokens=2048, score_tokens=1024, max_batch_tokens=64, max_queue=4)
 DEFAULT = parse({"method": "default"})
@@ -204,3 +205,26 @@ def test_interleaved_work_takes_turns_and_fails_when_closed() -> None:
     work.close(RuntimeError("gone"))
     assert isinstance(late.exception(), RuntimeError)
     assert isinstance(work.submit(count("d"), seen.append).exception(), RuntimeError)
+
+
+async def test_a_step_that_outlives_the_grace_ends_without_an_error(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(checkpoints) as engine:
+        manager: Any = engine.thread.manager
+        step, inside = manager._generation_step, asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def outlives_the_grace() -> None:
+            loop.call_soon_threadsafe(inside.set)
+            wait_for(lambda: manager.batch_processor is None)  # the manager forgets it when the grace is over
+            step()
+
+        monkeypatch.setattr(manager, "_generation_step", outlives_the_grace)
+        generating = asyncio.create_task(finish(engine, [2, 3], 500))
+        await inside.wait()
+        await asyncio.to_thread(engine.thread.stop, 0.1)
+        with pytest.raises(EngineStopping):
+            await generating
+        assert not manager.is_running()
+        assert manager.fatal_error() is None
