@@ -205,10 +205,10 @@ class JobQueue:
             job = session.get(Job, number, with_for_update=True)
             if job is None or job.state != "running":
                 return Recorded.LOST
-            positions = {unit.position for unit in finished}
-            mine = new = units.finish(session, number, self._owner, positions)
+            keys = {unit.position: unit.key for unit in finished}
+            mine = new = units.finish(session, number, self._owner, keys)
             if job.owner == self._owner:
-                new = positions - units.finished_keys(session, number).keys()
+                new = keys.keys() - units.finished_keys(session, number).keys()
             for unit in finished:
                 if unit.position in new:
                     units.add_finished(session, job, unit)

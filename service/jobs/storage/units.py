@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import DateTime, and_, delete, exists, func, insert, select, update
+from sqlalchemy import DateTime, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from service.jobs.storage.outcomes import changed
@@ -112,11 +112,17 @@ def free(session: Session, owner: str, job: int | None = None, model: str | None
     return jobs
 
 
-def finish(session: Session, job: int, owner: str, positions: Collection[int]) -> set[int]:
-    """Remove the rows of units that ``owner`` has finished; returns their positions."""
+def finish(session: Session, job: int, owner: str, keys: Mapping[int, str]) -> set[int]:
+    """Remove the rows of units that ``owner`` has finished, position -> key; returns their positions.
+
+    So are rows that nobody has claimed since their lease ran out, as while the database was out of reach. The job may
+    have another plan by now, so their keys are compared.
+    """
     row = UnfinishedUnit
-    mine = delete(row).where(row.job == job, row.owner == owner, row.position.in_(positions))
-    return set(session.scalars(mine.returning(row.position)))
+    unclaimed = select(row.position, row.key).where(row.job == job, row.owner.is_(None), row.position.in_(keys))
+    same = [position for position, key in session.execute(unclaimed) if keys[position] == key]
+    mine = or_(and_(row.owner == owner, row.position.in_(keys)), row.position.in_(same))
+    return set(session.scalars(delete(row).where(row.job == job, mine).returning(row.position)))
 
 
 def any_unfinished(session: Session, job: int) -> bool:

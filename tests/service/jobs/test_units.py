@@ -85,6 +85,30 @@ def test_units_of_a_lost_process_go_to_others_and_its_late_answer_is_ignored(sto
     assert [done.number for done in store.done_units(job.id)] == [1, 2]
 
 
+def test_a_unit_that_was_freed_meanwhile_is_recorded_as_measured(store: JobStore) -> None:
+    """As after the database was out of reach for longer than a lease."""
+    measured, here = *servers(store, 1), queue_of(store)
+    job, number = planned(store, here, units=3, reuse=False)
+    assert taken(measured, number, 2) == [0, 1]
+    age(store, measured._owner)
+    assert here.waiting("tiny", ()) == {"anna": number}, "its units are free"
+    assert measured.record(number, [unit(0)]) is Recorded.LEFT
+    assert measured.record(number, [unit(0)]) is Recorded.LEFT, "an answer that got lost is asked for again"
+    assert taken(here, number) == [1, 2]
+    assert here.record(number, [unit(1), unit(2)]) is Recorded.LAST
+    assert [done.reused for done in store.done_units(job.id)] == [False, False, False]
+    info = store.get("anna", job.id)
+    assert (info.units_done, info.units_reused, info.tokens_done) == (3, 0, 180)
+
+
+def test_a_freed_unit_of_another_plan_is_not_recorded(store: JobStore) -> None:
+    late, here = *servers(store, 1), queue_of(store)
+    job, number = planned(store, here)
+    assert late.record(number, [unit(0, key="of an older plan")]) is Recorded.LEFT
+    assert store.done_units(job.id) == []
+    assert taken(here, number, 1) == [0]
+
+
 def test_a_unit_that_kills_every_process_ends_its_job(store: JobStore) -> None:
     here = queue_of(store)
     job, number = planned(store, here, units=2)
