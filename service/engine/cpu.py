@@ -1,4 +1,4 @@
-"""Generation threads on a CPU: the OpenMP threads that they keep, and their smallest numbers.
+"""Generation threads on a CPU: the OpenMP threads and the memory that they keep, and their smallest numbers.
 
 Each thread keeps OpenMP threads from its first large operation on. Once all of them are more than the cores, libgomp
 makes every one sleep between two operations. Waking them takes longer than small operations do, on several threads. So
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +18,11 @@ from typing import Any
 
 import torch
 from typing_extensions import override
+
+from service.sharing import heap
+
+TRIM_AFTER_S = 10.0
+"""Seconds without work after which a generation thread gives free memory back: glibc keeps what steps needed."""
 
 SOFT = 1
 """omp_pause_soft, OpenMP 5.0, section 3.2.43: threads end, and settings stay."""
@@ -28,15 +34,15 @@ _lock = threading.Lock()
 
 class Wake(threading.Event):
     """Wakes a generation thread. Waiting in vain ends the thread's OpenMP threads, if other generation threads have
-    some. ``keeps`` is true while it may have some."""
+    some, and later gives free memory back. ``keeps`` is true while it may have such threads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.keeps = True
+        self.keeps, self._is_trimmed, self._worked_at = True, False, time.monotonic()
 
     def works(self) -> None:
         """Before the thread computes."""
-        self.keeps = True
+        self.keeps, self._is_trimmed, self._worked_at = True, False, time.monotonic()
 
     @override
     def wait(self, timeout: float | None = None) -> bool:
@@ -46,6 +52,9 @@ class Wake(threading.Event):
             self.keeps = self.keeps and not ends
         if ends:
             end_openmp_threads()
+        if not woken and not self._is_trimmed and time.monotonic() > self._worked_at + TRIM_AFTER_S:
+            self._is_trimmed = True
+            heap.trim()
         return woken
 
 

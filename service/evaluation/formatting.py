@@ -11,6 +11,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
+def probability(value: float) -> str:
+    """Two digits; none is certain."""
+    return "above 0.99" if value > 0.99 else "below 0.01" if value < 0.01 else f"{value:.2f}"
+
+
 def short_number(value: float) -> str:
     """A perplexity in few characters: 7.123, 45.67, 812.3, 56,789, 1.2e+09."""
     if value >= 1e6:

@@ -44,7 +44,7 @@ def near_reference(result: EvaluationResult) -> list[str]:
     reference = _reference(result, scores)
     if reference is None:
         return [
-            f"The model's own encoding was not measured within its trained {result.trained_length:,} tokens: "
+            f"The model's own encoding has no value within its trained {result.trained_length:,} tokens: "
             "there is nothing to compare with."
         ]
     length, score = reference

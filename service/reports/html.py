@@ -63,15 +63,16 @@ def report_of(
     """
     asked = body if job is None else job.request
     shown = asked if include_text or not asked else without_texts(asked)
-    numbers = all_numbers(result, MOST_ROWS)
+    numbers, tables = all_numbers(result, MOST_ROWS), summaries(result)
     return template("service.reports", "report.html").render(
         title=f"{result.evaluation.replace('_', ' ').capitalize()}: {result.model}",
         css=css(),
         facts=facts_of(result, job),
         answer=result.words(),
         pictures=[_shown(picture, index) for index, picture in enumerate(pictures_of(result))],
-        summaries=summaries(result),
+        summaries=tables,
         left_out=columns_left_out(result),
+        has_intervals=any(cell.interval for table in tables for _, cells in table.rows for cell in cells),
         methods=[MethodShown(method.label, method.model, _json(method.pe)) for method in result.methods],
         numbers=_titled(numbers.table),
         numbers_told=_told(len(numbers.table.rows), numbers.rows),

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from patches import Method
-from service.evaluation.recommend.evidence import Evidence, copies
+from service.evaluation.recommend.evidence import Difference, Evidence, copies
 from service.evaluation.recommend.results import Answer, Avoid, Memory, Range, RecommendMethod, Verdict
 from service.evaluation.recommend.rounds import FINALISTS, Schedule
 from service.evaluation.recommend.words import reason_against, sentences
@@ -79,21 +79,24 @@ class Judge:
     def _best(self) -> int:
         return self._by_loss(self._last_round)[0]
 
+    def _above_best(self, subject: int) -> Difference:
+        evidence = self._evidence[self._target]
+        return evidence[subject].above(evidence[self._best])
+
     @cached_property
     def _tied(self) -> list[int]:
-        """The best, and the others of the last round that the windows do not separate from it."""
-        evidence = self._evidence[self._target]
+        """The best, and the others of the last round that the windows do not separate from it. Their means are within
+        the tolerance, since few windows separate nothing, however much worse an encoding is."""
         return [
             subject
             for subject in self._by_loss(self._last_round)
-            if subject == self._best
-            or ((above := evidence[subject].above(evidence[self._best])).is_tie and above.mean <= self._tolerance)
+            if subject == self._best or ((above := self._above_best(subject)).is_tie and above.mean <= self._tolerance)
         ]
 
     @cached_property
     def _chosen(self) -> int:
-        """The own encoding if the windows do not separate it from the best. Else the best, or the cheapest of those
-        that surely are as good within the tolerance."""
+        """The own encoding if it is tied with the best. Else the best, or the cheapest of those that surely are as good
+        within the tolerance."""
         if 0 in self._tied:
             return 0
         evidence, best = self._evidence[self._target], self._best
@@ -138,6 +141,7 @@ class Judge:
             native_is_enough=chosen == 0,
             recall_counts=self.recall_counts,
             recall_shown=self._recall_shown,
+            keeps_quality=self._keeps_quality(evidence[chosen]),
             runner_up=None if next_best is None else self._subjects[next_best].label,
             confidence=None if next_best is None else evidence[next_best].above(evidence[chosen]).probability,
             tied=[self._subjects[index].label for index in self._tied if index != chosen],
@@ -148,6 +152,13 @@ class Judge:
         )
         answer.words = sentences(answer, self.methods(), self._schedule, self._trained_length)
         return answer
+
+    def _keeps_quality(self, chosen: Evidence) -> bool | None:
+        """True if the loss at the target length is surely that within the trained length, but for the tolerance."""
+        above = chosen.above(self._evidence[self._schedule.reference][0])
+        if above.interval is None:
+            return None
+        return True if above.is_below(self._tolerance) else False if above.interval.low > self._tolerance else None
 
     def _avoid(self) -> list[Avoid]:
         """The own encoding if it fails, windowed candidates, then others much worse than the recommended one."""
@@ -194,7 +205,9 @@ class Judge:
             return "windowed"
         if index not in self._last_round:
             return "dropped"
-        return "tied" if index in self._tied else "worse"
+        if index in self._tied:
+            return "tied"
+        return "unsure" if self._above_best(index).is_tie else "worse"
 
     def _longest(self, index: int) -> int:
         return max(length for length, found in self._evidence.items() if index in found)

@@ -30,7 +30,7 @@ OTHERS = "Its perplexity is that of the ends of these windows, so the evaluation
 FEWER = "Candidates that left early read fewer windows: only their loss above the best, over shared windows, compares."
 """For readers of a table with such candidates."""
 
-Verdict = Literal["recommended", "tied", "worse", "dropped", "windowed"]
+Verdict = Literal["recommended", "tied", "unsure", "worse", "dropped", "windowed"]
 
 RecallShown = Literal["yes", "no", "unsure"]
 
@@ -63,7 +63,8 @@ class RecommendMethod(MethodInResult):
     """One candidate. ``rounds`` is the number of rounds that it was in.
 
     ``verdict`` is about the target length. A ``tied`` one is no worse than the recommended one as far as its windows
-    show. A ``windowed`` one cannot be recommended, because recall could not be measured.
+    show. An ``unsure`` one is worse by more than the tolerance on average, and windows do not separate it from the
+    best. A ``windowed`` one cannot be recommended, because recall could not be measured.
     """
 
     request: dict[str, Any] = Field(description="The encoding as a request has it.")
@@ -105,6 +106,11 @@ class Answer(BaseModel):
     recall_shown: RecallShown = Field(
         "unsure",
         description="The model copies within its trained length: surely, surely not, or the windows are too few.",
+    )
+    keeps_quality: bool | None = Field(
+        None,
+        description="It is as good at the target length as the model within its trained length, but for the tolerance. "
+        "Null: the windows do not show it.",
     )
     runner_up: str | None
     confidence: float | None

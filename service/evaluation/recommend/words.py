@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from service.evaluation.formatting import listed, percent, short_number
+from service.evaluation.formatting import listed, percent, probability, short_number
 from service.evaluation.recommend.evidence import Evidence
 from service.evaluation.recommend.results import Answer, AtLength, RecommendMethod
 from service.evaluation.recommend.rounds import Schedule
@@ -70,6 +70,8 @@ def _evidence(
     if schedule.reference != schedule.target:
         within = _numbers(own[schedule.reference], recall)
         yield f"Within {schedule.reference:,} trained tokens, the model itself has {within}."
+        if answer.keeps_quality is False:
+            yield f"So no candidate keeps the quality of {schedule.reference:,} tokens: the recommended one is worse."
     if not answer.recall_counts:
         reference = own[schedule.reference]
         unsure = f"{reference.windows} windows are too few to show whether this model recalls"
@@ -102,6 +104,9 @@ def _doubt(
     least = weight_of(chosen.cost)
     cheaper = [method.label for method in methods if method.label in answer.tied and weight_of(method.cost) < least]
     others = [label for label in answer.tied if label not in cheaper]
+    unsure = [method.label for method in methods if method.verdict == "unsure"]
+    if unsure:
+        yield f"{listed(unsure)} {_are(unsure)} worse on average, and {read} windows do not separate {_them(unsure)}."
     if others:
         yield f"{listed(others)} {_are(others)} as good as far as these windows show, and no cheaper."
     if cheaper:
@@ -111,8 +116,12 @@ def _doubt(
     if answer.confidence is None:
         yield f"{few} to compare it with the next, {answer.runner_up}."
     elif not answer.tied:
-        sure = f"with probability {answer.confidence:.2f}"
+        sure = f"with probability {probability(answer.confidence)}"
         yield f"Over {read} windows it is better than the next, {answer.runner_up}, {sure}."
+
+
+def _them(labels: Sequence[str]) -> str:
+    return "it" if len(labels) == 1 else "them"
 
 
 def _are(labels: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from service.evaluation.formatting import listed
+from service.evaluation.formatting import listed, probability
 from service.evaluation.results import EvaluationResult, Score, Scores
 from service.evaluation.statistics import paired_probability
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
@@ -139,7 +139,7 @@ class Judge:
         if confidence is None:
             return f"{first[0]} is best"
         by = f" by {self._scores[0].measure}" if len(self._scores) > 1 else ""
-        return f"{first[0]} is best (better than the next{by} with probability {confidence:.2f})"
+        return f"{first[0]} is best (better than the next{by} with probability {probability(confidence)})"
 
     def _good_enough(self, first: Sequence[str], chosen: SweepMethod | None) -> str:
         itself = f"the model itself at {self._within:,} tokens"

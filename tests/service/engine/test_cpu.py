@@ -15,6 +15,7 @@ from patches import patched
 from service.engine import cpu
 from service.engine.choice import PAGED, EngineChoice
 from service.engine.cpu import Wake
+from service.sharing import heap
 from tests.models import tiny_model
 from tests.service.engine.test_padded import LIMITS, TOGETHER, finished, prompt, running
 from tests.service.serving import wait_for
@@ -125,3 +126,19 @@ async def test_generation_threads_compute_without_denormal_numbers(choice: Engin
     async with running(choice) as engine:
         assert await engine.thread.interleave(work(), lambda _: None) == 0
     assert int((smallest * 0.1).count_nonzero()) == len(smallest), "other threads compute with them"
+
+
+def test_a_thread_without_work_gives_free_memory_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = list[int]()
+    monkeypatch.setattr(heap, "trim", lambda: trimmed.append(1))
+    wake = Wake()
+    wake.works()
+    assert not wake.wait(0.001)
+    assert not trimmed, "it has just worked"
+    monkeypatch.setattr(cpu, "TRIM_AFTER_S", 0.0)
+    for _ in range(3):
+        assert not wake.wait(0.001)
+    assert len(trimmed) == 1
+    wake.works()
+    assert not wake.wait(0.001)
+    assert len(trimmed) == 2

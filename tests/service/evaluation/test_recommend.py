@@ -246,6 +246,28 @@ def test_a_cheaper_encoding_that_may_be_too_bad_serves_no_length(models: ModelRe
     assert "16 windows are too few to show whether yarn(factor=4), which costs less, is good enough." in unsure.words()
 
 
+def test_one_that_is_worse_on_average_only_is_not_called_worse(models: ModelRegistry) -> None:
+    good = {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}
+    result, _ = answered(planned(models, methods=BOTH), good | {"yarn(factor=4)": (2.4, 0.8, 1.5)}, (2.0, 0.9))
+    assert {method.label: method.verdict for method in result.methods} == {
+        "default": "worse",
+        "yarn(factor=4)": "unsure",
+        GOOD: "recommended",
+    }
+    assert "yarn(factor=4) is worse on average, and 16 windows do not separate it." in result.words()
+    assert result.answer.tied == []
+
+
+@pytest.mark.parametrize(("within", "keeps"), [((2.0, 0.8), True), ((1.0, 0.9), False), ((1.9, 0.8, 1.0), None)])
+def test_the_answer_says_whether_it_keeps_the_quality_of_the_trained_length(
+    models: ModelRegistry, within: tuple[float, ...], keeps: bool | None
+) -> None:
+    result, _ = answered(planned(models, methods=BOTH), {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, within)
+    assert result.answer.keeps_quality is keeps
+    says = "So no candidate keeps the quality of 64 tokens: the recommended one is worse."
+    assert (says in result.words()) is (keeps is False)
+
+
 def test_two_windows_decide_for_nothing_cheaper(models: ModelRegistry) -> None:
     made_up = {"others": (3.0, 0.1), GOOD: (2.0, 0.8), "yarn(factor=4)": (2.05, 0.8)}
     result, _ = answered(planned(models, methods=BOTH, windows=2), made_up, (2.0, 0.9))

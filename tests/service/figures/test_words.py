@@ -40,18 +40,17 @@ class TestPerplexity:
         result = result_of({"a": [6.0, 7.0]}, LENGTHS[:2], kind=None)
         assert result.words() == [
             "At 512 tokens, the perplexity of a is 7.000.",
-            "The model's own encoding was not measured within its trained 256 tokens: there is nothing to compare "
-            "with.",
+            "The model's own encoding has no value within its trained 256 tokens: there is nothing to compare with.",
         ]
 
     def test_another_model_is_no_reference(self) -> None:
         result = result_of({"default": [6.0, 7.0]}, LENGTHS[:2], models={"default": "other"})
-        assert "not measured" in result.words()[-1]
+        assert "has no value" in result.words()[-1]
 
     def test_the_own_encoding_with_a_temperature_is_another_one(self) -> None:
         result = result_of({"default(attention_temperature=1.1)": [6.0, 7.0]}, LENGTHS[:2])
         result.methods[0].pe["requested"] = "default"
-        assert "not measured" in result.words()[-1]
+        assert "has no value" in result.words()[-1]
 
     def test_the_reference_is_at_the_longest_length_within_training(self) -> None:
         result = result_of({"default": [9.0, 8.0, 7.0]}, LENGTHS, trained_length=600)
