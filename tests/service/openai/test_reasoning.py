@@ -76,7 +76,7 @@ def test_it_precedes_an_answer_by_a_schema(
     ("script", "calls"),
     [
         ("[calls]", [("tie", {"knot": "hitch", "wet": True})]),
-        ("[calls twice]", [("count", {"what": "turns"}), ("tie", {"knot": "bowline", "wet": False})]),
+        ("[calls twice]", [("count", {"what": "turns"}), ("count", {"what": "ropes"})]),
         ("[thinks, calls on]", [("count", {"what": "ropes"})]),
     ],
 )
