@@ -342,7 +342,8 @@ def test_no_number_at_the_target_has_no_best(models: ModelRegistry) -> None:
 def test_a_probability_says_by_which_evaluation(models: ModelRegistry) -> None:
     curve = [[10, 90], [10, 10.2], [11, 10.9], [10, 11.5]]
     assert "(better than the next with probability above 0.99)" in judged(models, curve).answer().words
-    assert "(better than the next by perplexity with probability above 0.99)" in judged(models, curve, curve).answer().words
+    both = judged(models, curve, curve).answer()
+    assert "(better than the next by perplexity with probability above 0.99)" in both.words
 
 
 def test_default_lengths_are_those_that_the_server_takes(checkpoints: Path) -> None:

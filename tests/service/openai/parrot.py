@@ -74,7 +74,8 @@ SCRIPTS = {
     ],
     "[calls twice]": [
         '<tool_call>{"name": "count", "arguments": {"what": "turns"}}</tool_call>\n',
-        '<tool_call>{"name": "count", "arguments": {"what": "ropes"}}</tool_call>',
+        '<tool_call>{"name": "count", "arguments": {"what": "ropes"}}',
+        "\n</tool_call>",
     ],
     "[thinks, calls on]": [
         "<think>Not ",
@@ -95,7 +96,7 @@ def parrot(folder: Path, scripts: dict[str, list[str]]) -> Path:
     """A checkpoint. ``scripts`` are its answers, each as pieces of text; every piece is a token.
 
     No piece comes twice in all of them, since a token is followed by one other. If a grammar leaves one text, the
-    library allows the usual tokens of it only. So pieces of forms are long, but it knows no tokens of 80 bytes.
+    library allows its usual tokens only. So pieces of forms are long. It takes no text for a piece ``<...>``.
     """
     tokenizer = tiny_tokenizer()
     pieces = [piece for script in scripts.values() for piece in script]
