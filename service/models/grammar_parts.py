@@ -62,19 +62,20 @@ def of_calls(
     before, opens, closes = (str(known(text)) if text else "" for text in listing[:3])
     between = json.dumps(listing.between) if listing.between else "BLANKS?"
     calls = "call" + (f" ({between} call)*" if several else "")
+    inner = "called" if listing.behind_name or not opens else "BLANKS? called BLANKS?"
     if listing.is_list:
         calls = f'"[" {calls} "]"'
     rules = [f"start: {before} BLANKS? {calls}" if before else f"start: {calls}", r"BLANKS: /[ \n]{1,8}/"]
-    rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
+    rules.append(f"call: {opens} {inner} {closes}")  # the library bounds what may come next: each function counts once
+    rules.append("called: " + " | ".join(f"call_{number}" for number in range(len(functions))))
     for number, (name, schema) in enumerate(functions.items()):
         if schema.get("type", "object") != "object":
             raise GrammarRefused(f"the arguments of {name!r} are no object")
         if listing.behind_name:
-            call = f"{opens} {json.dumps(name)} {known(listing.behind_name)} arguments_{number}"
+            call = f"{json.dumps(name)} {known(listing.behind_name)} arguments_{number}"
         else:
             begin = json.dumps(json.dumps({"name": name, listing.arguments: None}).removesuffix("null}"))
             call = f'{begin} arguments_{number} "}}"'
-            call = f"{opens} BLANKS? {call} BLANKS? {closes}" if opens else call
         own = json.dumps({"x-guidance": ONE_LINE, **schema, "type": "object"})
         rules += [f"call_{number}: {call}", f"arguments_{number}: %json {own}"]
     return LLMatcher.grammar_from_lark("\n".join(rules))

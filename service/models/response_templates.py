@@ -186,11 +186,14 @@ def parsing_of(tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]]) -> 
 
 
 def _begun(template: dict[str, Any], prompt: str) -> str:
-    """The end of a prompt that begins reasoning: models of one form may have other beginnings of answers."""
-    patterns = [_pattern(field, "open") for name, field in template["fields"].items() if name in REASONING]
-    opens = next(filter(None, map(_literal, patterns)), None)
-    found = None if opens is None else re.search(re.escape(opens) + r"\s*\Z", prompt)
-    return "" if found is None else found[0]
+    """The end of a prompt that begins or ends reasoning: models of one form may have other beginnings of answers."""
+    for field in (field for name, field in template["fields"].items() if name in REASONING):
+        opens, closes = _delimiter(field, "open"), _delimiter(field, "close")
+        if opens and (found := re.search(re.escape(opens) + r"\s*\Z", prompt)):
+            return found[0]
+        if opens and closes and re.search(re.escape(closes) + r"\s*\Z", prompt):
+            return opens + closes
+    return ""
 
 
 class Thought(NamedTuple):
@@ -207,18 +210,28 @@ def thought_of(tokenizer: Any, prompt: str) -> Thought | None:
     Raises:
         ValueError: when the prompt has begun one without a known end.
     """
-    if not thinks(tokenizer):
+    field = _thought(tokenizer.response_template, str(tokenizer.chat_template or ""))
+    if field is None:
         return None
-    opens, closes = map(_literal, _thought(tokenizer.response_template, str(tokenizer.chat_template or "")) or ("", ""))
-    parser = parsing_of(tokenizer, prompt, []).parser
-    if parser._current in REASONING:
+    opens, closes = _delimiter(field, "open"), _delimiter(field, "close")
+
+    def is_reasoning(text: str) -> bool:
+        parser = parsing_of(tokenizer, prompt, []).parser
+        has_ended = any(
+            (event["type"] == "region_close" and event["field"] in REASONING)
+            or (event["field"] == "content" and event.get("text", "").strip())
+            for event in parser.initial_events
+        )
+        parser.feed(text)
+        return not has_ended and parser._current in REASONING
+
+    if is_reasoning("."):  # a delimiter at the end of the prompt counts with the text behind it only
         if closes is None:
             raise ValueError("it ends its reasoning in several ways")
         return Thought(opens or "", closes, begun=True)
     if opens is None or closes is None:
         return None
-    parser.feed(f"{opens}.")  # the prompt may have ended it, or begun the text behind it
-    return Thought(opens, closes, begun=False) if parser._current in REASONING else None
+    return Thought(opens, closes, begun=False) if is_reasoning(f"{opens}.") else None
 
 
 def listing_of(tokenizer: Any) -> Listing | None:
@@ -231,13 +244,14 @@ def listing_of(tokenizer: Any) -> Listing | None:
 
 def shows_special_tokens(tokenizer: Any) -> bool:
     """True if a delimiter of reasoning is a special token, which texts leave out."""
-    patterns = _thought(tokenizer.response_template, str(tokenizer.chat_template or "")) or ()
+    field = _thought(tokenizer.response_template, str(tokenizer.chat_template or "")) or {}
+    patterns = [_pattern(field, edge) for edge in ("open", "close")]
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return any(_escaped(text) in pattern for pattern in patterns for text in special)
 
 
-def _thought(template: dict[str, Any] | None, chat: str) -> tuple[str, str] | None:
-    """The patterns around reasoning. None if the chat template has no such end. None, too, if texts have a beginning:
+def _thought(template: dict[str, Any] | None, chat: str) -> dict[str, Any] | None:
+    """The field of reasoning. None if the chat template has no such end. None, too, if texts have a beginning:
     that of a form would be missing."""
     fields = {} if template is None else template["fields"]
     if _pattern(fields.get("content", {}), "open"):
@@ -245,7 +259,7 @@ def _thought(template: dict[str, Any] | None, chat: str) -> tuple[str, str] | No
     for field in (fields[name] for name in sorted(REASONING) if name in fields):
         opens, closes = _pattern(field, "open"), _pattern(field, "close")
         if opens and closes and re.search(closes, chat):
-            return opens, closes
+            return dict(field)
     return None
 
 
@@ -258,6 +272,13 @@ def _pattern(field: dict[str, Any], edge: str) -> str:
 
 def _escaped(literal: str) -> str:
     return re.escape(literal).replace("\n", "n")
+
+
+def _delimiter(field: dict[str, Any], edge: str) -> str | None:
+    """The one text that a field opens or closes with, behind blanks; None if there are more."""
+    literal = field.get(edge, [])
+    literals = [literal] if isinstance(literal, str) else literal
+    return literals[0] if len(literals) == 1 else _literal(_pattern(field, edge))
 
 
 def _literal(pattern: str) -> str | None:

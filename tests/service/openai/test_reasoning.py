@@ -10,7 +10,8 @@ import httpx
 import openai
 import pytest
 
-from service.api.openai.tools.reading import FormedReader, PlainReader, Said, TemplateReader
+from service.api.openai.tools.reading import Call, FormedReader, PlainReader, Said, TemplateReader
+from service.api.openai.tools.schemas import MOST_TOOLS
 from service.models.grammar_parts import Delimiter, behind_reasoning, either, of_calls
 from service.models.grammar_text import of_choices, of_regex, of_schema, tried
 from service.models.response_templates import BUILT_IN, LISTINGS, Thought, parsing_of, thinks, thought_of
@@ -100,9 +101,7 @@ def test_no_answer_breaks_its_form(parroting: httpx.Client, script: str, tempera
         content, reasoning, calls, finish_reason = both(parroting, **body)
         assert finish_reason == "length" or content in ("yes", "no") or (calls and content is None)
         assert not (hushed and reasoning)
-        for call in calls:
-            arguments = json.loads(call["arguments"])
-            assert arguments.keys() == ({"knot", "wet"} if call["name"] == "tie" else {"what"})
+        assert all(call["name"] in ("tie", "count") for call in calls)
 
 
 def test_it_precedes_calls_that_must_come(parroting: httpx.Client) -> None:
@@ -142,6 +141,11 @@ class TestThought:
         [
             ("hermes", HERMES, False),
             ("hermes", f"{HERMES}<think>\n", True),
+            ("hermes", f"{HERMES}<think>", True),
+            ("hermes", f"{HERMES}<think></think>", None),
+            ("hermes", "<|assistant|><think>", True),
+            ("hermes", "<|assistant|>\n<think></think>\n", None),
+            ("hermes", "<|assistant|></think>", None),
             ("hermes", f"{HERMES}<think>\n\n</think>\n\n", None),
             ("hermes", f"{HERMES}Sure: ", None),
             ("hermes", "<|assistant|>", False),
@@ -160,6 +164,7 @@ class TestThought:
         ("reasoning", "ends"),
         [
             ({"open": "<think>", "close": "</think>"}, ("<think>", "</think>")),
+            ({"open": "<think>\n", "close": "\n</think>"}, ("<think>\n", "\n</think>")),
             ({"open": ["<think>", "<t>"], "close": "</think>"}, None),
             ({"open_pattern": "<think>|x", "close": "</think>"}, None),
             ({"open_pattern": r"<think>\w", "close": "</think>"}, None),
@@ -167,10 +172,14 @@ class TestThought:
     )
     def test_of_a_template_of_the_checkpoint(self, reasoning: dict[str, Any], ends: tuple[str, str] | None) -> None:
         tokenizer = tiny_tokenizer()
-        tokenizer.chat_template = "</think>"
+        tokenizer.chat_template = "\n</think>"
         fields: dict[str, Any] = {"content": {}, "reasoning_content": reasoning}
-        tokenizer.response_template = {"start_anchor": ">", "fields": fields}
-        assert thought_of(tokenizer, ">") == (None if ends is None else Thought(*ends, begun=False))
+        tokenizer.response_template = {"start_anchor": "A:", "fields": fields}
+        assert thought_of(tokenizer, "A:") == (None if ends is None else Thought(*ends, begun=False))
+        if ends is not None:
+            assert thought_of(tokenizer, f"A:{ends[0]}") == Thought(*ends, begun=True)
+            for over in (f"A:{''.join(ends)}\n", "A:Sure: "):
+                assert thought_of(tokenizer, over) is None
         fields["content"] = {"open": "<text>"}
         assert not thinks(tokenizer), "the beginning of the text would be missing in a form"
 
@@ -246,9 +255,66 @@ def read_as(name: str, text: str) -> Said:
     tokenizer = tiny_tokenizer()
     tokenizer.response_template = BUILT_IN[name]
     listing, reader = LISTINGS[name], TemplateReader(*parsing_of(tokenizer, "", TOOLS))
-    formed = FormedReader(PlainReader(), begun=False, calls=reader, begins=listing.before or listing.opens)
+    formed = FormedReader(PlainReader(), reader, listing.before or listing.opens, ["tie", "f"])
     said = [formed.take(letter, final=False) for letter in text] + [formed.take("", final=True)]
     return Said("".join(each.text for each in said), calls=tuple(call for each in said for call in each.calls))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama3_json", '{"name": "Bob", "parameters": {"x": 1}}'),
+        ("plain", '[{"name": "Bob", "arguments": {"x": 1}}]'),
+        ("plain", '[{"name": "tie", "arguments": {}}, {"name": "Bob", "arguments": {}}]'),
+    ],
+)
+def test_a_form_like_a_call_of_no_function_is_text(name: str, text: str) -> None:
+    assert read_as(name, text) == Said(text)
+
+
+def behind(prompt: str, text: str, size: int) -> Said:
+    """The text by a form behind a prompt, in pieces."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.response_template = BUILT_IN["hermes"]
+    thoughts = TemplateReader(*parsing_of(tokenizer, prompt, []))
+    reader = FormedReader(
+        thoughts, TemplateReader(*parsing_of(tokenizer, "", TOOLS)), LISTINGS["hermes"].opens, ["tie", "f"]
+    )
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    said = [reader.take(piece, final=False) for piece in pieces] + [reader.take("", final=True)]
+    parts = zip(*((each.text, each.reasoning) for each in said), strict=True)
+    return Said(*map("".join, parts), tuple(call for each in said for call in each.calls))
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("", "<think></think>\n\nyes", Said("yes")),
+        ("", "<think>a</think>\nyes\n", Said("yes\n", "a")),
+        ("", "\n\nyes", Said("\n\nyes")),
+        ("<think>", "a</think>\n\nyes", Said("yes", "a")),
+        ("<think>\n", "</think>yes", Said("yes")),
+        ("", '{"a": "<think>x</think>y"}', Said('{"a": "<think>x</think>y"}')),
+        ("", 'a<think>x</think>"y', Said('a<think>x</think>"y')),
+        (
+            "",
+            '<think></think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+            Said(calls=(Call("f", "{}"),)),
+        ),
+    ],
+)
+def test_a_form_behind_reasoning_is_read(prompt: str, text: str, expected: Said, size: int) -> None:
+    assert behind(f"<|im_start|>assistant\n{prompt}", text, size) == expected
+
+
+def test_as_many_functions_as_may_be_offered() -> None:
+    names = {f"function_{number}": {"type": "object"} for number in range(MOST_TOOLS)}
+    for name, (one, _) in CALLS.items():
+        grammar = either(of_schema(SCHEMA), of_calls(names, several=True, listing=LISTINGS[name]))
+        grammar = behind_reasoning(grammar, *THOUGHT, begun=False)
+        call = one.replace("tie", "function_127")
+        assert follows(grammar, f"<think>a</think>{call}"), name
 
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "mistral_args"])

@@ -60,7 +60,9 @@ class Offer:
         return Structure("tools", partial(self._calls, LIST)) if self.must else None
 
     def _calls(self, listing: Listing, known: Known) -> str:
-        schemas = {function.name: function.parameters or ANY_OBJECT for function in self.functions}
+        """If the model decides, arguments are any objects, as they are without a form."""
+        own = {function.name: function.parameters or ANY_OBJECT for function in self.functions}
+        schemas = own if self.must else dict.fromkeys(own, ANY_OBJECT)
         return of_calls(schemas, several=self.several, listing=listing, known=known)
 
     def formed(self, asked: Structure | None, served: ServedModel, prompt: str) -> Structure | None:
@@ -120,16 +122,16 @@ class Offer:
         tokenizer, tools = served.tokenizer, self.for_template()
         if self.decides and not is_formed:
             return TemplateReader(*parsing_of(tokenizer, prompt, tools))
+        if not (is_formed or self.must):
+            return TemplateReader(*parsing_of(tokenizer, prompt, [])) if thinks(tokenizer) else PlainReader()
         thoughts: Reader = PlainReader()
-        if thinks(tokenizer):
+        if thought_of(tokenizer, prompt) is not None:
             thoughts = TemplateReader(*parsing_of(tokenizer, prompt, []))
         if self.must:
-            return ForcedReader(thoughts)
-        if not is_formed:
-            return thoughts
-        thought, listing = thought_of(tokenizer, prompt), listing_of(tokenizer)
-        begun = thought is not None and thought.begun
+            return ForcedReader(FormedReader(thoughts))
+        listing = listing_of(tokenizer)
         if not self.decides or listing is None:
-            return FormedReader(thoughts, begun=begun) if thought is not None else thoughts
+            return FormedReader(thoughts)
         calls = TemplateReader(*parsing_of(tokenizer, "", tools))
-        return FormedReader(thoughts, begun=begun, calls=calls, begins=listing.before or listing.opens)
+        names = [function.name for function in self.functions]
+        return FormedReader(thoughts, calls, listing.before or listing.opens, names)

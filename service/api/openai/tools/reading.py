@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +47,9 @@ class Said:
 
 
 class Reader(ABC):
-    """Turns the raw text of one answer into what it says."""
+    """Turns the raw text of one answer into what it says. ``has_thought``: its reasoning has ended."""
+
+    has_thought = False
 
     @abstractmethod
     def take(self, raw: str, *, final: bool) -> Said:
@@ -64,22 +67,28 @@ class PlainReader(Reader):
 class FormedReader(Reader):
     """Reasoning, and then text by a form, without the line breaks between them.
 
-    With ``calls``, that reader has a text which begins with ``begins``.
+    With ``calls``, that reader has a text which begins with ``begins``. Calls of other functions than ``names`` are
+    text.
     """
 
-    def __init__(self, thoughts: Reader, *, begun: bool, calls: Reader | None = None, begins: str = "") -> None:
-        self._thoughts, self._calls, self._begins = thoughts, calls, begins
-        self._breaks, self._held = begun, ""
+    def __init__(
+        self, thoughts: Reader, calls: Reader | None = None, begins: str = "", names: Iterable[str] = ()
+    ) -> None:
+        self._thoughts, self._calls, self._begins, self._names = thoughts, calls, begins, frozenset(names)
+        self._held = self._taken = self._given = ""
+        self._has_begun = False
         self._body: Reader | None = None if calls else PlainReader()
 
     @override
     def take(self, raw: str, *, final: bool) -> Said:
         said = self._thoughts.take(raw, final=final)
-        self._breaks = self._breaks or bool(said.reasoning)
-        text = self._held + said.text
-        if self._breaks:
-            text = text.lstrip("\n")
-            self._breaks = not text
+        text = said.text
+        if not self._has_begun:
+            text = text.lstrip("\n") if self._thoughts.has_thought else text
+            if text and isinstance(self._thoughts, TemplateReader):
+                text += self._thoughts.stop()  # the form may contain the delimiters of reasoning
+            self._has_begun = bool(text)
+        text = self._held + text
         if self._body is None:
             assert self._calls is not None, "there is a choice"
             if self._begins.startswith(text) and text != self._begins and not final:
@@ -88,6 +97,9 @@ class FormedReader(Reader):
             self._body = self._calls if text.startswith(self._begins) else PlainReader()
         self._held = ""
         found = self._body.take(text, final=final)
+        self._taken, self._given = self._taken + text, self._given + found.text
+        if any(call.name not in self._names for call in found.calls):
+            self._body, found = PlainReader(), Said(self._taken.removeprefix(self._given))
         return replace(found, reasoning=said.reasoning + found.reasoning)
 
 
@@ -134,6 +146,10 @@ class TemplateReader(Reader):
             tuple(call for part in parts for call in part.calls),
         )
 
+    def stop(self) -> str:
+        """Read no more: the text that has not come out yet, and all that follows is text."""
+        return "" if self._failed else self._rest().text
+
     def _one(self, letter: str) -> Said:
         if self._failed:
             return Said(letter)
@@ -173,7 +189,7 @@ class TemplateReader(Reader):
                 calls += [Call.of(call["function"]["name"], call["function"]["arguments"]) for call in found]
                 pending = ""
             elif kind == "region_close" and field in REASONING:
-                pending = ""
+                pending, self.has_thought = "", True
             elif kind == "region_chunk" and field in REASONING | {"content"}:
                 own = chunk[min(self._held, len(chunk)) :]
                 self._held -= len(chunk) - len(own)
