@@ -117,6 +117,35 @@ def test_errors_are_beside_the_control(demo: tuple[str, FastAPI], visits: Visits
     expect(page.get_by_label("Your text")).to_have_value(re.compile("^The ropes"))
 
 
+def test_it_measures_as_it_opens_and_not_while_a_field_is_wrong(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = demo
+    forget(url)
+    page = visits.open(f"{url}/ui/#reach")
+    estimate = page.get_by_text(re.compile(r"tokens in at most \d+ units"))
+    target, encodings = page.get_by_label("Target length, tokens"), page.get_by_label("Encodings")
+    expect(estimate).to_be_visible()
+    target.fill("10")
+    expect(target).to_have_accessible_description(re.compile("must be a whole number from 64"))
+    expect(estimate).to_have_count(0)
+    page.get_by_role("button", name="Measure").click()
+    expect(target).to_be_focused()
+    target.fill("")
+    encodings.fill("auto yarn:0.5 yarm")
+    expect(encodings).to_have_accessible_description(
+        re.compile(r"yarn:0\.5: factor: must be at least 1, not 0\.5; yarm: unknown method 'yarm'")
+    )
+    page.get_by_role("button", name="Measure").click()
+    expect(encodings).to_be_focused()
+    assert httpx.get(f"{url}/jobs").json()["jobs"] == []
+    page = visits.open(f"{url}/ui/#reach", visits.context())
+    expect(page.get_by_label("Encodings")).to_have_value("default auto self_extend yarn:4")
+    page.get_by_role("button", name="Measure").click()
+    expect(page.locator(".job")).to_have_count(3)
+    jobs = {job["evaluation"]: job["request"]["methods"] for job in httpx.get(f"{url}/jobs").json()["jobs"]}
+    assert {name: len(methods) for name, methods in jobs.items()} == {"perplexity": 4, "passkey": 4, "recommend": 3}
+    forget(url)
+
+
 def test_jobs_before_a_refusal_are_kept_and_a_correction_removes_it(demo: tuple[str, FastAPI], visits: Visits) -> None:
     url, _ = demo
     page = visits.open(url)

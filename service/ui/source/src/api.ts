@@ -114,13 +114,13 @@ export function asApiError(error: unknown): ApiError {
   return new ApiError(0, error instanceof Error ? error.message : String(error));
 }
 
-/** Parts of a message by field: "pe.1.factor: required; top_k: too large" has two. The key "" has the rest. */
+/** Parts of a message by field, with or without "body" before it: "pe.1.factor: required; top_k: too large" has two. The key "" has the rest. */
 export function byField(error: ApiError, fields: string[]): Map<string, string> {
   const found = new Map<string, string>();
   const add = (field: string, text: string) => found.set(field, found.has(field) ? `${found.get(field)}; ${text}` : text);
   let current = fields.find((field) => isPart(error.param ?? "", field)) ?? "";
   for (const part of error.message.split("; ")) {
-    const [, name = "", rest = ""] = /^([\w.-]+): (.*)$/s.exec(part) ?? [];
+    const [, name = "", rest = ""] = /^(?:body: )?([\w.-]+): (.*)$/s.exec(part) ?? [];
     const field = fields.find((candidate) => isPart(name, candidate));
     if (field === undefined) {
       add(current, part);

@@ -1,12 +1,12 @@
 // How far does it read? A text, a target length, a curve that grows, recall beside it, and a verdict.
 import { useEffect, useState } from "preact/hooks";
-import { type ApiError, asApiError, byField, isAbort, json } from "../api";
+import { type ApiError, asApiError, byField, isAbort } from "../api";
 import { Copy, count, Field, Input, numberOf, Problem, seconds, Select } from "../controls";
 import { compared } from "../generate/examples";
 import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
-import { bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, timed, TITLES } from "./bodies";
+import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, timed, TITLES } from "./bodies";
 
 export const TAB = "reach";
 const OWN = "own";
@@ -40,6 +40,8 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
   const shown = failure ?? error;
   const errors = shown ? byField(shown, ["methods", "lengths", "length", "input", "model"]) : null;
   const targetError = problem ?? errors?.get("lengths") ?? errors?.get("length");
+  /** A refused field would be refused again, after the jobs before it have begun. */
+  const isWrong = problem !== undefined || (!failure && errors !== null && [...errors.keys()].some(Boolean));
   const retry = shown && (shown.status === 0 || shown.status >= 500) ? (failure ? start : again) : undefined;
 
   return (
@@ -47,7 +49,8 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
       <form
         onSubmit={(event) => {
           event.preventDefault();
-          start();
+          if (isWrong) event.currentTarget.querySelector<HTMLElement>("[aria-invalid=true]")?.focus();
+          else start();
         }}
       >
         <div class="row">
@@ -62,7 +65,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
           )}
         </div>
         {settings.text === OWN && <Own text={settings.own} error={errors?.get("input")} set={(own) => change({ own })} />}
-        <Input label="Encodings" value={settings.methods} error={errors?.get("methods")?.replace(/^\d+/, (index) => methods[Number(index)] ?? index)}
+        <Input label="Encodings" value={settings.methods} error={errors?.get("methods")}
           hint="Short forms with spaces between them" set={(text) => change({ methods: text })} />
         <div class="actions">
           <button type="submit" class="main" disabled={starting > 0}>Measure</button>
@@ -114,7 +117,7 @@ function useStart(wanted: Body[], started: (jobs: string[]) => void) {
     try {
       for (const body of wanted) {
         setStarting(jobs.length + 1);
-        jobs.push(`${body.evaluation}:${(await json<{ id: string }>("jobs", { body })).id}`);
+        jobs.push(`${body.evaluation}:${(await answered<{ id: string }>("jobs", body)).id}`);
         started([...jobs]);
       }
     } catch (refused) {
@@ -169,27 +172,30 @@ function Estimate({ size, left, time }: { size: Size | null; left: number | null
 
 /** Size of the jobs as the controls are, and the seconds that they will take; unknown before the first measurement. */
 function useSize(model: Model, wanted: Body[]) {
-  const [sizes, setSizes] = useState<Size[] | null>(null);
-  const [error, setError] = useState<ApiError | null>(null);
+  const [found, setFound] = useState<{ asked: string; sizes: Size[] } | null>(null);
+  const [refused, setRefused] = useState<{ asked: string; error: ApiError } | null>(null);
   const [paces, setPaces] = useState<Record<string, number>>({});
   const [timing, setTiming] = useState(false);
   const [tries, setTries] = useState(0);
   const asked = JSON.stringify(wanted);
+  /** Answers to what was wanted before are none. */
+  const sizes = wanted.length && found?.asked === asked ? found.sizes : null;
+  const error = refused?.asked === asked ? refused.error : null;
   useEffect(() => void pace(model.id).then(setPaces, () => {}), [model.id]);
   useEffect(() => {
     const leaving = new AbortController();
-    setError(null);
-    if (!wanted.length) return setSizes(null);
+    setRefused(null);
+    if (!wanted.length) return;
     const ask = () =>
       Promise.all(wanted.map((body) => sizeOf(body, leaving.signal))).then(
-        (found) => {
-          setSizes(found);
-          setError(null);
+        (sizes) => {
+          setFound({ asked, sizes });
+          setRefused(null);
         },
         (failure) => {
           if (isAbort(failure)) return;
-          setSizes(null);
-          setError(asApiError(failure));
+          setFound(null);
+          setRefused({ asked, error: asApiError(failure) });
         },
       );
     const timer = setTimeout(ask, 400);
@@ -209,7 +215,7 @@ function useSize(model: Model, wanted: Body[]) {
         setPaces((before) => ({ ...before, [body.evaluation]: perToken }));
       }
     } catch (failure) {
-      setError(asApiError(failure));
+      setRefused({ asked, error: asApiError(failure) });
     }
     setTiming(false);
   };

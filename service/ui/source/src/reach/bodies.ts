@@ -1,5 +1,5 @@
 // The jobs behind the question how far a model reads, their size, and how long they will take.
-import { json } from "../api";
+import { ApiError, json } from "../api";
 import { count } from "../controls";
 import type { Job } from "../jobs/follow";
 import type { Model } from "../types";
@@ -18,15 +18,20 @@ export function problemOf(target: number | string | undefined): string | undefin
   return fits ? undefined : `must be a whole number from ${SHORTEST} to ${count(LONGEST)}, not ${target}`;
 }
 
-/** Perplexity of the same tokens at every length, recall of passkeys, and the recommendation. */
+/** Chooses among encodings: the evaluations measure it, and a recommendation refuses it as a candidate. */
+const AUTO = "auto";
+
+/** Perplexity of the same tokens at every length, recall of passkeys, and the recommendation, which needs a candidate. */
 export function bodies(model: Model, methods: string[], target: number | undefined, input: string): Body[] {
   const length = target ?? 4 * model.trained_length;
   const common = { model: model.id, methods };
   const lengths = doubling(model.trained_length, length);
+  const candidates = methods.filter((one) => one.split(":")[0] !== AUTO);
+  const recommend = { ...common, methods: candidates, length, input, windows: WINDOWS, max_tokens: 2 * WINDOWS * length };
   return [
     { evaluation: "perplexity", ...common, lengths, input, protocol: "tail", max_tokens: WINDOWS * length },
     { evaluation: "passkey", ...common, lengths, depths: [0, 0.5, 1], samples: 2 },
-    { evaluation: "recommend", ...common, length, input, windows: WINDOWS, max_tokens: 2 * WINDOWS * length },
+    ...(candidates.length ? [{ evaluation: "recommend", ...recommend }] : []),
   ];
 }
 
@@ -49,7 +54,22 @@ function doubling(trained: number, target: number): number[] {
 export type Size = { units: number; tokens: number };
 
 export function sizeOf(body: Body, signal: AbortSignal): Promise<Size> {
-  return json<Size>("jobs/plan", { body, signal });
+  return answered<Size>("jobs/plan", body, signal);
+}
+
+/** The answer to `body`. A refusal has the encodings themselves instead of their places in the list. */
+export async function answered<T>(path: string, body: Body, signal?: AbortSignal): Promise<T> {
+  try {
+    return await json<T>(path, { body, ...(signal && { signal }) });
+  } catch (failure) {
+    if (!(failure instanceof ApiError)) throw failure;
+    const methods = body.methods as string[];
+    const message = failure.message.replace(
+      /(^|; )methods\.(\d+)\.?([\w.-]*): /g,
+      (_, before, place, inside) => `${before}methods: ${methods[place]}: ${inside && `${inside}: `}`,
+    );
+    throw new ApiError(failure.status, message, failure.code, failure.param, failure.extra);
+  }
 }
 
 /** Seconds of measuring per token of each evaluation, by the finished jobs of the same model. */
