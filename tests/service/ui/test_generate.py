@@ -193,6 +193,26 @@ def test_a_reload_and_a_link_bring_everything_back(tiny: tuple[str, FastAPI], vi
     expect(answers(other)).to_have_count(0)
 
 
+def test_a_link_without_its_long_text_says_so_and_brings_no_other(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    sender = visits.open(tiny[0], visits.context(permissions=["clipboard-read", "clipboard-write"]))
+    prompt = sender.get_by_label("Prompt", exact=True)
+    prompt.fill("long " * 2000)
+    expect(sender).to_have_url(re.compile("prompt-left-out="))
+    sender.get_by_role("button", name="Copy link").click()
+    expect(sender.get_by_role("button", name="Copied without the text")).to_be_visible()
+    link = sender.evaluate("navigator.clipboard.readText()")
+    sender.goto("about:blank")
+    sender.goto(link)
+    expect(prompt).to_have_value("long " * 2000)
+    receiver = visits.open(tiny[0])
+    own = receiver.get_by_label("Prompt", exact=True)
+    own.fill("of the receiver")
+    expect(receiver).to_have_url(re.compile("receiver"))
+    receiver.goto("about:blank")
+    receiver.goto(link)
+    expect(own).to_have_value("")
+
+
 def test_a_reload_in_the_middle_keeps_the_words_so_far(tiny: tuple[str, FastAPI], visits: Visits) -> None:
     url, app = tiny
     page = visits.open(url)

@@ -1,6 +1,9 @@
 // Controls with their labels, and errors in words below the control that caused them.
 import type { ComponentChildren } from "preact";
 import { useId, useState } from "preact/hooks";
+import { isWithoutText } from "./view";
+
+const SAID_MS = 3000;
 
 type Described = { id: string; "aria-describedby"?: string; "aria-invalid"?: boolean };
 
@@ -76,22 +79,29 @@ export function Select(props: {
 }
 
 /** A button that copies, and says so. */
-export function Copy(props: { text: () => string; label: string }) {
+export function Copy(props: { text: () => string; label: string; said?: () => string }) {
   const [said, say] = useState("");
   const copy = async () => {
+    const copied = props.said?.() ?? "Copied";
     try {
       await navigator.clipboard.writeText(props.text());
-      say("Copied");
+      say(copied);
     } catch {
-      say(copiedBySelection(props.text()) ? "Copied" : "Your browser does not allow copying");
+      say(copiedBySelection(props.text()) ? copied : "Your browser does not allow copying");
     }
-    setTimeout(() => say(""), 2000);
+    setTimeout(() => say(""), SAID_MS);
   };
   return (
     <button type="button" class="quiet" onClick={copy}>
       <span aria-live="polite">{said || props.label}</span>
     </button>
   );
+}
+
+/** The address of the open tab with its settings, copied. */
+export function CopyLink() {
+  const said = () => (isWithoutText(location.href) ? "Copied without the text, which is too long for a link" : "Copied");
+  return <Copy label="Copy link" text={() => location.href} said={said} />;
 }
 
 /** Without https, browsers offer only the old way. */

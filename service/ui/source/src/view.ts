@@ -4,6 +4,8 @@ import { useEffect, useRef, useState } from "preact/hooks";
 export type Settings = Record<string, string | string[]>;
 
 const MOST_IN_ADDRESS = 8000;
+/** Ends the name of a text that the address lacks for its length; the value is the text's digest. */
+const LEFT_OUT = "-left-out";
 const WRITE_MS = 250;
 const changed = new EventTarget();
 /** After a reload the tab's own memory is fresher than the address, which is written a moment after each change. */
@@ -13,16 +15,32 @@ export function tabOf(hash: string): string {
   return hash.replace(/^#/, "").split("?")[0] ?? "";
 }
 
-function inAddress(tab: string): Settings | null {
+function inAddress(tab: string, ...before: (Settings | null)[]): Settings | null {
   const [name, query] = location.hash.replace(/^#/, "").split("?");
   if (name !== tab || !query) return null;
   const found: Settings = {};
   const parameters = new URLSearchParams(query);
   for (const key of new Set(parameters.keys())) {
     const values = parameters.getAll(key);
+    if (key.endsWith(LEFT_OUT)) {
+      const name = key.slice(0, -LEFT_OUT.length);
+      found[name] = before.map((one) => one?.[name]).find((text) => typeof text === "string" && digest(text) === values[0]) ?? "";
+      continue;
+    }
     found[key.replace(/\[\]$/, "")] = key.endsWith("[]") ? values.filter(Boolean) : (values[0] ?? "");
   }
   return found;
+}
+
+function digest(text: string): string {
+  let hash = 0;
+  for (let index = 0; index < text.length; index++) hash = (Math.imul(hash, 31) + text.charCodeAt(index)) | 0;
+  return `${text.length}.${(hash >>> 0).toString(36)}`;
+}
+
+/** Whether a link lacks a text: another browser, which does not know it, has none in its place. */
+export function isWithoutText(link: string): boolean {
+  return link.includes(`${LEFT_OUT}=`);
 }
 
 /** The address of a tab with its settings: a permalink. Long texts stay out of it. */
@@ -31,6 +49,7 @@ export function linkTo(tab: string, settings: Settings): string {
   for (const [key, value] of Object.entries(settings)) {
     if (Array.isArray(value)) for (const item of value.length ? value : [""]) parameters.append(`${key}[]`, item);
     else if (value.length <= MOST_IN_ADDRESS) parameters.append(key, value);
+    else parameters.append(`${key}${LEFT_OUT}`, digest(value));
   }
   const query = parameters.toString();
   return query ? `#${tab}?${query}` : `#${tab}`;
@@ -46,7 +65,10 @@ function fitting(found: Settings, defaults: Settings): Settings {
 /** Settings of a tab: each from the address, else from an earlier visit, else the default. */
 export function useSettings<T extends Settings>(tab: string, defaults: T): [T, (change: Partial<T>) => void] {
   const key = `ropeway.${tab}`;
-  const read = () => fitting({ ...stored<Settings>(localStorage, key), ...inAddress(tab) }, defaults) as T;
+  const read = () => {
+    const [here, everywhere] = [sessionStorage, localStorage].map((storage) => stored<Settings>(storage, key));
+    return fitting({ ...everywhere, ...inAddress(tab, here ?? null, everywhere ?? null) }, defaults) as T;
+  };
   const [settings, set] = useState<T>(() => fitting({ ...read(), ...(isReload && stored<Settings>(sessionStorage, key)) }, defaults) as T);
   const latest = useRef(settings);
   latest.current = settings;

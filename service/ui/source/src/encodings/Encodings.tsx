@@ -1,7 +1,7 @@
 // A picker of encodings: questions, families, parameters, and live figures of the loaded model beside them.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, byField, isAbort, json } from "../api";
-import { Copy, count, Field, Input, numberOf, Problem, Select } from "../controls";
+import { Copy, CopyLink, count, Field, Input, numberOf, Problem, Select } from "../controls";
 import { Figures, type Pictures } from "../figures";
 import { TAB as GENERATE } from "../generate/Generate";
 import type { Method, Model, Pe } from "../types";
@@ -55,10 +55,10 @@ export function Encodings({ models, methods }: { models: Model[]; methods: Metho
         <div class="actions">
           <code class="short">{pe[0]}</code>
           <Copy label="Copy" text={() => pe[0]!} />
-          <a href={linkTo(GENERATE, { pe: ["default", ...pe] })}>
+          <a href={linkTo(GENERATE, { model: model.id, pe: ["default", ...pe] })}>
             Generate with it
           </a>
-          <Copy label="Copy link" text={() => location.href} />
+          <CopyLink />
         </div>
       </div>
       <div class="shown" aria-busy={drawing}>

@@ -1,7 +1,7 @@
 // One prompt, two to four encodings side by side, streaming together.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ApiError, byField } from "../api";
-import { Copy, count, Field, Input, numberOf, Problem, Select } from "../controls";
+import { CopyLink, count, Field, Input, numberOf, Problem, Select } from "../controls";
 import type { Method, Model } from "../types";
 import { store, stored, useSettings } from "../view";
 import { Answer } from "./Answer";
@@ -62,7 +62,7 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
       </div>
       <div class="actions">
         <button type="submit" class="main">{running ? "Stop" : "Generate"}</button>
-        <Copy label="Copy link" text={() => location.href} />
+        <CopyLink />
         <span class="hint">
           {running === "waiting" && answers ? "Waiting for the first token" : "Ctrl + Enter in the prompt starts it too."}
         </span>

@@ -1,7 +1,7 @@
 // Jobs of this server and API key: what runs and ran, and one of them opened.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, json, request } from "../api";
-import { Copy, count, Problem } from "../controls";
+import { CopyLink, count, Problem } from "../controls";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
 import { isUnfinished, type Job } from "./follow";
@@ -40,7 +40,7 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
     <div class="jobs">
       <div class="actions">
         <button type="button" id={LOOK} onClick={look}>Look again</button>
-        <Copy label="Copy link" text={() => location.href} />
+        <CopyLink />
       </div>
       <Problem text={failure?.message ?? error?.message} again={look} />
       {settings.job && (

@@ -1,7 +1,7 @@
 // How far does it read? A text, a target length, a curve that grows, recall beside it, and a verdict.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, byField, isAbort } from "../api";
-import { Copy, count, Field, Input, numberOf, Problem, seconds, Select } from "../controls";
+import { CopyLink, count, Field, Input, numberOf, Problem, seconds, Select } from "../controls";
 import { compared } from "../generate/examples";
 import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
@@ -69,7 +69,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
           hint="Short forms with spaces between them" set={(text) => change({ methods: text })} />
         <div class="actions">
           <button type="submit" class="main" disabled={starting > 0}>Measure</button>
-          <Copy label="Copy link" text={() => location.href} />
+          <CopyLink />
           {starting ? <Starting number={starting} of={wanted.length} /> : <Estimate size={size} left={left} time={time} />}
         </div>
         <Problem text={errors?.get("")} again={retry} />

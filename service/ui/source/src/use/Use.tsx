@@ -1,7 +1,7 @@
 // Use it: an encoding in the words of clients and of other systems, copied with one click.
 import { useEffect, useState } from "preact/hooks";
 import { access, ApiError, asApiError, byField, isAbort, json } from "../api";
-import { Copy, Input, numberOf, Problem, Select } from "../controls";
+import { Copy, CopyLink, Input, numberOf, Problem, Select } from "../controls";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
 import { snippets, TARGETS } from "./snippets";
@@ -30,7 +30,7 @@ export function Use({ models }: { models: Model[]; methods: Method[] }) {
             options={models.map((one) => [one.id, one.id])} />
         )}
       </div>
-      <div class="actions"><Copy label="Copy link" text={() => location.href} /></div>
+      <div class="actions"><CopyLink /></div>
       <Problem text={errors?.get("")} again={again} />
       <h3 class="title">With this server</h3>
       <div class="cards">
