@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,26 @@ def test_by_keys_alone(demo: tuple[str, FastAPI], visits: Visits) -> None:
     word.evaluate("word => scrollTo(0, scrollY + word.getBoundingClientRect().bottom - innerHeight + 20)")
     word.hover()
     assert inside(alternatives, 0, USUAL["height"])
+
+
+FEED = [
+    {"index": 0, "text": text, "token_ids": [7], "logprobs": [{"token_id": 7, "token": text, "logprob": -1, "top": []}]}
+    for text in ("One", "\n", "two")
+]
+
+
+def test_a_tap_shows_the_alternatives_of_a_line_feed(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0], visits.context(has_touch=True))
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in FEED) + "data: [DONE]\n\n"
+    page.route("**/generate", lambda route: route.fulfill(content_type="text/event-stream", body=stream))
+    page.get_by_role("button", name="Generate").click()
+    word = page.locator(".text").first.locator("span").nth(1)
+    word.tap()
+    page.wait_for_timeout(100)  # a tap ends with the pointer outside
+    expect(page.locator(".alternatives")).to_contain_text("⏎")
+    assert texts(page)[0] == "One\ntwo", "a mark is no text"
+    page.get_by_label("Prompt", exact=True).tap()
+    expect(page.locator(".alternatives")).to_have_count(0)
 
 
 def test_the_end_of_the_trained_length_is_marked(demo: tuple[str, FastAPI], visits: Visits) -> None:

@@ -57,7 +57,7 @@ function Text(props: { column: Column; version: number; room: number | null; tra
   };
   const span = at === null ? undefined : words.current?.spans[at];
   return (
-    <div class="text-place" onMouseLeave={() => setAt(null)}>
+    <div class="text-place" onPointerLeave={(event) => event.pointerType === "mouse" && setAt(null)}>
       <div
         ref={place}
         class="text"

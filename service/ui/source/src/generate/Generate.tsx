@@ -81,7 +81,7 @@ function Answers({ kept, models }: { kept: Kept & { version?: number }; models: 
       <p class="legend">
         Probability of each token:{" "}
         {CLASSES.map((one) => <span key={one.name} class={one.name}>{one.label}</span>)}
-        <span class="hint">Point at a token for its alternatives.</span>
+        <span class="hint">Point at a token, or tap it, for its alternatives.</span>
       </p>
       <div class="columns" style={{ "--columns": kept.columns.length }}>
         {kept.columns.map((column, index) => (

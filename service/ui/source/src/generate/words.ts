@@ -9,6 +9,9 @@ export const CLASSES = [
   { name: "rare", from: 0, label: "below 1 %" },
 ];
 
+/** A word without width, which gets a mark to point at. */
+const FEEDS = /^[\r\n]+$/;
+
 export function probability(word: Word): number | null {
   const least = Math.min(...word.tokens.map((token) => token.logprob));
   return word.tokens.length ? Math.exp(least) : null;
@@ -37,6 +40,7 @@ export class Words {
       const span = document.createElement("span");
       span.textContent = word.text;
       span.className = classOf(word);
+      if (FEEDS.test(word.text)) span.classList.add("feed");
       span.dataset.word = String(this.drawn);
       span.dataset.before = String(this.tokens);
       this.tokens += word.tokens.length;
