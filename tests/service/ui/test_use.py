@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -93,6 +95,49 @@ def test_jobs_are_listed_opened_cancelled_and_forgotten(tiny: tuple[str, FastAPI
     expect(page.get_by_text("No jobs yet")).to_be_visible()
     assert httpx.get(f"{url}/jobs/{quick}").status_code == 404
     expect(page.get_by_role("button", name="Look again")).to_be_focused()
+
+
+def listed(number: int, state: str) -> dict[str, Any]:
+    """A job as the server lists it."""
+    zeros = dict.fromkeys(("units_done", "units_reused", "tokens_done", "seconds"), 0)
+    texts = {"id": f"{number:08}-job", "evaluation": "passkey", "state": state, "created_at": "2026-01-02T03:04:05Z"}
+    absent = dict.fromkeys(("model", "seconds_left", "error"))
+    return {**zeros, **texts, **absent, "units_total": 1, "tokens_total": 1, "not_served": [], "request": {}}
+
+
+def test_older_jobs_are_renewed_and_forgotten(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    numbers, state, linked = list(range(60, 0, -1)), "queued", {"links": {"results.csv": "linked"}}
+    page = visits.open(f"{tiny[0]}/ui/#use")
+
+    def list_them(route: playwright.Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        before = int(query["before"][0][:8]) if "before" in query else 61
+        found = [listed(number, state) for number in numbers if number < before]
+        route.fulfill(json={"jobs": found[: int(query["limit"][0])]})
+
+    def forget(route: playwright.Route) -> None:
+        numbers.remove(int(route.request.url.rpartition("/")[2][:8]))
+        route.fulfill(status=204)
+
+    page.route("**/jobs?*", list_them)
+    page.route("**/jobs/*?forget=true", forget)
+    page.route("**/jobs/00000004-job", lambda route: route.fulfill(json={**listed(4, "done"), **linked}))
+    page.route("**/jobs/*/results.csv", lambda route: route.fulfill(status=500, body=""))
+    page.get_by_role("link", name="Jobs").click()
+    page.get_by_role("button", name="Older jobs").click()
+    expect(page.get_by_role("row")).to_have_count(61)
+    expect(page.get_by_role("columnheader", name="Created")).to_be_visible()
+    state = "done"
+    expect(page.get_by_role("row").filter(has_text="done")).to_have_count(60)
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Forget passkey 00000005").click()
+    expect(page.get_by_role("row")).to_have_count(60)
+    expect(page.get_by_role("button", name="Open passkey 00000004")).to_be_focused()
+    page.keyboard.press("Enter")
+    job = page.get_by_role("region", name="Job 00000004: passkey")
+    page.evaluate("sessionStorage.setItem('ropeway.key', 'any')")
+    job.get_by_role("link", name="CSV").click()
+    expect(job.get_by_role("alert")).to_contain_text("The server answered 500")
 
 
 def test_a_link_to_a_job_is_no_path(tiny: tuple[str, FastAPI], visits: Visits) -> None:

@@ -14,7 +14,8 @@ const FILES: [link: string, name: string, text: string][] = [
 
 type Props = {
   id: string;
-  title: string;
+  /** By the job itself where it is absent. */
+  title?: string;
   only?: string;
   changed?: () => void;
   /** A detached job goes on, and the page does not follow it. */
@@ -24,11 +25,16 @@ type Props = {
   closes?: boolean;
 };
 
-export function JobView({ id, title, only, changed, detached = false, detach, closes = false }: Props) {
+export function JobView({ id, title: given, only, changed, detached = false, detach, closes = false }: Props) {
   const [version, setVersion] = useState(0);
   const [failure, setFailure] = useState<ApiError | null>(null);
   const { job, error } = useJob(id, version, detached);
   const result = useResult(detached ? null : job);
+  const title = given ?? `Job ${id.slice(0, 8)}${job ? `: ${job.evaluation}` : ""}`;
+  const again = () => {
+    setFailure(null);
+    setVersion((before) => before + 1);
+  };
   const act = async (path: string, method: string) => {
     try {
       await json(path, { method });
@@ -44,13 +50,13 @@ export function JobView({ id, title, only, changed, detached = false, detach, cl
     <section class="job" aria-label={title} data-state={detached ? "detached" : (job?.state ?? "loading")}>
       <h3 class="title" tabIndex={-1}>{title}</h3>
       {detached && <p class="hint" role="status">Detached: the job goes on, and this page does not follow it.</p>}
-      {!detached && <Problem text={failure?.message ?? error?.message} again={() => setVersion((before) => before + 1)} />}
+      {!detached && <Problem text={failure?.message ?? error?.message} again={again} />}
       {!detached && job && <Bar job={job} />}
       <div class="chips">
         {(detached || isUnfinished(job) || closes) && (
           <button type="button" aria-label={`${verb} ${title}`} onClick={() => detach(!detached)}>{verb}</button>
         )}
-        {!detached && job && <Actions job={job} act={act} />}
+        {!detached && job && <Actions job={job} act={act} failed={setFailure} />}
       </div>
       {!detached && job?.error && <p class="error">{job.error.message}</p>}
       {!detached && job && job.not_served.length > 0 && <p class="error">It waits for a server of {job.not_served.join(", ")}.</p>}
@@ -59,7 +65,9 @@ export function JobView({ id, title, only, changed, detached = false, detach, cl
   );
 }
 
-function Actions({ job, act }: { job: Job; act: (path: string, method: string) => void }) {
+type Failed = (error: ApiError | null) => void;
+
+function Actions({ job, act, failed }: { job: Job; act: (path: string, method: string) => void; failed: Failed }) {
   const path = `jobs/${job.id}`;
   return (
     <>
@@ -68,7 +76,7 @@ function Actions({ job, act }: { job: Job; act: (path: string, method: string) =
         <button type="button" onClick={() => act(`${path}/resume`, "POST")}>Resume</button>
       )}
       {FILES.filter(([link]) => job.links[link]).map(([link, name, text]) => (
-        <Download key={link} path={`${path}/${name}`} file={`${job.evaluation}-${job.id.slice(0, 8)}-${link}`} text={text} />
+        <Download key={link} path={`${path}/${name}`} file={`${job.evaluation}-${job.id.slice(0, 8)}-${link}`} text={text} failed={failed} />
       ))}
     </>
   );
@@ -100,11 +108,17 @@ export function Bar({ job }: { job: Job }) {
 }
 
 /** A plain link, or with an API key a request that carries it. */
-function Download({ path, file, text }: { path: string; file: string; text: string }) {
+function Download({ path, file, text, failed }: { path: string; file: string; text: string; failed: Failed }) {
   const fetched = async (event: Event) => {
     if (!access.key) return;
     event.preventDefault();
-    const blob = await (await request(path)).blob();
+    let blob: Blob;
+    try {
+      blob = await (await request(path)).blob();
+    } catch (failure) {
+      return failed(asApiError(failure));
+    }
+    failed(null);
     const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: file });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);

@@ -1,5 +1,5 @@
 // Jobs of this server and API key: what runs and ran, and one of them opened.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { type ApiError, asApiError, json, request } from "../api";
 import { CopyLink, count, Problem } from "../controls";
 import type { Method, Model } from "../types";
@@ -10,6 +10,8 @@ import { JobView } from "./JobView";
 export const TAB = "jobs";
 const LOOK = "look-again";
 const PAGE = 50;
+/** The server lists no more at once. */
+const MOST = 1000;
 const LOOK_AGAIN_MS = 3000;
 
 export function Jobs(_: { models: Model[]; methods: Method[] }) {
@@ -44,14 +46,14 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
       </div>
       <Problem text={failure?.message ?? error?.message} again={look} />
       {settings.job && (
-        <JobView key={settings.job} id={settings.job} title={`Job ${settings.job.slice(0, 8)}`} changed={look} detach={close} closes />
+        <JobView key={settings.job} id={settings.job} changed={look} detach={close} closes />
       )}
       {jobs?.length === 0 && <p>No jobs yet: “How far does it read?” starts some.</p>}
       {jobs !== null && jobs.length > 0 && (
         <div class="scroll whole" tabIndex={0} role="region" aria-label="List of jobs">
           <table class="list">
             <thead>
-              <tr><th>Job</th><th>State</th><th>Units</th><th>Model</th><th>Encodings</th><th>Begun</th><th>Actions</th></tr>
+              <tr><th>Job</th><th>State</th><th>Units</th><th>Model</th><th>Encodings</th><th>Created</th><th>Actions</th></tr>
             </thead>
             <tbody>
               {jobs.map((job) => (
@@ -107,20 +109,28 @@ function shortText({ method, ...parameters }: Record<string, unknown>): string {
   return [String(method), given.join(",")].filter(Boolean).join(":");
 }
 
-/** The newest jobs; while one of them is unfinished and the list is in view, it is renewed. */
+/** The newest jobs, and older ones on request. While one of them is unfinished and the list is in view, it is renewed. */
 function useJobs() {
+  const rows = useRef(PAGE);
+  const reads = useRef(0);
   const [jobs, setJobs] = useState<Job[] | null>(null);
   const [more, setMore] = useState(false);
   const [error, setError] = useState<ApiError | null>(null);
-  const read = async (before?: string) => {
+  const read = async () => {
+    const [limit, number] = [rows.current, ++reads.current];
     try {
-      const { jobs: found } = await json<{ jobs: Job[] }>(`jobs?limit=${PAGE}${before ? `&before=${before}` : ""}`);
-      setJobs((known) => (before ? [...(known ?? []), ...found] : found));
-      setMore(found.length === PAGE);
+      const { jobs: found } = await json<{ jobs: Job[] }>(`jobs?limit=${limit}`);
+      if (number !== reads.current) return;
+      setJobs(found);
+      setMore(found.length === limit && limit < MOST);
       setError(null);
     } catch (failure) {
-      setError(asApiError(failure));
+      if (number === reads.current) setError(asApiError(failure));
     }
+  };
+  const older = () => {
+    rows.current = Math.min(MOST, rows.current + PAGE);
+    read();
   };
   useEffect(() => {
     const open = () => location.hash.startsWith(`#${TAB}`) && !document.hidden;
@@ -134,9 +144,9 @@ function useJobs() {
     };
   }, []);
   useEffect(() => {
-    if (!jobs?.some(isUnfinished) || jobs.length > PAGE) return;
+    if (!jobs?.some(isUnfinished)) return;
     const timer = setTimeout(() => location.hash.startsWith(`#${TAB}`) && !document.hidden && read(), LOOK_AGAIN_MS);
     return () => clearTimeout(timer);
   }, [jobs, error]); // a failure is a new one each time: the list looks again after a restart
-  return { jobs, more, error, look: () => void read(), older: () => void read(jobs?.at(-1)?.id) };
+  return { jobs, more, error, look: () => void read(), older };
 }
