@@ -42,6 +42,14 @@ def test_what_is_copied_works(small: tuple[str, FastAPI], visits: Visits) -> Non
     for name in ("Python client", "openai client"):
         compile(copied(page, name), name, "exec")
     assert url in copied(page, "Python client")
+    page.get_by_label("Encoding", exact=True).fill('{"method": "yarn", "factor": 4}')
+    expect(page.get_by_role("region", name="curl")).to_contain_text("factor")
+    expect(page.get_by_role("region", name="Model alias")).to_have_count(0)
+    (given,) = re.findall(r"create\((.*)\)", copied(page, "openai client"))
+    asked = eval(f"dict({given})")
+    asked.update(asked.pop("extra_body"))
+    answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
+    assert answer.status_code == 200, answer.text
 
 
 def test_every_system_has_a_card(small: tuple[str, FastAPI], visits: Visits) -> None:

@@ -16,7 +16,11 @@ export function snippets(pe: string, model: string, needsKey: boolean): Snippet[
   const key = needsKey ? ` -H "Authorization: Bearer $ROPEWAY_API_KEY"` : "";
   const body = JSON.stringify({ prompt: PROMPT, pe, model, max_new_tokens: MOST });
   const openaiKey = needsKey ? `os.environ["ROPEWAY_API_KEY"]` : `"none"`;
+  const isObject = pe.trim().startsWith("{");
   const alias = `${model}@${pe}`;
+  /** An alias takes short forms alone. */
+  const named = isObject ? `model=${quoted(model)}` : `model=${quoted(alias)}`;
+  const extra = isObject ? `, extra_body={"pe": ${quoted(pe)}}` : "";
   return [
     { name: "curl", text: `curl -s ${server}/generate -H 'Content-Type: application/json'${key} -d ${forShell(body)}` },
     {
@@ -32,10 +36,10 @@ with Ropeway(${quoted(server)}) as client:
       text: `${needsKey ? "import os\n\n" : ""}from openai import OpenAI
 
 client = OpenAI(base_url=${quoted(`${server}/v1`)}, api_key=${openaiKey})
-answer = client.completions.create(model=${quoted(alias)}, prompt=${quoted(PROMPT)}, max_tokens=${MOST}, temperature=0)
+answer = client.completions.create(${named}, prompt=${quoted(PROMPT)}, max_tokens=${MOST}, temperature=0${extra})
 print(answer.choices[0].text)`,
     },
-    { name: "Model alias, for any OpenAI client", text: alias },
+    ...(isObject ? [] : [{ name: "Model alias, for any OpenAI client", text: alias }]),
   ];
 }
 
