@@ -135,13 +135,13 @@ class Visits:
 
 
 def emptied(page: playwright.Page) -> playwright.Page:
-    """``page`` at an empty document, without cookies and without what its last address stored."""
+    """``page`` at an empty document, without cookies, routes and what its last address stored."""
     address = urlsplit(page.url)
     blank = f"{address.scheme}://{address.netloc}/blank"
     page.route(blank, lambda route: route.fulfill(content_type="text/html", body=""))
     page.goto(blank)
     page.evaluate("localStorage.clear(); sessionStorage.clear()")
-    page.unroute(blank)
+    page.unroute_all()
     page.context.clear_cookies()
     page.mouse.move(0, 0)
     return page
