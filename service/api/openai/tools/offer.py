@@ -102,10 +102,6 @@ class Offer:
         """True if the model decides, and writes calls in its own form."""
         return bool(self.functions) and not self.must
 
-    def reads(self, served: ServedModel) -> bool:
-        """True if a response template reads answers: their calls, or their reasoning."""
-        return self.decides or thinks(served.tokenizer)
-
     def check(self, served: ServedModel) -> None:
         """Raises:
         ApiError: for a model whose form of calls is not known.
