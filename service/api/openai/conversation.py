@@ -79,6 +79,7 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     written = body.conversation(), name.served, body.PARAM, offer.for_template()
     text = await run_in_threadpool(body.templated, *written)
     form = body.structure()
+    thought = await run_in_threadpool(offer.thought, form, name.served, text)
     wanted = Wanted(
         most,
         body.answers,
@@ -88,13 +89,13 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
         add_special_tokens=body.special_tokens(name.served),
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
-        structure=await run_in_threadpool(offer.formed, form, name.served, text),
+        structure=offer.formed(form, name.served, thought),
         with_special_tokens=offer.decides or shows_special_tokens(name.served.tokenizer),
     )
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
 
     def reader() -> Reader:
-        return offer.reader(name.served, text, is_formed=form is not None)
+        return offer.reader(name.served, text, thought, is_formed=form is not None)
 
     readers = await run_in_threadpool(lambda: [reader() for _ in range(body.answers)])
     return Conversation(name, prepared, offer, readers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,18 +30,6 @@ OTHER: dict[str, list[str]] = {
     "falcon_rw": ["default", "none", "kerple_log"],
 }
 """Encodings of the families without rotation."""
-
-
-@pytest.fixture(scope="module")
-def llama() -> PreTrainedModel:
-    return tiny_model("llama", attn_implementation="sdpa")[1]
-
-
-@pytest.fixture
-def patch(llama: PreTrainedModel) -> Iterator[Patched]:
-    with patched(llama) as made:
-        yield made
-        assert made.slots.in_use() == 0, "a forward kept a slot"
 
 
 def prompts(lengths: Sequence[int] = LENGTHS) -> list[torch.Tensor]:

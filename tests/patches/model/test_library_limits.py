@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,6 @@ from transformers import LlamaModel, PreTrainedModel, T5Config, T5ForConditional
 from patches import Patched, UnsupportedModel, patched
 from patches.model import encodings as kept
 from tests.models import tiny_model, tiny_tokens
-
-
-@pytest.fixture(scope="module")
-def llama() -> PreTrainedModel:
-    return tiny_model("llama", attn_implementation="sdpa")[1]
-
-
-@pytest.fixture
-def patch(llama: PreTrainedModel) -> Iterator[Patched]:
-    with patched(llama) as made:
-        yield made
 
 
 @pytest.mark.parametrize(("encodings", "length"), [(["yarn:4"], None), ("yarn:4", [50])])

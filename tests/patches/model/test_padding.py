@@ -7,17 +7,12 @@ import torch
 from transformers import PreTrainedModel
 
 from patches import encode, patched
-from tests.models import tiny_model, tiny_tokens
+from tests.models import tiny_tokens
 from tests.patches.forward import relative, slot_of
 
 TOLERANCE = 2e-5
 REQUESTS = ({"method": "default"}, {"method": "yarn", "factor": 4.0}, {"method": "alibi"}, {"method": "self_extend"})
 LEFT = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1]])
-
-
-@pytest.fixture(scope="module")
-def llama() -> PreTrainedModel:
-    return tiny_model("llama", attn_implementation="sdpa")[1]
 
 
 @pytest.mark.parametrize("fields", REQUESTS, ids=lambda fields: str(fields["method"]))

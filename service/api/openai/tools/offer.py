@@ -13,7 +13,7 @@ from service.api.openai.tools.schemas import Function, NamedFunction, NamedTool
 from service.errors import bad_request
 from service.models.grammar_parts import LIST, Known, Listing, behind_reasoning, either, of_calls
 from service.models.registry import ServedModel
-from service.models.response_templates import BUILT_IN, listing_of, parsing_of, reads_calls, thinks, thought_of
+from service.models.response_templates import BUILT_IN, Thought, listing_of, parsing_of, reads_calls, thinks, thought_of
 
 Choice = str | NamedTool | NamedFunction
 
@@ -65,21 +65,32 @@ class Offer:
         schemas = own if self.must else dict.fromkeys(own, ANY_OBJECT)
         return of_calls(schemas, several=self.several, listing=listing, known=known)
 
-    def formed(self, asked: Structure | None, served: ServedModel, prompt: str) -> Structure | None:
-        """The grammar of answers to ``prompt``: that which is ``asked`` for, or that of calls that must come. The
-        model's reasoning may precede it. If the model decides on calls, they may come in its place.
+    def thought(self, asked: Structure | None, served: ServedModel, prompt: str) -> Thought | None:
+        """The reasoning that may precede an answer by a grammar: ``asked`` for, or of calls that must come.
 
         Raises:
-            ApiError: where no grammar can express the model's calls, or the end of its reasoning.
+            ApiError: when no grammar can express its end.
+        """
+        structure = asked or self.structure
+        if structure is None:
+            return None
+        try:
+            return thought_of(served.tokenizer, prompt)
+        except ValueError as error:
+            param = structure.param
+            raise bad_request(f"{param}: not on {served.name!r}, since {error}", param) from error
+
+    def formed(self, asked: Structure | None, served: ServedModel, thought: Thought | None) -> Structure | None:
+        """The grammar of answers: that which is ``asked`` for, or that of calls that must come. The ``thought`` may
+        precede it. If the model decides on calls, they may come in its place.
+
+        Raises:
+            ApiError: when no grammar can express the model's calls.
         """
         structure = asked or self.structure
         if structure is None:
             return None
         param, listing = structure.param, listing_of(served.tokenizer) if self.decides else None
-        try:
-            thought = thought_of(served.tokenizer, prompt)
-        except ValueError as error:
-            raise bad_request(f"{param}: not on {served.name!r}, since {error}", param) from error
         if self.decides and listing is None:
             why = f"not with tools on {served.name!r}: no grammar makes its calls. tool_choice 'none' is possible"
             raise bad_request(f"{param}: {why}", param)
@@ -113,15 +124,15 @@ class Offer:
             )
             raise bad_request(message, "tool_choice", "no_response_template")
 
-    def reader(self, served: ServedModel, prompt: str, *, is_formed: bool) -> Reader:
-        """A reader of one answer to ``prompt``, by a form of answers if it ``is_formed``."""
+    def reader(self, served: ServedModel, prompt: str, thought: Thought | None, *, is_formed: bool) -> Reader:
+        """A reader of one answer to ``prompt``. It ``is_formed`` by a form of answers, behind the ``thought``."""
         tokenizer, tools = served.tokenizer, self.for_template()
         if self.decides and not is_formed:
             return TemplateReader(*parsing_of(tokenizer, prompt, tools))
         if not (is_formed or self.must):
             return TemplateReader(*parsing_of(tokenizer, prompt, [])) if thinks(tokenizer) else PlainReader()
         thoughts: Reader = PlainReader()
-        if thought_of(tokenizer, prompt) is not None:
+        if thought is not None:
             thoughts = TemplateReader(*parsing_of(tokenizer, prompt, []))
         if self.must:
             return ForcedReader(FormedReader(thoughts))

@@ -97,7 +97,8 @@ class FormedReader(Reader):
             self._body = self._calls if text.startswith(self._begins) else PlainReader()
         self._held = ""
         found = self._body.take(text, final=final)
-        self._taken, self._given = self._taken + text, self._given + found.text
+        if self._body is self._calls:
+            self._taken, self._given = self._taken + text, self._given + found.text
         if any(call.name not in self._names for call in found.calls):
             self._body, found = PlainReader(), Said(self._taken.removeprefix(self._given))
         return replace(found, reasoning=said.reasoning + found.reasoning)
