@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import structlog.testing
 import torch
 from click.testing import Result
+from structlog.testing import CapturingLogger
 from typer.testing import CliRunner
 
 from service.models.training import __main__ as cli
-from service.models.training import shape
+from service.models.training import preparation, shape
+from service.models.training import train as training
 from service.models.training.corpus import fingerprint_of_tokens, read_records
 from service.models.training.curriculum import Curriculum, Stage
 from service.models.training.tokenizer import load_tokenizer
@@ -30,6 +31,14 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = " ".join(f"ship{(number * 7 + i * i) % 23} sails to island{i % 11};" for i in range(600))
         (folder / f"voyage{number}.txt").write_text(text, encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> CapturingLogger:
+    logger = CapturingLogger()
+    for module in (preparation, training):
+        monkeypatch.setattr(module, "log", logger)
+    return logger
 
 
 def command(name: str, corpus: Path, run_dir: Path, *more: str) -> Result:
@@ -84,13 +93,12 @@ def test_other_texts_are_refused_and_change_nothing(
 
 
 def test_a_checkpoint_of_an_earlier_version_goes_on_with_a_warning(
-    complete: Path, stories: Path, tmp_path: Path
+    complete: Path, stories: Path, tmp_path: Path, logged: CapturingLogger
 ) -> None:
     shutil.copytree(complete, tmp_path / "run")
     of_an_earlier_version(tmp_path / "run")
-    with structlog.testing.capture_logs() as logs:
-        assert command("all", stories, tmp_path / "run").exit_code == 0
-    assert [entry["event"] for entry in logs] == ["checkpoint_names_no_texts"]
+    assert command("all", stories, tmp_path / "run").exit_code == 0
+    assert [call.args[0] for call in logged.calls] == ["checkpoint_names_no_texts"]
 
 
 def test_another_licence_is_no_other_text(complete: Path, stories: Path, tmp_path: Path) -> None:
@@ -118,15 +126,16 @@ def test_without_checkpoints_the_tokenizer_follows_the_texts(
     assert contents(tmp_path / "used") == contents(tmp_path / "new")
 
 
-def test_a_tokenizer_that_was_put_there_stays(stories: Path, others: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_was_put_there_stays(
+    stories: Path, others: Path, tmp_path: Path, logged: CapturingLogger
+) -> None:
     assert command("prepare", others, tmp_path / "first").exit_code == 0
     given = tmp_path / "second/tokenizer"
     given.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tmp_path / "first/tokenizer" / name, given)
-    with structlog.testing.capture_logs() as logs:
-        assert command("prepare", stories, tmp_path / "second").exit_code == 0
-    assert [entry["event"] for entry in logs] == ["tokenizer_kept"]
+    assert command("prepare", stories, tmp_path / "second").exit_code == 0
+    assert [call.args[0] for call in logged.calls] == ["tokenizer_kept"]
     name = "tokenizer.json"
     assert (given / name).read_bytes() == (tmp_path / "first/tokenizer" / name).read_bytes()
 
