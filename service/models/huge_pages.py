@@ -25,7 +25,7 @@ AREA = 1 << 28
 """Bytes of one allocation. The memory that it replaces is given back before the next one."""
 LINE = 64
 """Bytes of a line of the processor's cache, to which weights are aligned."""
-ADVICE = (14, 25)
+HUGEPAGE, COLLAPSE = 14, 25
 """``MADV_HUGEPAGE``, and ``MADV_COLLAPSE`` (Linux 6.1) for memory that is in small pages already."""
 
 log = structlog.get_logger()
@@ -53,7 +53,8 @@ def move(model: nn.Module) -> None:
 def advise(spans: Iterable[tuple[int, int]]) -> None:
     """Ask the kernel for huge pages at (address, bytes), and at what lies between on the same pages.
 
-    A kernel without them refuses, which changes nothing.
+    A kernel without them refuses, which changes nothing. Each page is asked for alone: one call for all ends at
+    the first page that cannot be huge, such as one that a mapped file begins on.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -65,9 +66,10 @@ def advise(spans: Iterable[tuple[int, int]]) -> None:
         else:
             joined.append([start, stop])
     libc = ctypes.CDLL(None)
-    for start, stop in joined:
-        for advice in ADVICE:
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), advice)
+    for advice in (HUGEPAGE, COLLAPSE):
+        for start, stop in joined:
+            for page in range(start, stop, PAGE):
+                libc.madvise(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), advice)
 
 
 def _is_plain(weight: nn.Parameter) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import re
 import sys
 from pathlib import Path
@@ -27,10 +29,16 @@ def model() -> nn.ModuleDict:
     return layers
 
 
-def huge_bytes() -> int:
-    found = re.search(r"AnonHugePages:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(encoding="utf-8"))
-    assert found is not None
-    return int(found[1]) * 1024
+def huge_bytes(*tensors: torch.Tensor) -> int:
+    """Bytes in huge pages of the mappings that hold ``tensors``. Other mappings come and go with other tests."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if mapping := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            start, stop = int(mapping[1], 16), int(mapping[2], 16)
+            inside = any(start < one.data_ptr() + one.nbytes and one.data_ptr() < stop for one in tensors)
+        elif inside and line.startswith("AnonHugePages:"):
+            found += int(line.split()[1]) * 1024
+    return found
 
 
 def test_values_and_sharing_stay_and_addresses_are_aligned() -> None:
@@ -74,21 +82,54 @@ def test_weights_that_are_not_plain_stay() -> None:
     assert not strided.weight.is_contiguous()
 
 
-@pytest.mark.skipif(
+gives_huge_pages = pytest.mark.skipif(
     not SETTING.exists() or "[never]" in SETTING.read_text(encoding="utf-8"), reason="this kernel gives no huge pages"
 )
+
+
+@gives_huge_pages
 def test_the_kernel_gives_huge_pages_to_new_memory_and_to_old() -> None:
     size = 32 * huge_pages.PAGE
-    moved, before = nn.Linear(size // 4 // 1024, 1024, bias=False), huge_bytes()
-    huge_pages.move(moved)
-    after_moving = huge_bytes()
-    assert after_moving - before >= size // 2
+
+    def new_is_huge() -> bool:
+        """The kernel refuses for the moment while it has no whole page free."""
+        moved = nn.Linear(size // 4 // 1024, 1024, bias=False)
+        huge_pages.move(moved)
+        return huge_bytes(moved.weight) >= size // 2
+
+    wait_for(new_is_huge)
     old = torch.ones(size, dtype=torch.uint8)
 
-    def is_huge() -> bool:
+    def old_is_huge() -> bool:
         """The kernel refuses for the moment while it cannot take pages out of use."""
         huge_pages.advise([(old.data_ptr(), size // 2), (old.data_ptr() + size // 2, size // 2)])
-        return huge_bytes() - after_moving >= size // 2
+        return huge_bytes(old) >= size // 2
+
+    wait_for(old_is_huge)
+    assert bool((old == 1).all())
+
+
+@gives_huge_pages
+def test_a_neighbour_that_cannot_be_huge_costs_its_own_page_only(tmp_path: Path) -> None:
+    """A file is mapped up to the middle of a page, where old memory begins."""
+    page, size = huge_pages.PAGE, 32 * huge_pages.PAGE
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    room = mmap.mmap(-1, size + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(room, dtype=torch.uint8)
+    first = -whole.data_ptr() % page
+    old = whole[first + page // 2 : first + size].fill_(1)
+    (tmp_path / "file").write_bytes(bytes(page))
+    fixed = 0x10
+    with (tmp_path / "file").open("rb") as file:
+        start = whole.data_ptr() + first
+        mapped = libc.mmap(start, page // 2, mmap.PROT_READ, mmap.MAP_PRIVATE | fixed, file.fileno(), 0)
+    assert mapped == start
+
+    def is_huge() -> bool:
+        huge_pages.advise([(old.data_ptr(), old.nbytes)])
+        return huge_bytes(old) >= size // 2
 
     wait_for(is_huge)
     assert bool((old == 1).all())
