@@ -53,8 +53,8 @@ def move(model: nn.Module) -> None:
 def advise(spans: Iterable[tuple[int, int]]) -> None:
     """Ask the kernel for huge pages at (address, bytes), and at what lies between on the same pages.
 
-    A kernel without them refuses, which changes nothing. Each page is asked for alone: one call for all ends at
-    the first page that cannot be huge, such as one that a mapped file begins on.
+    A kernel without them refuses, which changes nothing. Each page is asked for alone, since one call
+    for all ends at the first page that cannot be huge. A page that a mapped file begins on is one.
     """
     if not sys.platform.startswith("linux"):
         return

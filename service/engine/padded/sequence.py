@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from service.engine.padded.caches import joined, row_of
+from service.engine.padded.room import make_room
 from service.engine.request import EngineRequest
 
 
@@ -114,7 +115,13 @@ class Batch:
         return batch
 
     def computed(self, cache: Any, new_tokens: int) -> None:
-        """Note a forward over ``new_tokens`` tokens of every row, after which the cache is ``cache``."""
+        """Note a forward over ``new_tokens`` tokens of every row, after which the cache is ``cache``.
+
+        A new cache gets room for the prompt. With an encoding that forgets tokens, it stays short and needs none.
+        """
+        first = self.rows[0]
+        if not first.num_computed and first.request.sink_window is None:
+            make_room(cache, len(first.token_ids))
         self.cache = cache
         for row in self.rows:
             row.num_computed += new_tokens

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from patches import patched
+from service.engine.limits import EngineLimits
+from service.engine.padded import PaddedLoop, sequence
 from service.engine.padded.caches import sizes
 from service.engine.padded.room import RoomyLayer, make_room
+from service.engine.padded.sequence import Batch
+from service.engine.request import EngineRequest, SamplingParams
 from service.evaluation import scoring
 from service.evaluation.scoring import Reading, token_nll
+from tests.field.configurations import tiny_model as hybrid_model
 from tests.models import EAGER_ONLY, tiny_config, tiny_model, tiny_tokens
 from tests.service.evaluation.prompting import finish
+
+LIMITS = EngineLimits(cache_tokens=8192, score_tokens=64, max_batch_tokens=64)
 
 
 def states(tokens: int, dim: int = 8) -> torch.Tensor:
@@ -71,6 +80,67 @@ def test_layers_that_slide_stay() -> None:
     make_room(cache, 100)
     assert kept == {"DynamicSlidingWindowLayer", "DynamicLayer"}
     assert {type(layer) for layer in cache.layers} == {DynamicSlidingWindowLayer, RoomyLayer}
+
+
+@pytest.mark.parametrize("kind", ["falcon_h1", "qwen3_next"])
+def test_layers_with_states_have_room_too(kind: str) -> None:
+    """Each layer of a Falcon-H1 attends and has states; a layer of a Qwen3-Next does one of both."""
+    model, found = hybrid_model(kind), []
+    for room in (0, 30):
+        with torch.no_grad():
+            cache = model(tiny_tokens(2, 9), use_cache=True).past_key_values
+            if room:
+                make_room(cache, room)
+            found.append([model(tiny_tokens(2, 1), past_key_values=cache).logits for _ in range(5)])
+    assert any(isinstance(layer, RoomyLayer) for layer in cache.layers)
+    assert all(torch.equal(*both) for both in zip(*found, strict=True))
+
+
+class Addresses:
+    """Address of the keys of the first layer that attends, after each forward of a padded engine, by its rows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: dict[int, list[int]] = {}
+        computed = Batch.computed
+
+        def noted(batch: Batch, cache: Any, new_tokens: int) -> None:
+            computed(batch, cache, new_tokens)
+            keys = next(layer.keys for layer in batch.cache.layers if isinstance(layer, DynamicLayer))
+            self.found.setdefault(len(batch.rows), []).append(keys.data_ptr())
+
+        monkeypatch.setattr(Batch, "computed", noted)
+
+
+def test_decode_steps_write_in_place_and_batches_give_the_tokens_of_single_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses = Addresses(monkeypatch)
+    found = []
+    for together in (False, True):
+        with patched(tiny_model("llama")[1]) as patch:
+            engine = PaddedLoop(patch, LIMITS, together=together)
+            slot = patch.slots.acquire(patch.resolve({"method": "default"}, 100))
+            found.append(engine.run_to_end([request(slot, n) for n in (20, 23, 31)]))
+    assert found[0] == found[1]
+    steps = addresses.found[3]
+    assert len(steps) > 20
+    assert len(set(steps)) == 1
+
+
+def test_an_encoding_that_forgets_has_no_room_in_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms: list[int] = []
+    monkeypatch.setattr(sequence, "make_room", lambda cache, tokens: rooms.append(tokens))
+    with patched(tiny_model("llama")[1]) as patch:
+        engine = PaddedLoop(patch, LIMITS, together=True)
+        resolved = patch.resolve("streaming:window=8,sink_tokens=2", 100)
+        streaming = request(patch.slots.acquire(resolved), 20)
+        streaming.sink_window = patch.sink_window(resolved)
+        engine.run_to_end([streaming, request(patch.slots.acquire(patch.resolve("default", 100)), 21)])
+    assert rooms == [21]
+
+
+def request(slot: int, tokens: int) -> EngineRequest:
+    return EngineRequest(tiny_tokens(1, tokens)[0].tolist(), slot, None, 24, SamplingParams(ignore_eos=True))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3"])
