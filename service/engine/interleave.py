@@ -68,10 +68,17 @@ class Interleaved:
                 return False
             self._queue.remove(entry)
             self._current = entry
+        try:
+            self._step(entry)
+        finally:
+            self._current = None
+        return True
+
+    def _step(self, entry: _Entry) -> None:
         work, future, on_progress, _ = entry
         if future.cancelled():
             work.close()
-            return True
+            return
         out_of_memory = False
         self._before_step()
         try:
@@ -88,11 +95,9 @@ class Interleaved:
             give_back()
             alone = not (self._queue or self._others_hold_memory())
             self._settle(future, error=OutOfMemory("scoring", alone=alone))
-        return True
 
     def _requeue(self, entry: _Entry) -> None:
         with self._lock:
-            self._current = None
             if self._closed is None:
                 self._queue.append(entry)
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -154,6 +155,10 @@ class GenerationThread:
         lost = self.manager
         lost.abandon(EngineFailed(ailment))
         self.manager = self._started()
+        self._tell(lost)
+
+    def _tell(self, lost: EncodingManager | PaddedLoop) -> None:
+        """End the generations that wait for this manager. On the event loop."""
         for outputs, manager in self._listening.items():
             if manager is lost:
                 outputs.put_nowait(None)
@@ -169,6 +174,9 @@ class GenerationThread:
         if self.manager.is_running():
             log.error("engine_stuck", error="the generation thread does not end: it is left behind")
             self.manager.abandon(EngineStopping())
+            if self._watching is not None:
+                with suppress(RuntimeError):  # the event loop has ended
+                    self._watching.get_loop().call_soon_threadsafe(self._tell, self.manager)
 
 
 def threadsafe(callback: Callable[[Any], object]) -> Callable[[Any], None]:

@@ -73,7 +73,7 @@ class Execution:
             taken = await self._store_call(take)
             if taken is None:
                 return None if job is not None else await self._plan(number)
-            if job is None or job.digest != taken.plan:
+            if job is None or job.dropped or job.digest != taken.plan:
                 job = await self._join(number, taken.plan)
             if job is not None:
                 job.claimed[model].extend(taken.units)
@@ -275,6 +275,11 @@ class Execution:
     async def _beside(
         self, function: Callable[Parameters, Returned], *args: Parameters.args, **options: Parameters.kwargs
     ) -> Returned:
-        """Call ``function`` on a thread beside the model. Jobs have their own place there: no tenant fills it."""
+        """Call ``function`` on a thread beside the model. Without API keys, jobs and requests wait in one queue there:
+        as long as it is full, this tries again."""
         with context.acting_for(RUNNER):
-            return await self._workers.run(function, *args, **options)
+            while True:
+                try:
+                    return await self._workers.run(function, *args, **options)
+                except QueueFull:
+                    await asyncio.sleep(RETRY_S)

@@ -94,7 +94,7 @@ def pack(model: nn.Module) -> None:
     product = _product(list(linears))
     packed = {linear: PackedLinear(linear, product).train(linear.training) for linear in linears}
     for module in list(model.modules()):
-        for name, child in module.named_children():
+        for name, child in list(module._modules.items()):  # with both names of a layer that has two
             if child in packed:
                 setattr(module, name, packed[child])
     advise(_span(linear) for linear in packed.values())

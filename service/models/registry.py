@@ -81,6 +81,11 @@ class ServedModel:
         return int(embeddings.weight.shape[0])
 
     @cached_property
+    def num_logits(self) -> int:
+        """Tokens that an answer can have. Embeddings may have more rows: Moshi's has one for a start of its own."""
+        return min(self.vocab_size, _num_logits(self.patch.model))
+
+    @cached_property
     def grammars(self) -> Grammars:
         """Compiles grammars for this model's tokens."""
         return Grammars(self.tokenizer, self.vocab_size, self.engine.eos_token_ids)
@@ -221,4 +226,9 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
         eos = model.config.get_text_config().eos_token_id
     if eos is None:
         return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    listed = (eos,) if isinstance(eos, int) else tuple(eos)
+    return tuple(token for token in listed if 0 <= token < _num_logits(model))  # no answer has any other
+
+
+def _num_logits(model: Any) -> int:
+    return int(model.config.get_text_config().vocab_size)

@@ -74,7 +74,7 @@ class Drawing(KnownFields):
         Raises:
             ApiError: for tokens that the model does not have.
         """
-        vocabulary = served.vocab_size
+        vocabulary = served.num_logits
 
         def refused(field: str, why: str) -> ApiError:
             return bad_request(f"{within}{field}: {why}", within + field)

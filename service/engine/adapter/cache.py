@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers.generation.continuous_batching.cache_allocators import FULL_AT
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from typing_extensions import override
 
+from service.engine.adapter.runs import forget
 from service.engine.adapter.windowed import WindowedAllocator, allocator_of
 from service.engine.out_of_memory import whole_card
 from service.engine.request import EngineRequest
@@ -61,7 +63,26 @@ class EncodingCache(PagedAttentionCache):
             windowed.evict(state.request_id, length)
             if len(self.cache_allocators) == 1 and windowed.has_room(state.request_id, length + request_len):
                 return True
-        return super().can_store_request_tokens(state, request_len, dry_run)
+        while not super().can_store_request_tokens(state, request_len, dry_run):
+            if dry_run or not self._give_way(state, request_len):
+                return False
+        return True
+
+    def _give_way(self, state: RequestState, request_len: int) -> bool:
+        """Free what a request lacks of the blocks that are kept for their prefixes, the longest unused first.
+
+        Returns False if none is kept. Admission counts kept blocks as free ones.
+        """
+        whole = allocator_of(self)
+        if whole is None:
+            return False
+        free = self.pool.count_free_blocks(whole.index) + self.pool.num_free_sectors * whole.blocks_per_sector
+        lacking = whole.needs_new_blocks(state.request_id, state.current_len(), request_len) - free
+        blocks = list(islice(whole.ledger.cached_blocks, max(1, lacking)))
+        forget(whole.ledger, blocks)
+        self.pool.free_blocks(whole.index, blocks)
+        self.pool.try_to_free_sectors()  # other layers' blocks come from whole ones
+        return bool(blocks)
 
     def is_inside_page(self, state: RequestState) -> bool:
         """True if the next token of a decoding request needs no new page, fills none, and makes none unreachable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from service.engine.adapter.scheduler import FairScheduler
 from service.engine.adapter.streams import own_stream
 from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.cpu import Wake, generation_thread
+from service.engine.failures import EngineStopping
 from service.engine.fairness import PREFILL_BESIDE_OTHERS, interleave
 from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
@@ -58,6 +60,14 @@ def pages_of_rank(patch: Patched, limits: EngineLimits, backend: PagedBackend | 
     """The pages of a rank that follows, for its own heads."""
     cache: EncodingCache = EncodingManager(patch, limits, backend)._create_batch_processor().cache  # type: ignore[assignment]
     return cache
+
+
+class Unheard(queue.Queue[Any]):
+    """Outputs of cancelled requests: nobody reads them, so they need not stay."""
+
+    @override
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Nothing."""
 
 
 class EncodingManager(ContinuousBatchingManager):
@@ -105,7 +115,7 @@ class EncodingManager(ContinuousBatchingManager):
             max_requests_per_batch=limits.max_requests_per_batch,
             max_memory_percent=1.0,  # the budget is ours: num_blocks is already measured against free memory
             allow_block_sharing=limits.prefix_sharing,
-            safety_margin=0.0,  # admission reserves the most that a request ever caches, so decoding never runs out
+            safety_margin=0.0,  # admission reserves all that a request ever caches; kept prefixes give way to it
             auto_switch_to_flash=False,
             use_cuda_graph=False,  # those of transformers contain its sampling; ours end before it
             use_async_batching=False,
@@ -176,6 +186,7 @@ class EncodingManager(ContinuousBatchingManager):
     def start(self) -> None:
         """As the base class, on a daemon thread: one that stalls for good must not keep the process alive."""
         self.background_thread_status.clear()
+        self.output_router.output_queue = Unheard()
         thread = threading.Thread(target=self._run_generation_loop, name=THREAD_NAME, daemon=True)
         self._generation_thread: Any = thread
         thread.start()
@@ -268,14 +279,20 @@ class EncodingManager(ContinuousBatchingManager):
         return False
 
     def submit(self, request: EngineRequest) -> None:
-        """Hand one request to the generation thread; its outputs go to the registered handler."""
-        self.add_request(
+        """Hand one request to the generation thread; its outputs go to the registered handler.
+
+        Raises:
+            EngineStopping: when the thread takes no more requests.
+        """
+        taken = self.add_request(
             request.prompt_ids,
             request_id=request.request_id,
             max_new_tokens=request.max_new_tokens,
             streaming=True,
             eos_token_id=list(request.ends_at) or -1,
         )
+        if taken is None:
+            raise EngineStopping
 
     def run_to_end(self, requests: Sequence[EngineRequest]) -> list[list[int]]:
         """Generated token ids of ``requests``, run on this thread. For a manager that was not started.

@@ -163,9 +163,7 @@ class Runs(RegularTrees):
         return unclaimed
 
     def _evict(self, blocks: list[int]) -> None:
-        for block in blocks:
-            del self.ledger.cached_blocks[block]
-            del self.ledger.hash_to_block[self.ledger.block_to_hash.pop(block)]
+        forget(self.ledger, blocks)
         self.add_leaves(blocks)
 
     def _remove(self, block: int) -> None:
@@ -174,6 +172,13 @@ class Runs(RegularTrees):
         self._length -= 1
         if not self.trees[root]:
             del self.trees[root]
+
+
+def forget(ledger: BlockLedger, blocks: list[int]) -> None:
+    """``blocks`` are kept for their prefixes no more."""
+    for block in blocks:
+        del ledger.cached_blocks[block]
+        del ledger.hash_to_block[ledger.block_to_hash.pop(block)]
 
 
 def _with(free: bytearray, blocks: list[int]) -> bytearray:

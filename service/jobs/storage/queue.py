@@ -286,7 +286,8 @@ class JobQueue:
                 at_work = exists().where(row.job == number, row.owner.is_not(None))
                 if not session.scalar(select(at_work)):
                     units.delete_unfinished(session, number)
-                    session.execute(update(Job).where(Job.number == number, Job.owner.is_(None)).values(waits))
+                    waiting = update(Job).where(Job.number == number, Job.owner.is_(None))
+                    session.execute(waiting.values(waits | {"claims": claims}))
 
     def prune(self, most_bytes: int, kept_days: float | None) -> tuple[int, int]:
         """Remove old outcomes above ``most_bytes``, and jobs that ended more than ``kept_days`` ago; returns how many

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import threading
+import weakref
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +17,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from patches import Method, parse, patched
+from service.engine import thread
+from service.engine.choice import PAGED, EngineChoice
 from service.engine.engine import Engine
 from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.generation import Generation
@@ -28,10 +33,12 @@ DEFAULT = parse({"method": "default"})
 
 
 @asynccontextmanager
-async def running(checkpoints: Path, limits: EngineLimits = LIMITS) -> AsyncIterator[Engine]:
+async def running(
+    checkpoints: Path, limits: EngineLimits = LIMITS, choice: EngineChoice = PAGED
+) -> AsyncIterator[Engine]:
     model = AutoModelForCausalLM.from_pretrained(checkpoints / "tiny").eval()
     with patched(model) as patch:
-        engine = Engine(patch, limits, eos_token_ids=())
+        engine = Engine(patch, limits, eos_token_ids=(), choice=choice)
         try:
             yield engine
         finally:
@@ -228,3 +235,80 @@ async def test_a_step_that_outlives_the_grace_ends_without_an_error(
             await generating
         assert not manager.is_running()
         assert manager.fatal_error() is None
+
+
+async def test_outputs_of_cancelled_requests_do_not_stay(checkpoints: Path) -> None:
+    async with running(checkpoints) as engine:
+        for n in range(20):
+            resolved = engine.patch.resolve(DEFAULT, 500)
+            steps = engine.generate([2 + n] * 300, resolved, SamplingParams(), 200, pe_method="default")
+            async for _ in steps:
+                break
+            await steps.aclose()
+        await finish(engine, [2, 3], 1)
+        manager: Any = engine.thread.manager
+        assert manager.output_router.output_queue.empty()
+        assert not manager.output_router.result_handlers
+
+
+@pytest.mark.parametrize("choice", [PAGED, EngineChoice("padded")], ids=str)
+async def test_a_thread_that_stays_stuck_ends_its_generations_at_the_stop(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch, choice: EngineChoice
+) -> None:
+    monkeypatch.setattr(thread, "STOP_S", 0.2)
+    release, inside, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
+    async with running(checkpoints, choice=choice) as engine:
+        await finish(engine, [2], 1)
+        forward = engine.patch.model.forward
+
+        def stuck(*args: Any, **kwargs: Any) -> Any:
+            loop.call_soon_threadsafe(inside.set)
+            release.wait(30)
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(engine.patch.model, "forward", stuck)
+        generating = asyncio.create_task(finish(engine, [2, 3], 500))
+        try:
+            await inside.wait()
+            await asyncio.to_thread(engine.thread.stop, 0.0)
+            with pytest.raises(EngineStopping):
+                await asyncio.wait_for(generating, 10)
+        finally:
+            release.set()
+
+
+async def test_a_request_that_comes_as_the_thread_stops_is_refused(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(checkpoints) as engine:
+        manager: Any = engine.thread.manager
+        register = manager.register_result_handler
+
+        def stops(*args: Any) -> None:
+            register(*args)
+            stopping = threading.Thread(target=engine.thread.stop, args=(0.0,))
+            stopping.start()
+            stopping.join()
+
+        monkeypatch.setattr(manager, "register_result_handler", stops)
+        with pytest.raises(EngineStopping):
+            await asyncio.wait_for(finish(engine, [2, 3], 4), 10)
+        assert engine.generations.reserved == 0
+
+
+def test_values_of_finished_work_do_not_stay() -> None:
+    class Value:
+        pass
+
+    def one() -> Generator[str, None, Value]:
+        yield "a"
+        return Value()
+
+    work = Interleaved()
+    future = work.submit(one(), lambda _: None)
+    while work.advance():
+        pass
+    value = weakref.ref(future.result())
+    del future
+    gc.collect()
+    assert value() is None

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
 from structlog.testing import CapturingLogger
 
 from patches import SlotsExhausted
+from service.api.errors import as_api_error
 from service.engine.failures import EngineFailed
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.unit import Outcome
 from service.jobs.execution import MOST_RETRIES
+from service.jobs.runner import JobRunner
 from service.jobs.storage import outcomes
+from service.jobs.storage.calls import StoreCalls
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.tables import StoredOutcome, UnfinishedUnit
 from service.sharing.admission import QueueFull
+from service.sharing.workers import MAX_WAITING, Workers
 from tests.service.jobs.adding import queue_of
 from tests.service.jobs.bench import LONG, Bench, only_sqlite
 
@@ -129,3 +135,64 @@ async def test_units_of_a_lost_server_are_taken_over_within_a_second_after_the_l
         assert 1.5 < time.monotonic() - began < 3, "within the lease and a second"
         (job,) = await bench.ended(job_id)
     assert (job.state, job.units_done, len(bench.started)) == ("done", 3, 3)
+
+
+@only_sqlite
+async def test_a_job_waits_while_requests_fill_the_threads(bench: Bench) -> None:
+    workers, calls, gate = Workers(shared=False, threads=2), StoreCalls(), threading.Event()
+    requests = [asyncio.create_task(workers.run(gate.wait)) for _ in range(2 + MAX_WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await workers.run(gate.wait)
+    job_id = bench.add()
+    runner = JobRunner(bench.store, bench.models, bench.settings, workers, calls, as_api_error)
+    runner.start()
+    try:
+        await bench.until(lambda: bench.store.get("anna", job_id).state == "running")
+        await asyncio.sleep(0.1)
+        assert bench.store.get("anna", job_id).state == "running"
+        gate.set()
+        (job,) = await bench.ended(job_id)
+    finally:
+        gate.set()
+        await asyncio.gather(*requests)
+        await runner.close()
+        workers.close()
+        calls.close()
+    assert job.error is None
+    assert job.state == "done"
+
+
+@only_sqlite
+async def test_a_job_that_is_dropped_while_units_are_claimed_runs_none_of_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, begun, loop = bench.add(), list[float](), asyncio.get_running_loop()
+    run = WindowsUnit.run
+
+    def noted(unit: WindowsUnit) -> Generator[int, None, Outcome]:
+        begun.append(time.monotonic())
+        return (yield from run(unit))
+
+    monkeypatch.setattr(WindowsUnit, "run", noted)
+    async with bench.running() as runner:
+        execution, dropped = runner._execution, asyncio.Event()
+        take = execution._queue.take
+
+        async def drop(number: int) -> None:
+            """As a beat that finds the job ended."""
+            runner._jobs.drop(runner._jobs.active[number])
+            dropped.set()
+
+        def cancelled_behind(number: int, *args: Any, **options: Any) -> Any:
+            found = take(number, *args, **options)
+            if found is not None and not dropped.is_set():
+                bench.store.cancel("anna", job_id)
+                asyncio.run_coroutine_threadsafe(drop(number), loop).result()
+            return found
+
+        monkeypatch.setattr(execution._queue, "take", cancelled_behind)
+        await asyncio.wait_for(dropped.wait(), 30)
+        await asyncio.sleep(0.2)
+    assert bench.store.get("anna", job_id).state == "cancelled"
+    assert not begun

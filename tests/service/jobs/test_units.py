@@ -207,3 +207,16 @@ def test_a_job_that_ends_has_no_units_left(store: JobStore, end: str) -> None:
     assert (first.beat([number]), taken(first, number)) == (set(), [])
     store.resume("anna", job.id)
     assert first.claim(number) is not None
+
+
+def test_orderly_ends_in_long_units_are_no_fault(store: JobStore) -> None:
+    """A server is replaced several times before the first unit is done."""
+    queue = queue_of(store)
+    job, number = planned(store, queue)
+    for _ in range(2 * MOST_CLAIMS):
+        assert taken(queue, number, 1) == [0]
+        queue.release([number])
+        assert store.get("anna", job.id).state == "queued"
+        queue = queue_of(store)
+        assert queue.claim(number) is not None
+        enter(queue, number, range(6))

@@ -176,3 +176,11 @@ def test_what_cannot_be_packed_is_refused(checkpoints: Path, monkeypatch: pytest
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     with pytest.raises(NotPacked, match="no oneDNN"):
         pack(nn.Linear(4, 4))
+
+
+def test_a_layer_with_two_names_is_packed_under_both() -> None:
+    shared = nn.Linear(64, 48).requires_grad_(False)
+    model = nn.ModuleDict({"one": shared, "two": shared, "other": nn.Linear(48, 64).requires_grad_(False)})
+    pack(model)
+    assert type(model["one"]) is PackedLinear
+    assert model["one"] is model["two"]
