@@ -82,7 +82,7 @@ class ServedModel:
 
     @cached_property
     def num_logits(self) -> int:
-        """Tokens that an answer can have. Embeddings may have more rows: Moshi's has one for a start of its own."""
+        """Tokens that an answer can have. Embeddings may have more rows: Moshi has one more."""
         return min(self.vocab_size, _num_logits(self.patch.model))
 
     @cached_property
