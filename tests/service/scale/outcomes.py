@@ -7,10 +7,14 @@ from typing import Any
 
 import httpx
 
-from tests.service.serving import LONG
 
-ENDLESS: dict[str, Any] = {"prompt": LONG, "max_new_tokens": 3500, "ignore_eos": True}
-"""Tens of seconds of work for the tiny model."""
+def endless(number: int) -> dict[str, Any]:
+    """More than ten seconds of work for the tiny model. Its cache has room for two of the prompts."""
+    prompts = [[5, 6, number, each] for each in range(8)]
+    return {"prompt": prompts, "max_new_tokens": 3500, "ignore_eos": True}
+
+
+ENDLESS = endless(7)
 
 SETTINGS = (
     "cache_tokens=8192",

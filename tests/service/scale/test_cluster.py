@@ -25,7 +25,7 @@ import pytest
 
 from tests.service.conftest import TEXT
 from tests.service.jobs.postgres import postgres_server
-from tests.service.scale.outcomes import ENDLESS, SETTINGS, outcome
+from tests.service.scale.outcomes import ENDLESS, SETTINGS, endless, outcome
 from tests.service.serving import SHORT, token_ids, wait_for
 
 pytestmark = [
@@ -235,10 +235,7 @@ def test_a_redeploy_fails_what_outlasts_the_grace(cluster: Cluster) -> None:
     cluster.deploy("replicas=2", "shutdown_grace_s=1")
     before = cluster.ready(2)
     with ThreadPoolExecutor(6) as pool:
-        sent = [
-            pool.submit(outcome, cluster.url, f"late-{n}", ENDLESS | {"stream": n % 2 == 0, "prompt": [5, 6, n]})
-            for n in range(6)
-        ]
+        sent = [pool.submit(outcome, cluster.url, f"late-{n}", endless(n) | {"stream": n % 2 == 0}) for n in range(6)]
         wait_for(lambda: cluster.running() == 6, 40)
         cluster.deploy("replicas=2", "shutdown_grace_s=1", "max_queue=100")
         found = Counter(request.result() for request in sent)
