@@ -95,10 +95,10 @@ def serve(  # noqa: PLR0913 - one argument per option
         settings = settings_with(**{**assignments(setting or []), **{k: v for k, v in flags.items() if v is not None}})
     except StartFailed as error:
         fail(str(error))
+    _at_signals(_end_at_once)
     if is_scaled(settings):
         _serve_replicas(settings)
         return
-    _at_signals(_end_at_once)
     _run(settings)
 
 
@@ -109,7 +109,7 @@ def _at_signals(end: Callable[[], None]) -> None:
 
 
 def _end_at_once() -> NoReturn:
-    """Exit with 0, before uvicorn runs: there are no requests, models or other processes yet.
+    """Exit with 0, before uvicorn or Ray runs: there are no requests, models or other processes yet.
 
     ``SystemExit`` would be raised wherever the start is. Python drops it in a ``__del__``, and the server would serve
     for ever. pydantic makes another error of it.

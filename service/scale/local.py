@@ -10,10 +10,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn
 
+import psutil
 import ray
 import structlog
 from ray import serve
@@ -29,6 +31,9 @@ OBJECT_STORE_BYTES = 80 << 20
 STOP_S = 10.0
 """Seconds beyond the grace that Serve may take to stop all replicas."""
 
+POLL_S = 0.1
+"""Seconds between looks at replicas that start or end."""
+
 log = structlog.get_logger()
 
 
@@ -37,29 +42,28 @@ class ReplicasFailed(RuntimeError):
 
 
 def run(settings: Settings) -> None:
-    """Serve ``settings`` with its replicas until SIGINT or SIGTERM; a second signal ends at once.
+    """Serve ``settings`` with its replicas until SIGINT or SIGTERM.
+
+    A second signal ends at once, and so does the first while no replica is ready.
 
     Raises:
         ReplicasFailed: when the replicas do not start; InvalidScale for too few GPUs.
     """
+    signals = _Signals()
     with _cluster(settings) as gpus:
+        signals.listen()
         host = settings.host
         port = settings.port or _free_port(host)
-        where, quiet = options.http_options(host, port), options.QUIET
-        signals = _Signals()
+        quiet = options.QUIET
         try:
-            serve.start(proxy_location="HeadOnly", http_options=where, logging_config=quiet)
+            serve.start(proxy_location="HeadOnly", http_options=options.http_options(host, port), logging_config=quiet)
             application = bound(_for_each(settings), _deployment(settings, gpus))
-            try:
-                serve.run(application, name=options.NAME, route_prefix="/", logging_config=quiet)
-            except RuntimeError as error:
-                raise ReplicasFailed(
-                    f"the replicas did not start, for the reason in their lines above: {error}"
-                ) from None
-            log.info("replicas_ready", replicas=settings.replicas, url=f"http://{host}:{port}")
-            while True:
-                signal.pause()
-        except _Asked:
+            target = serve.RunTarget(application, name=options.NAME, route_prefix="/", logging_config=quiet)
+            signals.serving = True  # from here on, replicas may have requests
+            serve.run_many([target], wait_for_applications_running=False)
+            if _start(signals):
+                log.info("replicas_ready", replicas=settings.replicas, url=f"http://{host}:{port}")
+                signals.asked()
             log.info("draining", grace_s=settings.shutdown_grace_s)
             _drain(settings.shutdown_grace_s + 2 * options.FAILING_S + STOP_S)
         finally:
@@ -67,11 +71,35 @@ def run(settings: Settings) -> None:
             serve.shutdown()
 
 
+def _start(signals: _Signals) -> bool:
+    """True once all replicas are ready, False after a signal.
+
+    Raises:
+        ReplicasFailed: when one does not start.
+    """
+    while not signals.asked(POLL_S):
+        found = serve.status().applications.get(options.NAME)
+        if found is not None and found.status == "RUNNING":
+            return True
+        if found is not None and found.status == "DEPLOY_FAILED":
+            raise ReplicasFailed(f"the replicas did not start, for the reason in their lines above: {found.message}")
+    if not _has_ready_replicas():
+        _end(0)
+    return False
+
+
+def _has_ready_replicas() -> bool:
+    found = serve.status().applications.get(options.NAME)
+    states = [deployment.replica_states for deployment in found.deployments.values()] if found is not None else []
+    return any(each.get("RUNNING") for each in states)
+
+
 @contextmanager
 def _cluster(settings: Settings) -> Iterator[int]:
     """A Ray cluster of this process; yields its number of GPUs."""
     if settings.log_format == "json":
         private_names.print_lines_of_replicas(_print_objects)
+    private_names.keep_signals()
     ray.init(
         address="local",
         num_cpus=options.bounds(settings)[1],
@@ -130,27 +158,46 @@ def _drain(seconds: float) -> None:
     serve.delete(options.NAME, _blocking=False)
     until = time.monotonic() + seconds
     while options.NAME in serve.status().applications and time.monotonic() < until:
-        time.sleep(0.1)
-
-
-class _Asked(BaseException):
-    """A signal asked for the end."""
+        time.sleep(POLL_S)
 
 
 class _Signals:
-    """The first signal raises ``_Asked`` in the main thread, the second ends the process and with it Ray's."""
+    """The first signal is for ``asked`` once ``serving`` is set, and ends the process before. The second always does.
+
+    Nothing is raised: Python drops an exception in a ``__del__``, and Ray's own code makes another error of it.
+    """
 
     def __init__(self) -> None:
-        self.ending = False
+        self.serving = self.ending = False
+        self._received: SimpleQueue[int] = SimpleQueue()
+        self.listen()
+
+    def listen(self) -> None:
+        """Take the signals, again once Ray has started: it would write a trace of the stack for each."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._received)
+            signal.signal(number, self._receive)
 
-    def _received(self, number: int, _: FrameType | None) -> None:
+    def asked(self, seconds: float | None = None) -> bool:
+        """True once a signal has come, False when none comes within ``seconds``."""
+        try:
+            self._received.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        if not self.serving:
+            _end(0)  # a requested stop is a success
         if self.ending:
-            _end(number)
+            _end(FORCED + number)
         self.ending = True
-        raise _Asked
+        self._received.put(number)
 
 
-def _end(number: int) -> NoReturn:
-    os._exit(FORCED + number)
+def _end(code: int) -> NoReturn:
+    """Exit at once. Ray's processes end with this one, and some of them only after seconds without a kill."""
+    with suppress(Exception):
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
+    os._exit(code)

@@ -57,6 +57,13 @@ def loopback() -> str:
     return "127.0.0.1"
 
 
+def keep_signals() -> None:
+    """Leave SIGTERM to this process. Ray would set its own handler as it starts, twice, which exits with 15."""
+    from ray._private import utils
+
+    utils.set_sigterm_handler = lambda _: None
+
+
 def print_lines_of_replicas(show: Callable[[dict[str, Any]], None]) -> None:
     """Hand lines of Ray's other processes to ``show`` instead of printing them: ``lines`` of the process ``pid``."""
     from ray._private import worker

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import re
+import signal
 import subprocess
 import time
 import uuid
@@ -163,6 +166,26 @@ def serving_sources(tree: Path, model: Path) -> Iterator[str]:
 def command(arguments: list[str]) -> None:
     """`ropeway`, for a fork."""
     app(arguments)
+
+
+def signalled(place: str, arguments: list[str]) -> None:
+    """`ropeway`, for a fork. Python collects an object as ``place`` is called, and SIGTERM comes in its ``__del__``."""
+    module, _, name = place.partition(":")
+    *owners, name = name.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    usual = getattr(owner, name)
+
+    class Collected:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def call(*given: Any, **named: Any) -> Any:
+        setattr(owner, name, usual)
+        Collected()
+        return usual(*given, **named)
+
+    setattr(owner, name, call)
+    command(arguments)
 
 
 def ends(running: Forked, within_s: float) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +15,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import ROOT
 from tests.forks.process import forked
 from tests.service.cli.shell import ropeway
-from tests.service.serving import command, serve_arguments
+from tests.service.serving import command, serve_arguments, signalled
 
 Damage = Callable[[Path], object]
 
@@ -199,25 +196,6 @@ def test_what_the_hub_refuses_is_told(status: int, error_code: str, told: str, t
 
 
 # Signals
-
-
-def signalled(place: str, arguments: list[str]) -> None:
-    """`ropeway`, for a fork. Python collects an object as ``place`` is called, and SIGTERM comes in its ``__del__``."""
-    module, _, name = place.partition(":")
-    *owners, name = name.split(".")
-    owner = functools.reduce(getattr, owners, importlib.import_module(module))
-    usual = getattr(owner, name)
-
-    class Collected:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGTERM)
-
-    def call(*given: Any, **named: Any) -> Any:
-        Collected()
-        return usual(*given, **named)
-
-    setattr(owner, name, call)
-    command(arguments)
 
 
 @pytest.mark.parametrize(
