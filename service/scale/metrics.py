@@ -26,8 +26,8 @@ READ_S = 3.0
 REPLICA = "replica "
 """Start of an affinity key that names a replica. Other keys are hashes."""
 
-known: frozenset[str] = frozenset()
-"""Names of the running replicas, which the router of this process writes here."""
+known: frozenset[str] | None = None
+"""Names of the running replicas, which the router of this process writes here; None before it has had any."""
 
 
 def key_of(replica: str) -> str:
@@ -37,7 +37,7 @@ def key_of(replica: str) -> str:
 
 async def of_all(app: ASGIApp, scope: Scope) -> bytes | None:
     """The metrics of all replicas behind ``app``, as text; None where no replica has any."""
-    names = sorted(known)
+    names = sorted(known or ())
     answers = await asyncio.gather(*(_of_one(app, scope, name) for name in names))
     found = {name: answer.decode() for name, answer in zip(names, answers, strict=True) if answer is not None}
     return await asyncio.to_thread(merged, found) if found else None

@@ -53,6 +53,9 @@ class Front:
             await self.app(scope, receive, send)
             return
         request_id = accepted_id(Headers(scope=scope).get("x-request-id", ""))
+        if metrics.known is not None and not metrics.known:
+            await _Answer(send, request_id).refuse(NO_REPLICA)  # Serve would wait for a replica without a bound
+            return
         scope = {**scope, "headers": list(scope["headers"])}
         headers = MutableHeaders(scope=scope)
         for name in _sent(headers, REMOVED):
@@ -126,7 +129,7 @@ class _Answer:
             headers = Headers(raw=message["headers"])
             if OURS not in headers:
                 self._replaced = True
-                await self._refuse(REPLICA_LOST if message["status"] == 500 else NO_REPLICA)
+                await self.refuse(REPLICA_LOST if message["status"] == 500 else NO_REPLICA)
                 return
             self.started = True
             self.is_events = headers.get("content-type", "").startswith("text/event-stream")
@@ -142,12 +145,13 @@ class _Answer:
         Other answers stay incomplete, which cuts the connection.
         """
         if not self.started:
-            await self._refuse(REPLICA_LOST)
+            await self.refuse(REPLICA_LOST)
         elif self.is_events and not self._complete:
             event = f"data: {json.dumps(body_of(LOST_IN_STREAM))}\n\ndata: [DONE]\n\n"
             await self._send({"type": "http.response.body", "body": event.encode()})
 
-    async def _refuse(self, error: ApiError) -> None:
+    async def refuse(self, error: ApiError) -> None:
+        """Send ``error`` as the answer, unless one is complete."""
         if self._complete:
             return
         self.started = self._complete = True

@@ -26,6 +26,12 @@ class AffinityRouter(Base):  # type: ignore[misc]
             self._ring, self._names = Ring(names), names
             metrics.known = names
 
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        """Serve calls this seconds before its controller takes the replica from the list."""
+        super().on_replica_actor_died(replica_id)
+        if metrics.known is not None:
+            metrics.known -= {replica_id.unique_id}
+
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Groups of replicas to try in turn; Serve takes the least loaded of a group."""
         if not candidate_replicas:

@@ -60,6 +60,16 @@ class TestAnswers:
         assert (answer.headers["retry-after"], answer.headers["content-type"]) == ("1", "application/json")
         assert len(answer.headers.get_list("x-request-id")) == 1
 
+    async def test_nobody_waits_for_a_replica_once_all_are_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(metrics, "known", frozenset())
+        async with asyncio.timeout(5):
+            answer = await post(waits, json={})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+        assert answer.headers["retry-after"] == "1"
+
     @pytest.mark.parametrize("status", [200, 400, 413, 429, 500, 503])
     async def test_answers_of_replicas_pass_as_they_are(self, status: int) -> None:
         answer = await post(serve_like(status, b"{", b"}", ours=True), headers={"x-request-id": "mine"})

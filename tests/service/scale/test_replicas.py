@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -180,6 +180,18 @@ def test_a_killed_replica_fails_its_own_requests_in_our_words(two: Started) -> N
         for name, request in sent.items():
             assert request.result() == ("replica_lost" if two.replica_of(name) == victim else "complete")
         assert len(retried.result().results[0].token_ids) == 300
+    wait_for(lambda: len(replica_processes(two.process)) == 2, 90)
+
+
+def test_without_a_replica_requests_do_not_wait(two: Started) -> None:
+    for replica in replica_processes(two.process):
+        replica.kill()
+    with suppress(httpx.TimeoutException):
+        httpx.get(f"{two.url}/health", timeout=2)  # the router learns of the loss
+    for path in ("/health", "/metrics"):
+        answer = httpx.get(f"{two.url}{path}", timeout=5)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+    wait_for(lambda: httpx.get(f"{two.url}/health", timeout=5).status_code == 200, 90)
     wait_for(lambda: len(replica_processes(two.process)) == 2, 90)
 
 
