@@ -26,6 +26,12 @@ TIMEOUT_S = 2.0
 LEASE_S = 30.0
 """Seconds after which the running requests of a lost replica no longer count."""
 
+RETRY_S = 1.0
+"""Seconds between attempts to give places back after an outage of the store."""
+
+MOST_LOST = 10_000
+"""Most places that wait for it; more expire."""
+
 ENTER = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
@@ -167,13 +173,20 @@ class SharedConcurrency(Concurrency):
         self._client, self._lease_s = shared.client, lease_s
         self._enter, self._renew = self._client.register_script(ENTER), self._client.register_script(RENEW)
         self._places: dict[str, str] = {}
+        self._lost: dict[str, str] = {}
         self._renewing: asyncio.Task[None] | None = None
+        self._returning: asyncio.Task[None] | None = None
 
     async def enter(self, tenant: str) -> str | None:
         place = uuid.uuid4().hex
-        async with reached():
-            if not await self._enter(keys=[_key(tenant)], args=[place, self.most or 0, self._lease_s]):
-                return None
+        try:
+            async with reached():
+                granted = await self._enter(keys=[_key(tenant)], args=[place, self.most or 0, self._lease_s])
+        except BaseException:  # a client that leaves, too: the store may grant the place afterwards
+            self._give_back_later(tenant, place)
+            raise
+        if not granted:
+            return None
         self._places[place] = tenant
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew_all())
@@ -184,9 +197,30 @@ class SharedConcurrency(Concurrency):
         if not self._places and self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
-        with suppress(LimitsOutOfReach):  # the place expires
+        try:
             async with reached():
                 await self._client.zrem(_key(tenant), place)
+        except LimitsOutOfReach:
+            self._give_back_later(tenant, place)
+
+    def _give_back_later(self, tenant: str, place: str) -> None:
+        if len(self._lost) < MOST_LOST:
+            self._lost[place] = tenant
+        if self._returning is None or self._returning.done():
+            self._returning = asyncio.create_task(self._give_back())
+
+    async def _give_back(self) -> None:
+        """Remove the lost places once the store answers. It runs what it was sent while it was frozen."""
+        while self._lost:
+            await asyncio.sleep(RETRY_S)
+            lost = dict(self._lost)
+            with suppress(LimitsOutOfReach):
+                for tenant in set(lost.values()):
+                    places = [place for place, owner in lost.items() if owner == tenant]
+                    async with reached():
+                        await self._client.zrem(_key(tenant), *places)
+                    for place in places:
+                        del self._lost[place]
 
     async def _renew_all(self) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from service.api.quotas import TokenRate
 from service.settings import Settings
+from service.sharing import limits
 from service.sharing.limits import Concurrency, LimitsOutOfReach, LimitsUnusable, SharedConcurrency, SharedLimits
 from tests.conftest import ROOT
 from tests.service.serving import SHORT, serving, wait_for, within_a_minute
@@ -46,8 +48,8 @@ asyncio.run(granted())
 
 
 @pytest.fixture
-def shared_url(tmp_path: Path) -> Iterator[str]:
-    """URL of a new server with nothing in it."""
+def store(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """URL and process of a new server with nothing in it."""
     pytest.importorskip("redis", reason="the client library of the extra `shared` is not installed")
     program = shutil.which("valkey-server") or shutil.which("redis-server")
     if program is None:
@@ -59,10 +61,15 @@ def shared_url(tmp_path: Path) -> Iterator[str]:
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: _answers(port), 10)
-        yield f"redis://127.0.0.1:{port}"
+        yield f"redis://127.0.0.1:{port}", running
     finally:
         running.kill()
         running.wait()
+
+
+@pytest.fixture
+def shared_url(store: tuple[str, subprocess.Popen[bytes]]) -> str:
+    return store[0]
 
 
 def _answers(port: int) -> bool:
@@ -108,6 +115,29 @@ async def test_places_of_a_lost_replica_expire_and_those_at_work_are_renewed(sha
     await asyncio.sleep(1.0)
     assert await alive.enter("ann"), "one place is free, the other is still taken"
     assert await alive.enter("ann") is None
+    await shared.close()
+
+
+async def test_a_store_that_was_frozen_keeps_no_places_of_refused_requests(
+    store: tuple[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grants them as it wakes up, after the requests have got their 503."""
+    for name in ("TIMEOUT_S", "RETRY_S"):
+        monkeypatch.setattr(limits, name, 0.2)
+    url, server = store
+    shared = SharedLimits(url)
+    replica = SharedConcurrency(2, shared)
+    place = await replica.enter("ann")
+    assert place is not None
+    server.send_signal(signal.SIGSTOP)
+    for _ in range(3):
+        with pytest.raises(LimitsOutOfReach):
+            await replica.enter("ann")
+    await replica.leave("ann", place)
+    server.send_signal(signal.SIGCONT)
+    await asyncio.sleep(2.0)
+    assert await shared.client.zcard("ropeway/running/ann") == 0
+    assert await replica.enter("ann")
     await shared.close()
 
 
