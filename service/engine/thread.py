@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
@@ -40,7 +41,7 @@ class GenerationThread:
         self._patch, self._limits, self._metrics, self._choice = patch, limits, metrics, choice
         self.manager = self._started()
         self.restarts = 0
-        self._stopping = False
+        self._stopping, self._ending = False, threading.Lock()
         self._listening: dict[asyncio.Queue[Any], EncodingManager | PaddedLoop] = {}
         self._interleaved = 0
         self._watching: asyncio.Task[None] | None = None
@@ -164,8 +165,15 @@ class GenerationThread:
                 outputs.put_nowait(None)
 
     def stop(self, grace_s: float) -> None:
-        """Let running requests finish for ``grace_s`` seconds, then end the thread. Blocks; safe to repeat."""
+        """Let running requests finish for ``grace_s`` seconds, then end the thread. Blocks; safe to repeat.
+
+        Calls take turns: the library forgets its thread in one while another looks at it.
+        """
         self._stopping = True
+        with self._ending:
+            self._end(grace_s)
+
+    def _end(self, grace_s: float) -> None:
         self.manager.interleaved.close(EngineStopping())
         if self.manager.is_running():
             self.manager.stop(block=True, timeout=grace_s)

@@ -125,3 +125,18 @@ async def test_scoring_in_a_stalled_step_fails_too(checkpoints: Path) -> None:
         assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
         assert engine.thread.restarts == 1
         release.set()
+
+
+def test_several_may_stop_it_at_once(checkpoints: Path) -> None:
+    """The end of a replica and the end of its application may come together."""
+    with serving(checkpoints) as (_, app):
+        thread = engine_of(app).thread
+        both = threading.Barrier(16)
+
+        def stop(_: int) -> None:
+            both.wait()
+            thread.stop(0.1)
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(stop, range(16)))
+        assert not thread.manager.is_running()
