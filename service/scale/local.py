@@ -19,6 +19,7 @@ import psutil
 import ray
 import structlog
 from ray import serve
+from ray.exceptions import RayError
 
 from service.engine import FORCED
 from service.scale import options, private_names
@@ -56,7 +57,7 @@ def run(settings: Settings) -> None:
         port = settings.port or _free_port(host)
         quiet = options.QUIET
         try:
-            serve.start(proxy_location="HeadOnly", http_options=options.http_options(host, port), logging_config=quiet)
+            _start_serve(host, port)
             application = bound(_for_each(settings), _deployment(settings, gpus))
             target = serve.RunTarget(application, name=options.NAME, route_prefix="/", logging_config=quiet)
             signals.serving = True  # from here on, replicas may have requests
@@ -69,6 +70,17 @@ def run(settings: Settings) -> None:
         finally:
             signals.ending = True
             serve.shutdown()
+
+
+def _start_serve(host: str, port: int) -> None:
+    """Raises:
+    ReplicasFailed: without a proxy, such as on a port that another process has taken meanwhile.
+    """
+    where = options.http_options(host, port)
+    try:
+        serve.start(proxy_location="HeadOnly", http_options=where, logging_config=options.QUIET)
+    except (RayError, RuntimeError, TimeoutError) as error:
+        raise ReplicasFailed(f"Ray Serve did not start: {str(error).splitlines()[-1]}") from None
 
 
 def _start(signals: _Signals) -> bool:

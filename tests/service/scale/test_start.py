@@ -1,15 +1,17 @@
-"""Signals to `ropeway serve` with replicas while it starts; each test is skipped where Ray is absent."""
+"""The start of `ropeway serve` with replicas: signals and a taken port. Tests are skipped where Ray is absent."""
 
 from __future__ import annotations
 
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from service.api.http import ports
 from service.scale import private_names
 from tests.forks.process import forked
-from tests.service.serving import ends, serve_arguments, signalled
+from tests.service.serving import command, ends, serve_arguments, signalled
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,3 +50,24 @@ def test_a_signal_during_the_start_ends_it_wherever_it_comes(place: str, checkpo
     assert "Traceback" not in log.read_text()
     assert "SIGTERM" not in log.read_text(), "Ray has traced it"
     assert "replicas_ready" not in log.read_text()
+
+
+def without_a_trial_of_the_port(arguments: list[str]) -> None:
+    """`ropeway`, for a fork, whose port gets taken after the trial."""
+    ports.require_free = lambda *_: None  # type: ignore[assignment]
+    command(arguments)
+
+
+def test_a_port_that_is_taken_meanwhile_is_named_in_the_last_line(checkpoints: Path, tmp_path: Path) -> None:
+    settings, log = ("replicas=2", f"database_url=sqlite:///{tmp_path / 'jobs.db'}"), tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = [*serve_arguments(checkpoints / "tiny", *settings), "--port", str(port)]
+        running = forked(without_a_trial_of_the_port, arguments, log=log)
+        try:
+            assert running.wait(120) == 1
+        finally:
+            running.kill()
+    own = [line for line in log.read_text().splitlines() if not line.startswith("(")]
+    assert own[-1].endswith(f"Failed to bind to address '127.0.0.1:{port}'.")
+    assert not [line for line in own if "Traceback" in line]
