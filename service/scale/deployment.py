@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,13 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from service.api.http.scope import Traffic
+
 POLL_S = 0.1
 """Seconds between looks at whether Serve stops this replica."""
+
+LATE_S = 1.0
+"""Seconds without a request after which none is on its way any more."""
 
 COUNT_S = 5.0
 """Seconds that the number of unfinished jobs may take."""
@@ -111,12 +117,22 @@ async def _drain_at_the_end(app: FastAPI, grace_s: float) -> None:
         await asyncio.sleep(POLL_S)
     traffic = app.state.traffic
     log.info("draining", in_flight=traffic.in_flight, grace_s=grace_s)
-    await traffic.ends(grace_s)
+    await _quiet(traffic, grace_s)
     if traffic.in_flight:
         log.warning("drain_over", failed=traffic.in_flight)
     traffic.drained.set()
     await asyncio.to_thread(app.state.models.stop)
     await traffic.ends(options.FAILING_S)
+
+
+async def _quiet(traffic: Traffic, grace_s: float) -> None:
+    """Wait until nothing has been in flight for ``LATE_S``, at most ``grace_s``."""
+    last = time.monotonic()
+    until = last + grace_s
+    while (now := time.monotonic()) < min(until, last + LATE_S):
+        if traffic.in_flight:
+            last = now
+        await asyncio.sleep(0.02)
 
 
 def bound(settings: Settings, deployment: dict[str, Any]) -> Any:
