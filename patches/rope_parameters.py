@@ -19,7 +19,7 @@ from patches.encoding.positions import Grouped
 from patches.encoding.ramps import mscale
 from patches.encoding.recipe import Band, ResolvedRecipe
 from patches.encoding.rotary import base_inv_freq
-from patches.encoding.schedule import NamedSchedule, RopeType
+from patches.encoding.schedule import NamedSchedule, RopeType, chooses_pairs
 from patches.encoding.temperature import ConstantTemperature
 from patches.methods.frequencies.by_parts import Yarn
 from patches.methods.frequencies.default import Default
@@ -139,6 +139,8 @@ def _factor_on_cos_and_sin(resolved: ResolvedRecipe, geometry: RopeGeometry) -> 
 
 def _named(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int, factor: float) -> list[dict[str, Any]]:
     schedule = resolved.recipe.schedule
+    if schedule is not None and geometry.rotating_pairs is not None and not chooses_pairs(schedule):
+        return []  # the type would rotate every pair
     own = schedule.rope_parameters(geometry, length) if isinstance(schedule, NamedSchedule) else None
     if own is None or ("attention_factor" not in own and factor != 1.0):
         return []

@@ -47,6 +47,21 @@ class RopeGeometry:
     compresses_keys: bool = False
 
     @property
+    def rotating_pairs(self) -> int | None:
+        """Pairs that rotate in the checkpoint's own encoding, the fastest first; None where all do.
+
+        Three quarters of Gemma 4's pairs were trained to carry no position. Other frequencies leave them so.
+        """
+        rotating = getattr(self.native, "rotating_pairs", None)
+        return None if rotating is None else int(rotating(self))
+
+    @property
+    def rotary_share(self) -> float:
+        """Share of a head's dimensions that rotate."""
+        pairs = self.rotating_pairs
+        return (self.rotary_dim if pairs is None else 2 * pairs) / self.head_dim
+
+    @property
     def rotates(self) -> bool:
         """True for checkpoints trained with rotary embeddings."""
         return self.family == "rotary"

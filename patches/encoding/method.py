@@ -178,17 +178,17 @@ class FrequencyMethod(Method):
         """The base in effect, after checking ``partial_rotary_factor`` against the model."""
         share, whole = self.partial_rotary_factor, geometry.head_dim
         # The product may be rounded below the model's own width, as 104 x (30 / 104) is.
-        if share not in (None, geometry.rotary_dim / whole) and int(whole * share) != geometry.rotary_dim:
+        if share not in (None, geometry.rotary_share) and int(whole * share) != geometry.rotary_dim:
             raise ValueError(
-                f"partial_rotary_factor: this model rotates {geometry.rotary_dim} of {geometry.head_dim} "
-                f"dimensions, so it must be {geometry.rotary_dim / geometry.head_dim:g}"
+                f"partial_rotary_factor: this model rotates {geometry.rotary_share * whole:g} of {whole} "
+                f"dimensions, so it must be {geometry.rotary_share:g}"
             )
         return self.rope_theta or geometry.rope_theta
 
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         in_effect = {
             "rope_theta": self.theta(geometry),
-            "partial_rotary_factor": geometry.rotary_dim / geometry.head_dim,
+            "partial_rotary_factor": geometry.rotary_share,
         }
         return super().parameters(geometry) | in_effect
 
@@ -262,8 +262,7 @@ class WrappingMethod(Method):
         if isinstance(base, FrequencyMethod):
             underneath = {"method": base.method, **base.parameters(geometry)}
         elif base is None:
-            share = geometry.rotary_dim / geometry.head_dim
-            underneath |= {"rope_theta": geometry.rope_theta, "partial_rotary_factor": share}
+            underneath |= {"rope_theta": geometry.rope_theta, "partial_rotary_factor": geometry.rotary_share}
         else:
             underneath |= {"rope_theta": None, "partial_rotary_factor": None}
         return super().parameters(geometry) | {"base": underneath}

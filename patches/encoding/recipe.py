@@ -15,7 +15,7 @@ import numpy as np
 
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import CAUSAL, EVERY_PAIR, DistanceRange, FirstKeys, Predicate, merged
-from patches.encoding.schedule import Schedule
+from patches.encoding.schedule import Schedule, chooses_pairs
 
 if TYPE_CHECKING:
     import torch
@@ -179,6 +179,8 @@ class Recipe:
         inv_freq, attention_factor, rope_theta = (), 1.0, 0.0
         if fixed.schedule is not None:
             frequencies, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length, torch.float32)
+            if geometry.rotating_pairs is not None and not chooses_pairs(fixed.schedule):
+                frequencies[geometry.rotating_pairs :] = 0.0
             inv_freq = tuple(frequencies.tolist())
         return ResolvedRecipe(
             recipe=fixed,

@@ -56,6 +56,12 @@ class NamedSchedule(Schedule, Protocol):
         ...
 
 
+def chooses_pairs(schedule: Schedule) -> bool:
+    """True if a schedule, or the one inside it, decides itself which pairs rotate."""
+    inner = getattr(schedule, "schedule", None)
+    return getattr(schedule, "decides_on_pairs", False) or (inner is not None and chooses_pairs(inner))
+
+
 @dataclass(frozen=True)
 class UnscaledSchedule:
     """rope_theta^(-2i/d), whatever the length."""

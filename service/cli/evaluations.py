@@ -41,7 +41,7 @@ def separated(items: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str
     A field is ``--name value`` or ``--name=value``. A boolean one is ``--name`` or ``--no-name``.
 
     Raises:
-        typer.BadParameter: for a name that is no field, or one without a value.
+        typer.BadParameter: for an unknown name, or a missing or needless value.
     """
     files: list[str] = []
     values: dict[str, Any] = {}
@@ -52,12 +52,17 @@ def separated(items: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str
             continue
         flag, equals, text = item[2:].partition("=")
         name = flag.replace("-", "_")
-        if name.removeprefix("no_") in fields and fields[name.removeprefix("no_")].get("type") == "boolean":
-            values[name.removeprefix("no_")] = not name.startswith("no_")
+        switched = name.removeprefix("no_")
+        if switched in fields and fields[switched].get("type") == "boolean":
+            if equals:
+                raise typer.BadParameter(
+                    f"--{flag} takes no value: it is --{_option(switched)} or --no-{_option(switched)}"
+                )
+            values[switched] = switched == name
             continue
         if name not in fields:
             close = difflib.get_close_matches(name, fields)
-            guess = f"did you mean --{close[0].replace('_', '-')}?" if close else "--fields lists what there is"
+            guess = f"did you mean --{_option(close[0])}?" if close else "--fields lists what there is"
             raise typer.BadParameter(f"no option --{flag}: {guess}")
         given = text if equals else next(rest, None)
         if given is None:
@@ -65,6 +70,10 @@ def separated(items: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str
         value = value_of(given)
         values[name] = [value] if _is_list(fields[name]) and not isinstance(value, list) else value
     return files, values
+
+
+def _option(field: str) -> str:
+    return field.replace("_", "-")
 
 
 def _is_list(schema: Mapping[str, Any]) -> bool:
@@ -91,7 +100,7 @@ def print_fields(name: str) -> None:
     table = new_table("option", "value", "default", "meaning")
     definitions = _schema(name).get("$defs", {})
     for field, schema in own_fields(name).items():
-        for row in field_rows(f"--{field.replace('_', '-')}", schema, definitions):
+        for row in field_rows(f"--{_option(field)}", schema, definitions):
             table.add_row(*map(Text, row))
     table.caption = "An object is one argument of JSON, with the fields that are indented below it."
     table.caption_justify = "left"

@@ -29,6 +29,7 @@ class ListedSchedule:
     inv_freq: tuple[float, ...]
     attention_factor: float
     depends_on_length: bool = False
+    decides_on_pairs: ClassVar[bool] = True
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch

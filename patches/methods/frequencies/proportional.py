@@ -28,6 +28,7 @@ class ProportionalSchedule:
     factor: float
     rotating_pairs: int
     depends_on_length: bool = False
+    decides_on_pairs: ClassVar[bool] = True
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch
@@ -51,19 +52,27 @@ class Proportional(FrequencyMethod):
     training_free: ClassVar[str] = "On a model trained with plain RoPE a diagnostic of what its slow pairs do."
 
     method: Literal["proportional"] = "proportional"
-    partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = Field(
-        1.0, description="Share of the pairs that rotate, the fastest first."
+    partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = Field(
+        None, description="Share of the pairs that rotate, the fastest first; that of the model, or all, when absent."
     )
     factor: Factor = Field(1.0, description="Division of the frequencies that stay.")
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         theta, pairs = self.theta(geometry), geometry.head_dim // 2
-        rotating = int(self.partial_rotary_factor * geometry.head_dim // 2)
+        rotating = self.rotating_pairs(geometry)
         if rotating == 0:
             raise ValueError(
                 f"partial_rotary_factor: must be at least 1/{pairs} for one of this model's pairs to rotate"
             )
         return Recipe(ProportionalSchedule(theta, self.factor, rotating))
+
+    def rotating_pairs(self, geometry: RopeGeometry) -> int:
+        """Pairs that rotate, the fastest first."""
+        return int(self._share(geometry) * geometry.head_dim // 2)
+
+    def _share(self, geometry: RopeGeometry) -> float:
+        native = geometry.native.partial_rotary_factor if isinstance(geometry.native, Proportional) else None
+        return self.partial_rotary_factor or native or 1.0
 
     def theta(self, geometry: RopeGeometry) -> float:
         """The base in effect. ``partial_rotary_factor`` says nothing about the model's width here.
@@ -79,4 +88,4 @@ class Proportional(FrequencyMethod):
         return self.rope_theta or geometry.rope_theta
 
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
-        return super().parameters(geometry) | {"partial_rotary_factor": self.partial_rotary_factor}
+        return super().parameters(geometry) | {"partial_rotary_factor": self._share(geometry)}

@@ -36,7 +36,8 @@ def reason_against(evidence: Evidence, chosen: Evidence, window: int | None) -> 
     shared = min(len(evidence.nll), len(chosen.nll))
     more = float((evidence.nll[:shared] - chosen.nll[:shared]).mean())
     recall, better = float(evidence.recall[:shared].mean()), float(chosen.recall[:shared].mean())
-    perplexity = f"its perplexity is {finite_exp(more):.3g} times that of the recommended one"
+    windows = "in one window" if shared == 1 else f"over {shared} windows"
+    perplexity = f"its perplexity is {finite_exp(more):.3g} times that of the recommended one, {windows}"
     reads = "" if window is None else f"it attends to {window:,} tokens only"
     if reads and not evidence.recall_counts:
         return f"{reads}; {perplexity}"

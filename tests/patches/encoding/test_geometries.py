@@ -16,6 +16,7 @@ from patches import (
     parse,
     resolve,
 )
+from patches.rope_parameters import rope_parameters
 from tests import oracles
 from tests.methods import REQUESTS, ROWS, Fields, request_id
 
@@ -178,3 +179,57 @@ def test_a_model_trained_without_rotation_refuses_to_rotate(fields: Fields) -> N
             resolve(parse(fields), unrotated, 10)
     else:
         assert not resolve(parse(fields), unrotated, 10).rotates
+
+
+STILL = replace(GEOMETRY, rotary_dim=64, native=parse({"method": "proportional", "partial_rotary_factor": 0.25}))
+"""As Gemma 4: 8 of its 32 pairs rotate."""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": "linear", "factor": 4.0},
+        {"method": "yarn", "factor": 4.0},
+        {"method": "ntk", "factor": 4.0},
+        {"method": "llama3", "factor": 4.0},
+        {"method": "dynamic"},
+        {"method": "dynamic_yarn"},
+        {"method": "resonance"},
+    ],
+    ids=str,
+)
+def test_pairs_that_a_checkpoint_keeps_still_stay_so(fields: dict[str, Any]) -> None:
+    """The others turn as in a model that rotates all pairs."""
+    length = 4 * STILL.original_max_position_embeddings
+    found = resolve(parse(fields), STILL, length)
+    whole = resolve(parse(fields), replace(STILL, native=None), length)
+    if fields["method"] != "resonance":  # its base is the checkpoint's own
+        assert found.inv_freq[:8] == whole.inv_freq[:8]
+    assert not any(found.inv_freq[8:])
+    assert all(found.inv_freq[:8])
+    assert parse(fields).parameters(STILL).get("partial_rotary_factor", 0.25) == 0.25
+
+
+@pytest.mark.parametrize("fields", [{"method": "dynamic"}, {"method": "proportional"}], ids=str)
+def test_a_short_request_is_the_checkpoints_own_where_pairs_stay_still(fields: dict[str, Any]) -> None:
+    own = resolve(parse({"method": "default"}), STILL, 100)
+    assert resolve(parse(fields), STILL, 100).inv_freq == own.inv_freq
+    assert sum(f > 0 for f in own.inv_freq) == 8
+
+
+def test_a_request_may_choose_the_pairs() -> None:
+    whole = resolve(parse({"method": "proportional", "partial_rotary_factor": 1.0}), STILL, 100)
+    assert all(whole.inv_freq)
+    listed = resolve(parse({"method": "custom", "inv_freq": [0.5] * 32}), STILL, 100)
+    assert listed.inv_freq == (0.5,) * 32
+    for share in (0.25, 1.0):
+        resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": share}), STILL, 100)
+    with pytest.raises(ValueError, match=r"rotates 16 of 64 dimensions, so it must be 0\.25"):
+        resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}), STILL, 100)
+
+
+def test_transformers_reads_still_pairs_as_large_divisors() -> None:
+    """A type of transformers would rotate every pair."""
+    (form,) = rope_parameters(resolve(parse({"method": "linear", "factor": 4.0}), STILL, 1000), STILL, 1000)
+    assert form["rope_type"] == "longrope"
+    assert min(form["long_factor"][8:]) > 1e6

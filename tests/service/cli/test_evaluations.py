@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+import typer
 from pyarrow import parquet
 
-from service.cli.evaluations import value_of
+from service.cli.evaluations import own_fields, separated, value_of
 from service.client import Ropeway
 from service.evaluation.catalogue import EVALUATIONS
 from tests.service.cli.shell import ropeway
@@ -219,3 +220,11 @@ def test_jobs_are_those_of_the_server_that_the_environment_names(
     monkeypatch.setenv("ROPEWAY_URL", server)
     assert done[:12] in succeeded("jobs", "list")
     assert httpx.get(f"{server}/jobs/{done}").status_code == 200
+
+
+@pytest.mark.parametrize("item", ["--reuse=false", "--reuse=True", "--no-reuse=1"])
+def test_a_switch_takes_no_value(item: str) -> None:
+    """It was on, whatever stood behind the equals sign."""
+    with pytest.raises(typer.BadParameter, match="it is --reuse or --no-reuse"):
+        separated([item], own_fields("sweep"))
+    assert separated(["--no-reuse"], own_fields("sweep")) == ([], {"reuse": False})
