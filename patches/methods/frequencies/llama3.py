@@ -36,9 +36,8 @@ class Llama3Schedule:
 
         plain = base_inv_freq(self.rope_theta, geometry.rotary_dim, dtype)
         wavelength = 2 * math.pi / plain
-        blend = (self.trained_length / wavelength - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
+        between = self.high_freq_factor - self.low_freq_factor or 1.0  # equal ends (Llama 4 Scout): no pair is between
+        blend = (self.trained_length / wavelength - self.low_freq_factor) / between
         smoothed = (1 - blend) * plain / self.factor + blend * plain
         inv_freq = torch.where(wavelength > self.trained_length / self.low_freq_factor, plain / self.factor, smoothed)
         inv_freq = torch.where(wavelength < self.trained_length / self.high_freq_factor, plain, inv_freq)
@@ -73,8 +72,8 @@ class Llama3(TrainedLengthMethod):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError("high_freq_factor must be above low_freq_factor")
+        if self.high_freq_factor < self.low_freq_factor:
+            raise ValueError("high_freq_factor must not be below low_freq_factor")
         return self
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:

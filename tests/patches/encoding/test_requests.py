@@ -238,7 +238,7 @@ def test_bad_lists(name: str) -> None:
     "fields",
     [
         {"method": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 1.0},
-        {"method": "llama3", "low_freq_factor": 2.0, "high_freq_factor": 2.0},
+        {"method": "llama3", "low_freq_factor": 2.0, "high_freq_factor": 1.9999},
         {"method": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 32.0},
         {"method": "ntk_by_parts", "factor": 2.0, "gamma_0": 2.0, "gamma_1": 16.0},
         {"method": "ntk_by_parts", "factor": 2.0, "beta_0": 0.75, "beta_1": 1.25},

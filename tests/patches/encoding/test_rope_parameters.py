@@ -39,6 +39,14 @@ ROPE_PARAMETERS: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": TRAINED_LENGTH,
     },
+    "llama3 of Llama 4 Scout": {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": TRAINED_LENGTH,
+    },
     "longrope": {
         "rope_type": "longrope",
         "short_factor": [1.0 + 0.01 * i for i in range(8)],
