@@ -19,6 +19,14 @@ from patches.shorthand import from_text, unknown_method
 ENCODING_TAGS = frozenset({*METHODS, *KINDS})
 """Names in the locations of pydantic's errors that are no fields."""
 
+NOT_OF_THE_ENCODING = frozenset(
+    {"llama_4_scaling_beta", "max_position_embeddings", "mrope_interleaved", "mrope_section"}
+)
+"""Entries of ``rope_parameters`` that a model's attention applies by itself, that place images, or that only repeat its
+length."""
+
+PLANES = "mrope"
+"""Type in files of Qwen2-VL: plain RoPE, whose pairs take their positions from the planes of images."""
 
 BY_LAYER = (
     "an object per type of layer is no encoding: ask for default where it is the checkpoint's own. Otherwise send "
@@ -57,18 +65,21 @@ ShortForm = Annotated[
 def _from_rope_parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Accept a transformers ``rope_parameters`` object: its ``rope_type`` (formerly ``type``) is our ``method``.
 
-    Its nulls mean "not given". A legacy ``type`` beside an equal ``rope_type`` has no effect.
+    Its nulls mean "not given". A legacy ``type`` beside an equal ``rope_type`` has no effect. Nor has ``mrope``, since
+    all planes of a text are alike.
     """
     if "method" in fields:
         return fields
     name = fields.get("rope_type", fields.get("type"))
     if name is None:
         return fields
-    without_effect = {"rope_type"} | ({"type"} if fields.get("type", name) == name else set())
+    without_effect = {"rope_type", *NOT_OF_THE_ENCODING}
+    if fields.get("type", name) in (name, PLANES):
+        without_effect.add("type")
     if not (fields.get("mscale") and fields.get("mscale_all_dim")):
         without_effect |= {"mscale", "mscale_all_dim"}  # transformers uses the pair or nothing
     given = {key: value for key, value in fields.items() if key not in without_effect and value is not None}
-    return {"method": name} | given
+    return {"method": "default" if name == PLANES else name} | given
 
 
 def _reader(known: Mapping[str, type[Method]]) -> Callable[[Any], Any]:

@@ -16,12 +16,9 @@ from patches.encoding.method import FrequencyMethod, Method
 from patches.encoding.recipe import ResolvedRecipe
 from patches.model.architectures import architecture_of
 from patches.model.rotary_tables import RotaryTable, RotaryTables, rotary_tables
-from patches.parsing import InvalidEncoding, parse
+from patches.parsing import NOT_OF_THE_ENCODING, InvalidEncoding, parse
 from patches.registry import METHODS
 from patches.rope_parameters import SHARED
-
-NOT_OF_THE_ENCODING = frozenset({"llama_4_scaling_beta", "max_position_embeddings"})
-"""Entries of ``rope_parameters`` that a model's attention applies by itself, or that only repeat its length."""
 
 NOTHING_ATTENDS = "none of its layers attends: recurrent layers have no positions to encode"
 OF_SEVERAL_PARTS = "it is made of several models, and its configuration has no attention heads for all of them"

@@ -28,6 +28,8 @@ ROPE_PARAMETERS: dict[str, dict[str, Any]] = {
     "yarn of gpt-oss": {**YARN, "factor": 32.0, "rope_theta": 150_000.0, "beta_fast": 32.0, "truncate": False},
     "yarn of DeepSeek": {**YARN, "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.707},
     "yarn with an attention factor": {**YARN, "attention_factor": 1.25},
+    "yarn of Qwen3-VL": {**YARN, "rope_theta": 5e6, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
+    "yarn of Ministral 3": {**YARN, "llama_4_scaling_beta": 0.1, "max_position_embeddings": LONGEST},
     "yarn, one mscale": {**YARN, "mscale": 0.5},
     "yarn, factor from the lengths": {**YARN, "factor": None},
     "yarn, nulls for what is left to the default": {**YARN, "beta_fast": None, "beta_slow": None},
@@ -89,6 +91,24 @@ def test_an_object_pastes_unchanged(name: str) -> None:
         assert resolved.inv_freq == pytest.approx(inv_freq, rel=3e-7, abs=0), length
         assert resolved.attention_factor == pytest.approx(factor, rel=1e-9), length
     assert pasted == config.rope_parameters, "the object itself is left alone"
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        {"type": "mrope", "mrope_section": [2, 3, 3]},
+        {"rope_type": "mrope", "mrope_section": [2, 3, 3]},
+        {"rope_type": "default", "type": "mrope", "mrope_section": [2, 3, 3]},
+        {"rope_type": "mrope", "type": "mrope", "mrope_section": [2, 3, 3], "mrope_interleaved": True},
+    ],
+    ids=str,
+)
+def test_positions_of_images_are_no_part_of_the_encoding(pasted: Fields) -> None:
+    """Qwen2-VL's files say so, and transformers makes the third form of them."""
+    assert parse(pasted) == parse({"method": "default"})
+    assert parse({**pasted, "rope_theta": 1e6}) == parse({"method": "default", "rope_theta": 1e6})
+    with pytest.raises(InvalidEncoding, match="mrope_section"):
+        parse({"method": "default", "mrope_section": [2, 3, 3]})
 
 
 @pytest.mark.parametrize("name", [*ROPE_PARAMETERS, "dynamic with a length that transformers ignores"])

@@ -24,10 +24,10 @@ TYPES = (
 kinds = by_kind("qwen2_5_vl", "mistral3")
 
 
-def wrapper(kind: str) -> PreTrainedModel:
+def wrapper(kind: str, **scaling: Any) -> PreTrainedModel:
     config: Any = shrunk(CONFIG_MAPPING[kind]())
     if kind.startswith("qwen"):
-        config.text_config.rope_parameters |= SECTIONS
+        config.text_config.rope_parameters |= SECTIONS | scaling
     if kind == "llama4":  # transformers' temperature counts padding, ours counts positions
         config.text_config.floor_scale = 8192
     for name in SPECIAL:
@@ -46,6 +46,15 @@ def test_text_is_carried(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = state_of(model)
     equals_reference(model, SHORT_FORMS, monkeypatch)
     assert same(before, state_of(model))
+
+
+@kinds("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+def test_scaled_text_is_carried(kind: str) -> None:
+    model = wrapper(kind, rope_type="yarn", factor=4.0, original_max_position_embeddings=64, mrope_interleaved=True)
+    equals_transformers(model)
+    with patched(model) as patch:
+        own = model.config.get_text_config().rope_parameters
+        assert patch.resolve(own, 64).inv_freq == patch.resolve("default", 64).inv_freq
 
 
 @kinds("mistral3")

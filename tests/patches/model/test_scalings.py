@@ -137,7 +137,7 @@ def declared_by(case: Case) -> Fields:
     """The ``rope_parameters`` that transformers makes of the published entries, for the layers that requests choose."""
     parameters: Fields = model_of(case).config.rope_parameters
     parameters = parameters.get("full_attention", parameters)
-    return {name: value for name, value in parameters.items() if name not in ("llama_4_scaling_beta", "type")}
+    return {name: value for name, value in parameters.items() if name != "type"}
 
 
 @pytest.mark.slow
