@@ -62,6 +62,15 @@ ShortForm = Annotated[
 ]
 
 
+def _of_a_fixed_base(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """HunYuan's ``dynamic`` with an ``alpha`` is NTK-aware scaling by it, at any length. A factor would be unused."""
+    name, alpha = fields.get("rope_type", fields.get("type")), fields.get("alpha")
+    if name != "dynamic" or alpha is None or fields.get("factor") not in (None, 1):
+        return fields
+    unused = ("rope_type", "type", "alpha", "beta_fast", "beta_slow")
+    return {key: value for key, value in fields.items() if key not in unused} | {"rope_type": "ntk", "factor": alpha}
+
+
 def _from_rope_parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Accept a transformers ``rope_parameters`` object: its ``rope_type`` (formerly ``type``) is our ``method``.
 
@@ -70,6 +79,7 @@ def _from_rope_parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if "method" in fields:
         return fields
+    fields = _of_a_fixed_base(fields)
     name = fields.get("rope_type", fields.get("type"))
     if name is None:
         return fields

@@ -20,6 +20,9 @@ from patches.parsing import NOT_OF_THE_ENCODING, InvalidEncoding, parse
 from patches.registry import METHODS
 from patches.rope_parameters import SHARED
 
+FIXED_BASE = "ntk_alpha"
+"""Type of a rotary module (HunYuan) whose configuration declares ``dynamic`` and an ``alpha``: one larger base."""
+
 NOTHING_ATTENDS = "none of its layers attends: recurrent layers have no positions to encode"
 OF_SEVERAL_PARTS = "it is made of several models, and its configuration has no attention heads for all of them"
 
@@ -129,6 +132,8 @@ def _rope_parameters(config: Any, table: RotaryTable) -> dict[str, Any]:
         return {name: value for name, value in parameters[table.layer_type].items() if name != "truncate"}
     if "rope_theta" not in parameters:
         raise UnsupportedModel("its configuration has no rope_parameters for its rotary module")
+    if getattr(table.module, "rope_type", None) == FIXED_BASE:
+        return {"rope_type": "ntk", "rope_theta": parameters["rope_theta"], "factor": parameters["alpha"]}
     return dict(parameters)
 
 

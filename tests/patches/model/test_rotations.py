@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from patches import UnsupportedModel, patched
+from patches import InvalidEncoding, UnsupportedModel, patched
 from tests.field.configurations import VARIANTS, tiny_model
 from tests.patches.model.checks import MOVING, SHORT_FORMS, by_kind, equals_reference, equals_transformers, refuses
 
@@ -16,6 +16,11 @@ CARRIED = (
     "granitemoe_swa",
     "nanochat",  # turns the other way
 )
+ALPHA = {
+    **{"rope_type": "dynamic", "type": "dynamic", "rope_theta": 10_000.0, "factor": 1.0, "alpha": 1000.0},
+    **{"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.0},
+}
+"""Of HunYuan's published files."""
 KEEPS_POSITIONS = [name for name in SHORT_FORMS if name not in MOVING]
 
 
@@ -65,3 +70,17 @@ def test_a_norm_after_the_rotation_keeps_positions(kind: str, monkeypatch: pytes
     equals_transformers(model)
     equals_reference(model, KEEPS_POSITIONS, monkeypatch)
     refuses(model, MOVING, "its layers change them after they rotate them")
+
+
+@kinds("hunyuan_v1_dense", "hunyuan_v1_moe")
+def test_dynamic_with_an_alpha_is_one_larger_base(kind: str) -> None:
+    model = tiny_model(kind, rope_parameters=dict(ALPHA))
+    equals_transformers(model)
+    own = model.get_buffer("model.rotary_emb.inv_freq").tolist()
+    assert own[-1] < 1e-3 * tiny_model(kind).get_buffer("model.rotary_emb.inv_freq").tolist()[-1] * 1.01
+    with patched(model) as patch:
+        for length in (patch.geometry.original_max_position_embeddings, 5000):
+            assert patch.resolve("default", length).inv_freq == pytest.approx(own, rel=3e-7)
+            assert patch.resolve(ALPHA, length).inv_freq == patch.resolve("default", length).inv_freq
+        with pytest.raises(InvalidEncoding, match="alpha"):
+            patch.encoding({**ALPHA, "factor": 2.0})
