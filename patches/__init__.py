@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.batch.upload import uploaded
     from patches.encoding.distances import effective_distance
-    from patches.model.geometry import UnsupportedModel, geometry_of
+    from patches.model.geometry import UnsupportedModel, geometry_of, ignored_entries
     from patches.model.hf import patched
     from patches.model.ranks import Ranks
     from patches.model.recording import Recordings
@@ -109,6 +109,7 @@ __all__ = [
     "from_text",
     "geometry_of",
     "grouping",
+    "ignored_entries",
     "in_configuration",
     "is_by_layer",
     "is_trained_at_its_length",
@@ -142,7 +143,7 @@ _NEEDS_TORCH = {
     "patches.attention.paged.step": {"PagedSequence"},
     "patches.encoding.distances": {"effective_distance"},
     "patches.batch.segments": {"Batch", "packed_batch"},
-    "patches.model.geometry": {"UnsupportedModel", "geometry_of"},
+    "patches.model.geometry": {"UnsupportedModel", "geometry_of", "ignored_entries"},
     "patches.model.hf": {"patched"},
     "patches.model.ranks": {"Ranks"},
     "patches.model.recording": {"Recordings"},

@@ -14,14 +14,18 @@ from torch import nn
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import FrequencyMethod, Method
 from patches.encoding.recipe import ResolvedRecipe
+from patches.encoding.schedule import RopeType
 from patches.model.architectures import architecture_of
 from patches.model.rotary_tables import RotaryTable, RotaryTables, rotary_tables
-from patches.parsing import NOT_OF_THE_ENCODING, InvalidEncoding, parse
+from patches.parsing import NOT_OF_THE_ENCODING, PLANES, InvalidEncoding, parse
 from patches.registry import METHODS
-from patches.rope_parameters import SHARED
+from patches.rope_parameters import SCALING, SHARED
 
 FIXED_BASE = "ntk_alpha"
 """Type of a rotary module (HunYuan) whose configuration declares ``dynamic`` and an ``alpha``: one larger base."""
+
+BY_LENGTH = (RopeType.DYNAMIC, RopeType.LONGROPE)
+"""Types whose rotary module computes its frequencies when it runs: before, nothing can be compared with them."""
 
 NOTHING_ATTENDS = "none of its layers attends: recurrent layers have no positions to encode"
 OF_SEVERAL_PARTS = "it is made of several models, and its configuration has no attention heads for all of them"
@@ -47,8 +51,7 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
         _refuse_attention_that_does_not_dispatch(model)
     facts = {} if architecture is None else architecture.facts(config) | architecture.in_weights(model)
     if table is None:
-        tables = list(tables_of(model))
-        table = next((one for one in tables if one.layer_type == SHARED), tables[0] if tables else None)
+        table = _table_of(model)
     parameters = facts.pop("rope_parameters", None)
     if parameters is None and table is not None:
         parameters = _rope_parameters(config, table)
@@ -72,6 +75,28 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
         "latent": latent,
     }
     return RopeGeometry(**{**measured, **facts})
+
+
+def ignored_entries(model: nn.Module) -> list[str]:
+    """Names in a checkpoint's ``rope_parameters`` that its encoding does not read, for a model that can be served.
+
+    Raises:
+        UnsupportedModel: as ``geometry_of``.
+    """
+    config, architecture, table = text_config(model), architecture_of(model), _table_of(model)
+    facts = {} if architecture is None else architecture.facts(config)
+    if getattr(config, "position_encoding", None) or facts.get("native"):
+        return []
+    parameters = facts.get("rope_parameters")
+    if parameters is None and table is not None:
+        parameters = _rope_parameters(config, table)
+    return [] if parameters is None else _not_read(parameters)
+
+
+def _table_of(model: nn.Module) -> RotaryTable | None:
+    """The rotary table of layers with full attention, or the first."""
+    tables = list(tables_of(model))
+    return next((one for one in tables if one.layer_type == SHARED), tables[0] if tables else None)
 
 
 def tables_of(model: nn.Module) -> RotaryTables:
@@ -167,7 +192,8 @@ def _native_encoding(config: Any, parameters: dict[str, Any] | None, declared: A
             raise UnsupportedModel("its configuration names no positional encoding that we know")
         if parameters.get("rope_type", "default") == "default":
             return None
-        fields = {name: value for name, value in parameters.items() if name not in NOT_OF_THE_ENCODING}
+        without_effect = {*NOT_OF_THE_ENCODING, *_not_read(parameters)}
+        fields = {name: value for name, value in parameters.items() if name not in without_effect}
     fields = dict(fields)
     known = METHODS[fields["rope_type"]].model_fields if fields.get("rope_type") in METHODS else fields
     if "original_max_position_embeddings" not in known:  # the trained length, which has its own place
@@ -178,6 +204,23 @@ def _native_encoding(config: Any, parameters: dict[str, Any] | None, declared: A
         return parse(fields)
     except InvalidEncoding as error:
         raise UnsupportedModel(f"its native encoding {fields!r} is not one we carry: {error}") from error
+
+
+def _not_read(parameters: dict[str, Any]) -> list[str]:
+    """Names that no encoding of this type reads. By their frequencies, a model's own module is asked if it does.
+
+    Those that scale are left to be refused where nothing can be compared.
+    """
+    kind = parameters.get("rope_type", RopeType.DEFAULT)
+    if kind not in METHODS:
+        return []
+    read = {*METHODS[kind].model_fields, *NOT_OF_THE_ENCODING, "rope_type", "original_max_position_embeddings"}
+    read -= {"method", "attention_temperature"}  # ours alone
+    if kind in BY_LENGTH:
+        read |= SCALING - {"type"}
+    if parameters.get("type") in (kind, PLANES):
+        read.add("type")
+    return sorted(name for name, value in parameters.items() if value is not None and name not in read)
 
 
 def _trained_length(config: Any, parameters: dict[str, Any], native: Method | None, longest: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from patches import Patched, UnsupportedModel, patched, runs_triton
+from patches import Patched, UnsupportedModel, ignored_entries, patched, runs_triton
 from service.engine.choice import Attention, AttentionUnavailable, EngineChoice, GraphsUnavailable
 from service.engine.verification import verify
 from service.models.adapters import adapted, by_base
@@ -58,6 +58,8 @@ def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
     except UnsupportedModel as error:
         raise _refusal(checkpoint, error) from error
     try:
+        if ignored := ignored_entries(model):
+            log.warning("rope_parameters_ignored", model=checkpoint.name, entries=ignored)
         yield Started(checkpoint, weights, identity, patch, _choice(checkpoint, patch, settings))
     finally:
         patching.__exit__(None, None, None)

@@ -15,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 import patches.model.segment_attention
-from patches import UnsupportedModel, encode, patched, runs_triton
+from patches import InvalidEncoding, UnsupportedModel, encode, ignored_entries, patched, runs_triton
 from patches.attention import reference
 from tests.field import configurations
 from tests.models import TRAINED_LENGTH, tiny_model, tiny_tokens
@@ -222,6 +222,45 @@ def test_a_native_encoding_that_we_do_not_have_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="axial"), patched(model):
         raise AssertionError("never entered")
     assert same(before, state_of(model))
+
+
+STRAY: list[tuple[str, dict[str, Any]]] = [
+    ("yarn", {"finetuned": True, "extrapolation_factor": 1.0, "attn_factor": 1.0}),
+    ("yarn", {"type": "linear", "method": "ntk", "attention_temperature": 2.0}),
+    ("linear", {"mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 2.0}),
+    ("default", {"factor": 4.0, "anything": [1, 2]}),
+    ("dynamic", {"finetuned": True, "type": "ntk"}),
+    ("longrope", {"finetuned": True, "type": "su"}),
+]
+
+
+@pytest.mark.parametrize(("name", "entries"), STRAY, ids=str)
+def test_entries_that_a_checkpoint_does_not_read_are_ignored(name: str, entries: dict[str, Any]) -> None:
+    plain, model = native_model(name), native_model(name)
+    model.config.rope_parameters |= entries
+    with patched(plain) as own, patched(model) as patch:
+        assert (ignored_entries(plain), ignored_entries(model)) == ([], sorted(entries))
+        assert patch.geometry == own.geometry
+        if "method" not in entries:
+            with pytest.raises(InvalidEncoding):
+                patch.encoding(model.config.rope_parameters)
+
+
+def test_entries_that_a_checkpoint_reads_are_not_ignored() -> None:
+    """Frequencies are compared, so an entry that changes them is found."""
+    model = native_model("yarn")
+    model.config.rope_parameters["extrapolation_factor"] = 2.0
+    model.get_buffer("model.rotary_emb.inv_freq").mul_(0.5)
+    with pytest.raises(UnsupportedModel, match="its rotary module rotates by frequencies"), patched(model):
+        raise AssertionError("never entered")
+
+
+@pytest.mark.parametrize(("name", "entry"), [("dynamic", "alpha"), ("longrope", "long_mscale")])
+def test_entries_that_scale_are_refused_where_frequencies_follow_the_length(name: str, entry: str) -> None:
+    model = native_model(name)
+    model.config.rope_parameters[entry] = 2.0
+    with pytest.raises(UnsupportedModel, match=f"is not one we carry: {entry}"), patched(model):
+        raise AssertionError("never entered")
 
 
 def test_an_unknown_pair_layout_keeps_positions(monkeypatch: pytest.MonkeyPatch) -> None:
