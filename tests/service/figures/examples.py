@@ -115,7 +115,7 @@ def recommend(names: Sequence[str] = NAMES) -> RecommendResult:
         confidence=0.99,
         tied=[],
         runners_up=[names[0]],
-        avoid=[Avoid(label=names[0], reason="its perplexity is 58.3 times that of the recommended one, over 8 windows")],
+        avoid=[Avoid(label=names[0], reason="its perplexity is 58.3 times that of the recommended one")],
         ranges=[
             Range(up_to=256, label=names[0], pe={"method": names[0]}),
             Range(up_to=2048, label=chosen, pe={"method": chosen}),
