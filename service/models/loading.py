@@ -18,6 +18,7 @@ from patches import Patched
 from service.models import architecture, hub, huge_pages
 from service.models.available_memory import available_bytes
 from service.models.chat import TemplateUnusable, use_template
+from service.models.ends import refuse_ends_that_are_no_tokens
 from service.models.packing import NotPacked, pack
 from service.models.quantization import NotQuantized, Quantization, of_checkpoint, quantize
 from service.models.response_templates import use_response_template
@@ -86,6 +87,8 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
             elif settings.quantization is None and not shared_out:
                 model.to(device)
                 huge_pages.move(model)
+    with _blamed(source):
+        refuse_ends_that_are_no_tokens(model)
     _set_template(tokenizer, settings)
     return Checkpoint(name, model.eval(), tokenizer, quantization=of_checkpoint(model))
 
@@ -157,7 +160,7 @@ def packed(checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
 
 
 @contextmanager
-def _blamed(source: str | Path, part: str) -> Iterator[None]:
+def _blamed(source: str | Path, part: str = "") -> Iterator[None]:
     """Raises:
     ModelLoadError: for whatever is raised inside, with the setting, the model and the part at fault, in one line.
     """
@@ -165,7 +168,8 @@ def _blamed(source: str | Path, part: str) -> Iterator[None]:
         yield
     except Exception as error:  # a damaged file fails in as many ways as there are readers
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelLoadError(f"ROPEWAY_MODEL: model {str(source)!r} cannot be loaded: {part}: {reason}") from error
+        told = f"{part}: {reason}" if part else reason
+        raise ModelLoadError(f"ROPEWAY_MODEL: model {str(source)!r} cannot be loaded: {told}") from error
 
 
 def _refuse_weights_that_are_not_there(report: dict[str, Any]) -> None:

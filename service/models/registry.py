@@ -223,7 +223,7 @@ class ModelRegistry:
 def _eos_token_ids(model: Any) -> tuple[int, ...]:
     eos = model.generation_config.eos_token_id
     if eos is None:
-        eos = model.config.get_text_config().eos_token_id
+        eos = getattr(model.config.get_text_config(), "eos_token_id", None)  # Qwen3-VL has none in its text part
     if eos is None:
         return ()
     listed = (eos,) if isinstance(eos, int) else tuple(eos)
