@@ -33,7 +33,8 @@ TRANSFORMERS_IN_SERVICE = {
     "service/engine/adapter/windowed.py",
     "service/engine/padded/room.py",
     "service/models/architecture.py",  # demo model under families no Llama carries
-    "service/models/loading.py",  # checkpoints, tokenizers
+    "service/models/configuration.py",  # config.json
+    "service/models/loading.py",  # tokenizers
     "service/models/parallel/messages.py",  # types of caches
     "service/models/text_model.py",  # class that loads a checkpoint
     "service/models/training/shape.py",  # untrained demo models

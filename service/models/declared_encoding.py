@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,7 @@ from patches import (
     parse,
     resolve,
 )
-
-FILE = "config.json"
-"""File of an adapter's folder with the ``rope_parameters`` of its training, as in a checkpoint."""
-
-LENGTH, LENGTH_BEFORE = "max_position_embeddings", "original_max_position_embeddings"
+from service.models.configuration import FILE, LENGTH, LENGTH_BEFORE, length_of, refuse_a_base
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -73,12 +70,10 @@ def _parameters(declared: Mapping[str, Any]) -> dict[str, Any] | None:
         return None if declared.get("rope_theta") is None else of_today({})
     if not isinstance(parameters, dict):
         raise ValueError(f"its {FILE} has rope_parameters that are no object")
-    try:
+    with _of_the_file():
         if is_by_layer(parameters):
             return {name: of_today(value) if isinstance(value, dict) else value for name, value in parameters.items()}
         return of_today(parameters)
-    except ValueError as error:
-        raise ValueError(f"its {FILE}: {error}") from error
 
 
 def _completed(
@@ -87,8 +82,10 @@ def _completed(
     """The parameters with the base and the trained length that they leave out, and the configuration's length."""
     length = _length(declared, LENGTH)
     if is_by_layer(parameters):
-        for value in parameters.values():
-            _refuse_a_base(value.get("rope_theta") if isinstance(value, dict) else 1.0)
+        with _of_the_file():
+            for value in parameters.values():
+                if isinstance(value, dict):
+                    refuse_a_base(value.get("rope_theta"))
         return parameters, length
     at_its_length = is_trained_at_its_length(parameters)
     before = _length(declared, LENGTH_BEFORE) or (length if at_its_length else None)
@@ -98,21 +95,26 @@ def _completed(
         LENGTH_BEFORE: before or of_base.original_max_position_embeddings,
     }
     complete = known | {name: value for name, value in parameters.items() if value is not None}
-    _refuse_a_base(complete["rope_theta"])
+    with _of_the_file():
+        refuse_a_base(complete["rope_theta"])
     trained = _length(complete, LENGTH_BEFORE)
     return in_configuration(complete, own), trained if length is None and at_its_length else length
 
 
 def _length(declared: Mapping[str, Any], name: str) -> int | None:
-    length = declared.get(name)
-    if length is None or (type(length) is int and length > 0):
-        return length
-    raise ValueError(f"its {FILE} has {name} {length!r}, which is no number of tokens")
+    with _of_the_file():
+        return length_of(declared, name)
 
 
-def _refuse_a_base(theta: Any) -> None:
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
-        raise ValueError(f"its {FILE} has rope_theta {theta!r}, which is no number above 0")
+@contextmanager
+def _of_the_file() -> Iterator[None]:
+    """Raises:
+    ValueError: as inside, with the name of the file.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"its {FILE}: {error}") from error
 
 
 def _refuse_what_does_not_fit(model: Any, length: int | None) -> None:

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from patches import Patched
-from service.models import architecture, hub, huge_pages
+from service.models import architecture, configuration, hub, huge_pages
 from service.models.available_memory import available_bytes
 from service.models.chat import TemplateUnusable, use_template
 from service.models.ends import refuse_ends_that_are_no_tokens
 from service.models.packing import NotPacked, pack
 from service.models.quantization import NotQuantized, Quantization, of_checkpoint, quantize
+from service.models.reasons import reason_of
 from service.models.response_templates import use_response_template
-from service.models.text_model import class_for, drop_other_parts
+from service.models.text_model import class_for, drop_other_parts, forward
 from service.settings import Settings
 
 DEMO = Path(__file__).parent / "demo"
@@ -62,15 +63,17 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
         copy = None if is_folder else hub.offline_copy(str(source), settings.revision)
     place, revision = copy or source, settings.revision
     with _progress_bars(shown=not is_folder and settings.log_format == "console" and sys.stderr.isatty()):
+        with _blamed(source, "its config.json"):
+            config = configuration.read(place, revision)
         with _blamed(source, "its tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+            tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
         with _blamed(source, "its weights"):
-            config = AutoConfig.from_pretrained(place, revision=revision)
             is_quantized = getattr(config, "quantization_config", None) is not None
             shared_out = _shared_out(config, settings)
             loaded: Any = class_for(config).from_pretrained(
                 place,
                 revision=revision,
+                trust_remote_code=False,
                 dtype=dtype_of(settings, device),
                 use_safetensors=True,
                 output_loading_info=True,
@@ -82,8 +85,7 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
             _refuse_weights_that_are_not_there(report)
             drop_other_parts(model)
             if is_quantized:
-                with torch.no_grad():  # compressed-tensors decompresses its weights in the first forward
-                    model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
+                forward(model)  # compressed-tensors decompresses its weights in the first one
             elif settings.quantization is None and not shared_out:
                 model.to(device)
                 huge_pages.move(model)
@@ -167,8 +169,7 @@ def _blamed(source: str | Path, part: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a damaged file fails in as many ways as there are readers
-        reason = " ".join(str(error).split()) or type(error).__name__
-        told = f"{part}: {reason}" if part else reason
+        told = f"{part}: {reason_of(error)}" if part else reason_of(error)
         raise ModelLoadError(f"ROPEWAY_MODEL: model {str(source)!r} cannot be loaded: {told}") from error
 
 

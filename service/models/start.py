@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -15,6 +16,7 @@ from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
 from service.models.grouping import group, most_rows
 from service.models.loading import Checkpoint, ModelLoadError, load, packed, quantized, sources
+from service.models.text_model import forward
 from service.settings import Settings
 
 log = structlog.get_logger()
@@ -56,7 +58,7 @@ def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
         patching = patched(model)
         patch = patching.__enter__()
     except UnsupportedModel as error:
-        raise _refusal(checkpoint, error) from error
+        raise _refusal(checkpoint, _explained(error, model, settings)) from error
     try:
         if ignored := ignored_entries(model):
             log.warning("rope_parameters_ignored", model=checkpoint.name, entries=ignored)
@@ -90,6 +92,16 @@ def _attention(patch: Patched, settings: Settings) -> Attention:
     device = patch.model.device
     has_kernel = device.type == "cuda" and settings.tensor_parallel == 1 and runs_triton(device)
     return settings.attention or ("triton" if has_kernel else "segments")
+
+
+def _explained(error: UnsupportedModel, model: Any, settings: Settings) -> UnsupportedModel:
+    """The error, or logits that are not finite as its cause. Ranks that share a model are not asked."""
+    if settings.tensor_parallel == 1:
+        with suppress(Exception):  # a model whose forward fails keeps its own error
+            if not forward(model).isfinite().all():
+                kind = str(model.dtype).removeprefix("torch.")
+                return UnsupportedModel(f"its logits are not finite numbers (its weights are read as {kind})")
+    return error
 
 
 def _refusal(checkpoint: Checkpoint, error: UnsupportedModel) -> ModelLoadError:

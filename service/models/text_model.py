@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import transformers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -19,11 +21,27 @@ from transformers import (
 
 
 def class_for(config: PreTrainedConfig) -> Any:
-    """The auto class that loads the language model of this type."""
+    """The auto class that loads the language model of this type.
+
+    Raises:
+        ValueError: when transformers has no language model of this type.
+    """
     kind = type(config)
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForImageTextToText
-    return AutoModelForCausalLM
+    raise ValueError(
+        f"transformers {transformers.__version__} has no language model of model_type {config.model_type!r}, "
+        "and custom code of a checkpoint is not run"
+    )
+
+
+@torch.no_grad()
+def forward(model: PreTrainedModel) -> torch.Tensor:
+    """Logits of one token, (1, 1, vocabulary)."""
+    logits: torch.Tensor = model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False).logits
+    return logits
 
 
 def drop_other_parts(model: PreTrainedModel) -> list[str]:

@@ -169,10 +169,14 @@ def test_the_file_of_its_base_changes_nothing(base: Checkpoint, trained: Path, t
             {"rope_scaling": {"type": "su", "short_factor": [1, 1], "long_factor": [1, 1]}},
             ".*short_factor: this model has 8 rotary pairs, so the list needs 8 values",
         ),
-        ({"rope_theta": "x"}, "has rope_theta 'x', which is no number above 0"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "has rope_theta None"),
-        ({"max_position_embeddings": "many"}, "has max_position_embeddings 'many', which is no number of tokens"),
-        ({"max_position_embeddings": True}, "has max_position_embeddings True, which is no number of tokens"),
+        ({"rope_theta": "x"}, ": rope_theta 'x' is no finite number above 1"),
+        ({"rope_theta": 1.0}, ": rope_theta 1.0 is no finite number above 1"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            ": rope_theta None is no finite",
+        ),
+        ({"max_position_embeddings": "many"}, ": max_position_embeddings 'many' is no number of tokens"),
+        ({"max_position_embeddings": True}, ": max_position_embeddings True is no number of tokens"),
     ],
 )
 def test_a_wrong_declaration_is_refused_in_a_sentence(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from service.models.loading import ModelLoadError, load
 from service.models.registry import ModelRegistry
@@ -28,6 +31,76 @@ def refused(folder: Path) -> str:
     with pytest.raises(ModelLoadError) as refusal:
         load("tiny", folder, Settings(_env_file=None, device="cpu"))
     return str(refusal.value)
+
+
+# config.json
+
+
+def rotating(**entries: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **entries}}
+
+
+YARN = {"rope_type": "yarn", "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        *(
+            (rotating(rope_theta=theta), f"rope_parameters.rope_theta {theta!r} is no finite number above 1")
+            for theta in ("10000", None, 0, -5, 1.0, math.nan)
+        ),
+        (rotating(rope_type="foo"), "rope_parameters.rope_type 'foo' is none of default, dynamic, linear, llama3, "),
+        (rotating(rope_type=["yarn"]), "rope_parameters.rope_type ['yarn'] is none of default, "),
+        (rotating(**YARN, factor="4"), "rope_parameters.factor '4' is no finite number"),
+        (rotating(**YARN, factor=4.0, beta_fast="x"), "rope_parameters.beta_fast 'x' is no finite number"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "foo", "rope_theta": 1e4}}},
+            "rope_parameters.full_attention.rope_type 'foo' is none of default, ",
+        ),
+        ({"rope_parameters": None, "rope_scaling": "yarn", "rope_theta": 1e4}, "rope_scaling 'yarn' is no object"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings 0 is no number of tokens, 1 or more"),
+        ({"max_position_embeddings": None}, "Validation error for field 'max_position_embeddings': "),
+        ({"model_type": None}, "it has no model_type"),
+        ({"model_type": "foo_net"}, "model_type 'foo_net' is none that transformers "),
+        (
+            {"model_type": "minicpm", "auto_map": {"AutoConfig": "configuration_minicpm.MiniCPMConfig"}},
+            "model_type 'minicpm' is none that transformers ",
+        ),
+    ],
+)
+def test_a_wrong_value_in_the_configuration_is_named(content: dict[str, Any], told: str, folder: Path) -> None:
+    edit(folder / "config.json", **content)
+    refusal = refused(folder)
+    assert f"cannot be loaded: its config.json: {told}" in refusal
+    assert "trust_remote_code" not in refusal
+    assert "pip install" not in refusal
+
+
+def test_a_configuration_that_is_no_object_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text("[1]")
+    assert "its config.json: it is no JSON object" in refused(folder)
+
+
+def test_an_unexpected_error_has_its_class_and_its_place(folder: Path) -> None:
+    edit(folder / "config.json", hidden_act="foo")
+    assert re.search(r"its weights: KeyError in transformers/activations\.py, line \d+: 'foo'$", refused(folder))
+
+
+def test_a_type_without_a_language_model_is_named(folder: Path) -> None:
+    edit(folder / "config.json", model_type="voxtral")
+    assert refused(folder).endswith("of model_type 'voxtral', and custom code of a checkpoint is not run")
+
+
+# Weights
+
+
+def test_weights_that_are_not_numbers_are_told(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][:] = math.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match="cannot be served: its logits are not finite numbers"):
+        ModelRegistry(Settings(_env_file=None, device="cpu", model=str(folder), cache_tokens=1024))
 
 
 # The end of an answer
