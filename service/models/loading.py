@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -25,6 +26,8 @@ from service.models.reasons import reason_of
 from service.models.response_templates import use_response_template
 from service.models.text_model import class_for, drop_other_parts, forward
 from service.settings import Settings
+
+log = structlog.get_logger()
 
 DEMO = Path(__file__).parent / "demo"
 CPU_REACH = 32
@@ -83,6 +86,7 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
             )
             model, report = loaded
             _refuse_weights_that_are_not_there(report)
+            _tell_of_weights_left_out(name, report)
             drop_other_parts(model)
             if is_quantized:
                 forward(model)  # compressed-tensors decompresses its weights in the first one
@@ -182,6 +186,16 @@ def _refuse_weights_that_are_not_there(report: dict[str, Any]) -> None:
     wrong = sorted([*wrong, *(f"{name} is missing" for name in report["missing_keys"])])
     if wrong:
         raise ValueError(f"{len(wrong)} tensors are not as config.json says, the first: {wrong[0]}")
+
+
+def _tell_of_weights_left_out(name: str, report: dict[str, Any]) -> None:
+    """Warn of tensors in the files that the model has no place for, beside those that transformers knows to ignore.
+
+    Heads for the prediction of several tokens are such. So are the layers beyond a wrong ``num_hidden_layers``.
+    """
+    left_out = sorted(report["unexpected_keys"])
+    if left_out:
+        log.warning("weights_left_out", model=name, tensors=len(left_out), first=left_out[:3])
 
 
 def _set_template(tokenizer: Any, settings: Settings) -> None:
