@@ -33,7 +33,7 @@ TRANSFORMERS_IN_SERVICE = {
     "service/engine/adapter/windowed.py",
     "service/engine/padded/room.py",
     "service/models/architecture.py",  # demo model under families no Llama carries
-    "service/models/configuration.py",  # config.json
+    "service/models/configuration.py",
     "service/models/loading.py",  # tokenizers
     "service/models/parallel/messages.py",  # types of caches
     "service/models/text_model.py",  # class that loads a checkpoint
