@@ -71,32 +71,44 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
         with _blamed(source, "its tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
         with _blamed(source, "its weights"):
-            is_quantized = getattr(config, "quantization_config", None) is not None
-            shared_out = _shared_out(config, settings)
-            loaded: Any = class_for(config).from_pretrained(
-                place,
-                revision=revision,
-                trust_remote_code=False,
-                dtype=dtype_of(settings, device),
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
-                device_map={"": device} if is_quantized else None,  # such weights may not move later
-                **shared_out,
-            )
-            model, report = loaded
-            _refuse_weights_that_are_not_there(report)
-            _tell_of_weights_left_out(name, report)
-            drop_other_parts(model)
-            if is_quantized:
-                forward(model)  # compressed-tensors decompresses its weights in the first one
-            elif settings.quantization is None and not shared_out:
-                model.to(device)
-                huge_pages.move(model)
+            model = _model(name, place, config, settings, device)
     with _blamed(source):
         refuse_ends_that_are_no_tokens(model)
     _set_template(tokenizer, settings)
     return Checkpoint(name, model.eval(), tokenizer, quantization=of_checkpoint(model))
+
+
+def _model(name: str, place: str | Path, config: Any, settings: Settings, device: torch.device) -> PreTrainedModel:
+    """The model of this configuration with the weights of its files.
+
+    Raises:
+        ValueError: when transformers has no such model, or the files do not have its weights.
+    """
+    is_quantized = getattr(config, "quantization_config", None) is not None
+    shared_out = _shared_out(config, settings)
+    loaded: Any = class_for(config).from_pretrained(
+        place,
+        revision=settings.revision,
+        trust_remote_code=False,
+        dtype=dtype_of(settings, device),
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below, by name
+        device_map={"": device} if is_quantized else None,  # such weights may not move later
+        **shared_out,
+    )
+    model: Any = loaded[0]
+    report: dict[str, Any] = loaded[1]
+    _refuse_weights_that_are_not_there(report)
+    _tell_of_weights_left_out(name, report)
+    drop_other_parts(model)
+    if is_quantized:
+        forward(model)  # compressed-tensors decompresses its weights in the first one
+    elif settings.quantization is None and not shared_out:
+        model.to(device)
+        huge_pages.move(model)
+    loaded_model: PreTrainedModel = model
+    return loaded_model
 
 
 def _shared_out(config: Any, settings: Settings) -> dict[str, Any]:
