@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import torch
 from safetensors.torch import load_file, save_file
-from structlog.testing import capture_logs
+from structlog.testing import CapturingLogger
 
 from service.models.loading import ModelLoadError, load
 from service.models.registry import ModelRegistry
@@ -107,23 +106,24 @@ def test_weights_that_are_not_numbers_are_told(folder: Path) -> None:
 
 
 def test_weights_that_the_model_has_no_place_for_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.models.loading.log", structlog.get_logger())  # one that has logged keeps its place
+    log = CapturingLogger()
+    monkeypatch.setattr("service.models.loading.log", log)
     edit(folder / "config.json", num_hidden_layers=1)
-    with capture_logs() as logs:
-        load("tiny", folder, Settings(_env_file=None, device="cpu"))
-    (warning,) = [entry for entry in logs if entry["event"] == "weights_left_out"]
-    assert (warning["log_level"], warning["model"], warning["tensors"]) == ("warning", "tiny", 9)
-    assert warning["first"][0] == "model.layers.1.input_layernorm.weight"
+    load("tiny", folder, Settings(_env_file=None, device="cpu"))
+    (warning,) = log.calls
+    assert (warning.method_name, warning.args) == ("warning", ("weights_left_out",))
+    assert (warning.kwargs["model"], warning.kwargs["tensors"]) == ("tiny", 9)
+    assert warning.kwargs["first"][0] == "model.layers.1.input_layernorm.weight"
 
 
 def test_weights_that_transformers_ignores_are_not_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.models.loading.log", structlog.get_logger())  # one that has logged keeps its place
+    log = CapturingLogger()
+    monkeypatch.setattr("service.models.loading.log", log)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with capture_logs() as logs:
-        load("tiny", folder, Settings(_env_file=None, device="cpu"))
-    assert logs == []
+    load("tiny", folder, Settings(_env_file=None, device="cpu"))
+    assert not log.calls
 
 
 # The end of an answer
