@@ -52,9 +52,8 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
     facts = {} if architecture is None else architecture.facts(config) | architecture.in_weights(model)
     if table is None:
         table = _table_of(model)
-    parameters = facts.pop("rope_parameters", None)
-    if parameters is None and table is not None:
-        parameters = _rope_parameters(config, table)
+    parameters = _declared(facts, config, table)
+    facts.pop("rope_parameters", None)
     declared = facts.pop("native", None)
     if table is None and architecture is None:
         declared = {"method": "none"}  # a measurement confirms it
@@ -87,9 +86,7 @@ def ignored_entries(model: nn.Module) -> list[str]:
     facts = {} if architecture is None else architecture.facts(config)
     if getattr(config, "position_encoding", None) or facts.get("native"):
         return []
-    parameters = facts.get("rope_parameters")
-    if parameters is None and table is not None:
-        parameters = _rope_parameters(config, table)
+    parameters = _declared(facts, config, table)
     return [] if parameters is None else _not_read(parameters)
 
 
@@ -147,6 +144,12 @@ def refuse_other_frequencies(table: RotaryTable, native: ResolvedRecipe) -> None
             f"its rotary module rotates by frequencies down to {float(own[-1]):.3g}, and its configuration says "
             f"{native.inv_freq[-1]:.3g}"
         )
+
+
+def _declared(facts: dict[str, Any], config: Any, table: RotaryTable | None) -> dict[str, Any] | None:
+    """``rope_parameters`` as an architecture has them, else those of the table; None without any."""
+    own: dict[str, Any] | None = facts.get("rope_parameters")
+    return _rope_parameters(config, table) if own is None and table is not None else own
 
 
 def _rope_parameters(config: Any, table: RotaryTable) -> dict[str, Any]:

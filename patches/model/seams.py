@@ -127,11 +127,16 @@ class Patched(Encodings):
         if kwargs.get("output_attentions"):
             raise ValueError("output_attentions: a patched model returns no weights; leave it out, or do not patch")
 
+    @property
+    def num_logits(self) -> int:
+        """Tokens that a forward has logits for. Embeddings may have more rows: Moshi has one more."""
+        return int(text_config(self.model).vocab_size)
+
     @cached_property
     def continues(self) -> bool:
         """True if a prompt may be read in chunks; ``continuation`` explains it. Measured outside of a forward."""
         with self._forwards.carrying_nothing():
-            return continues(self.model, int(text_config(self.model).vocab_size))
+            return continues(self.model, self.num_logits)
 
     @cached_property
     def returns_cache(self) -> bool:

@@ -46,8 +46,7 @@ def verify(
         UnsupportedModel: when the model's own forward gives no numbers.
         AttentionUnavailable, GraphsUnavailable: when the machine cannot run ``attention``, or ``graphs`` with it.
     """
-    vocab_size = int(patch.model.config.get_text_config().vocab_size)
-    prompt = torch.linspace(1, vocab_size - 1, checked_length(patch) - NEW).long().tolist()
+    prompt = torch.linspace(1, patch.num_logits - 1, checked_length(patch) - NEW).long().tolist()
     reasons: dict[EngineChoice, str] = {}
     for choice in choices(attention, patch.model.device, graphs):
         if choice.recorded and is_divided(patch.model):

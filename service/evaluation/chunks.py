@@ -32,10 +32,6 @@ PAIR_COST = 2
 """Time of an operation of attention, in operations of linear layers."""
 
 
-def vocab_size_of(patch: Patched) -> int:
-    return int(patch.model.config.get_text_config().vocab_size)
-
-
 def most_tokens(wanted: int | None, device: torch.device) -> int:
     """The setting of a chunk's length; None is that of the device."""
     return wanted or (CHUNK if device.type == "cpu" else CHUNK_OF_ACCELERATORS)
@@ -43,7 +39,7 @@ def most_tokens(wanted: int | None, device: torch.device) -> int:
 
 def chunk_length(wanted: int | None, patch: Patched) -> int:
     """Tokens per chunk, at most ``wanted``; None is as many as suit the device."""
-    model, row = patch.model, vocab_size_of(patch)
+    model, row = patch.model, patch.num_logits
     on_cpu = model.device.type == "cpu"
     fitting = LOGITS_BYTES // (4 * row) if on_cpu else LOGITS_BYTES_OF_ACCELERATORS // (model.dtype.itemsize * row)
     return max(16, min(most_tokens(wanted, model.device), fitting))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from patches import LONG_CONTEXT, Patched, ResolvedRecipe
-from service.evaluation.chunks import LOGITS_BYTES, chunk_length, inner_size, shortened, vocab_size_of
+from service.evaluation.chunks import LOGITS_BYTES, chunk_length, inner_size, shortened
 from service.models.available_memory import available_bytes
 from service.models.loading import cache_bytes_per_token
 
@@ -35,8 +35,8 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int | None, resolved: Resolve
     per_layer = cache_bytes_per_token(patch) / layers
     queries = patch.geometry.num_attention_heads / patch.cached.heads
     cache = per_layer * (sum(cached) + max(cached) * (1 + 2 * max(queries, 1.0)))
-    in_float32 = min(4 * chunk * vocab_size_of(patch), LOGITS_BYTES)
-    logits = chunk * vocab_size_of(patch) * item + 3 * in_float32
+    in_float32 = min(4 * chunk * patch.num_logits, LOGITS_BYTES)
+    logits = chunk * patch.num_logits * item + 3 * in_float32
     hidden = 8 * chunk * (config.hidden_size + inner_size(config)) * item
     context = min(max(cached), LONG_CONTEXT) if patch.model.device.type == "cpu" else max(cached)
     mask = MASK_BYTES * shortened(patch, chunk, context) * min(max(cached), context + chunk)

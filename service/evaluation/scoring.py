@@ -18,7 +18,7 @@ from patches import Patched, ResolvedRecipe, encode
 from service.engine.padded.caches import joined, sizes
 from service.engine.padded.forward import keeps_logits
 from service.engine.padded.room import make_room
-from service.evaluation.chunks import bounded, chunk_length, in_parts, vocab_size_of
+from service.evaluation.chunks import bounded, chunk_length, in_parts
 
 Nll = np.ndarray
 
@@ -209,7 +209,7 @@ def token_scores(
     A generator because the caller runs it between generation steps, one chunk at a time.
     """
     device = patch.model.device
-    vocab_size = vocab_size_of(patch)
+    vocab_size = patch.num_logits
     chunk = chunk_length(chunk, patch)
     # Without a next token the last one is only a target and needs no forward.
     inputs = len(token_ids) - (0 if with_next else 1)

@@ -81,11 +81,6 @@ class ServedModel:
         return int(embeddings.weight.shape[0])
 
     @cached_property
-    def num_logits(self) -> int:
-        """Tokens that an answer can have. Embeddings may have more rows: Moshi has one more."""
-        return min(self.vocab_size, _num_logits(self.patch.model))
-
-    @cached_property
     def grammars(self) -> Grammars:
         """Compiles grammars for this model's tokens."""
         return Grammars(self.tokenizer, self.vocab_size, self.engine.eos_token_ids)
@@ -158,7 +153,7 @@ class ModelRegistry:
         elif choice.reason is not None:
             log.info("slower_engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
         metrics = EngineMetrics(self._metrics, checkpoint.name)
-        engine = Engine(patch, limits, _eos_token_ids(checkpoint.model), metrics, choice)
+        engine = Engine(patch, limits, _eos_token_ids(checkpoint.model, patch.num_logits), metrics, choice)
         self._stack.callback(engine.thread.stop, self._grace_s)
         longest = settings.max_length or engine.generations.most
         self._models[checkpoint.name] = ServedModel(
@@ -220,15 +215,11 @@ class ModelRegistry:
         self._stack.close()
 
 
-def _eos_token_ids(model: Any) -> tuple[int, ...]:
+def _eos_token_ids(model: Any, num_logits: int) -> tuple[int, ...]:
     eos = model.generation_config.eos_token_id
     if eos is None:
         eos = getattr(model.config.get_text_config(), "eos_token_id", None)  # Qwen3-VL has none in its text part
     if eos is None:
         return ()
     listed = (eos,) if isinstance(eos, int) else tuple(eos)
-    return tuple(token for token in listed if 0 <= token < _num_logits(model))  # no answer has any other
-
-
-def _num_logits(model: Any) -> int:
-    return int(model.config.get_text_config().vocab_size)
+    return tuple(token for token in listed if 0 <= token < num_logits)  # no answer has any other

@@ -74,7 +74,7 @@ class Drawing(KnownFields):
         Raises:
             ApiError: for tokens that the model does not have.
         """
-        vocabulary = served.num_logits
+        vocabulary = served.patch.num_logits
 
         def refused(field: str, why: str) -> ApiError:
             return bad_request(f"{within}{field}: {why}", within + field)

@@ -148,7 +148,8 @@ class EncodingManager(ContinuousBatchingManager):
         adopt(processor.inputs_and_outputs, SlottedInputs, requests=self.requests, **written)
         if on_card:
             processor.inputs_and_outputs.compute_stream = own_stream(processor, self.model.device)
-        token_bits = (int(self.model.config.get_text_config().vocab_size) - 1).bit_length()
+        rows = self.patch.model.get_input_embeddings().weight.shape[0]  # prompts may have tokens without a logit
+        token_bits = (max(rows, self.patch.num_logits) - 1).bit_length()
         own_keys = {"numbers": {}, "live_keys": {}, "token_bits": token_bits, "in_place": {}, "tables": {}}
         adopt(processor.cache, EncodingCache, requests=self.requests, **own_keys)
         rows, cache = self._limits.max_requests_per_batch, processor.cache

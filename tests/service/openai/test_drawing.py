@@ -170,7 +170,7 @@ def test_the_smallest_temperature_is_greedy(http: httpx.Client) -> None:
 
 
 def test_a_token_must_be_left_to_draw() -> None:
-    served = SimpleNamespace(num_logits=3, engine=SimpleNamespace(eos_token_ids=(2,)))
+    served = SimpleNamespace(patch=SimpleNamespace(num_logits=3), engine=SimpleNamespace(eos_token_ids=(2,)))
     CompletionRequest(prompt="a", min_tokens=1, stop_token_ids=[0]).check_tokens(served)  # type: ignore[arg-type]
     with pytest.raises(ApiError, match="must leave a token to draw"):
         CompletionRequest(prompt="a", min_tokens=1, stop_token_ids=[0, 1]).check_tokens(served)  # type: ignore[arg-type]
@@ -179,6 +179,8 @@ def test_a_token_must_be_left_to_draw() -> None:
 @pytest.mark.parametrize("field", [{"logit_bias": {"3": 1}}, {"min_tokens": 1, "stop_token_ids": [3]}], ids=str)
 def test_a_row_of_embeddings_without_a_logit_is_no_token(field: dict[str, Any]) -> None:
     """Moshi has one more row than logits. Such a token would end the generation thread."""
-    served = SimpleNamespace(vocab_size=4, num_logits=3, engine=SimpleNamespace(eos_token_ids=()))
+    served = SimpleNamespace(
+        vocab_size=4, patch=SimpleNamespace(num_logits=3), engine=SimpleNamespace(eos_token_ids=())
+    )
     with pytest.raises(ApiError, match=r"token ids of this model are 0\.\.2"):
         CompletionRequest(prompt="a", **field).check_tokens(served)  # type: ignore[arg-type]
