@@ -90,9 +90,9 @@ def test_chunks_change_nothing(checkpoints: Path, request_fields: dict[str, Any]
         )
 
 
-def patch_of(vocab_size: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
-    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=vocab_size))
-    return SimpleNamespace(model=SimpleNamespace(config=config, device=torch.device(device), dtype=dtype))
+def patch_of(num_logits: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    model = SimpleNamespace(device=torch.device(device), dtype=dtype)
+    return SimpleNamespace(model=model, num_logits=num_logits)
 
 
 def test_chunks_shrink_with_the_vocabulary() -> None:
