@@ -13,7 +13,7 @@ from patches.attention.paged.tables import RowTables
 NOBODY = -1
 """Code of items of padding."""
 
-TURNING = 1 << 4
+TURNING = 1 << 5
 """Added to the code of a part whose keys turn; above all variants."""
 
 

@@ -53,20 +53,26 @@ def _rounded(x):
 
 
 @triton.jit
-def _bias(kind, a, b, table, length, q_idx, kv_idx):
-    """float32 [queries, keys] of ``BiasRow``; ``a`` and ``b`` are [queries], ``table`` points to their heads' parts."""
-    distance = tl.maximum(q_idx[:, None] - kv_idx[None, :], 0)
-    d, a, b = distance.to(tl.float32), a[:, None], b[:, None]
-    bias = -a * d
-    if kind == 2:
-        bias = b * _rounded(a * _rounded(kv_idx[None, :].to(tl.float32)))
-    elif kind == 3:
-        bias = -a * tl.log(1.0 + b * d)
-    elif kind == 4:
-        power = tl.exp2(b * tl.log2(tl.maximum(d, 1.0)))
-        bias = -a * tl.where(distance > 0, power, 0.0)
-    elif kind == 5:
-        bias = tl.load(table[:, None] + tl.minimum(distance, length - 1))
+def _bias(kind, a, b, table, length, q_idx, kv_idx, LINEAR: tl.constexpr):
+    """float32 [queries, keys] of ``BiasRow``, in units of ln 2.
+
+    ``a`` and ``b`` are [queries], ``table`` points to their heads' parts. Positions are exact in float32, and a card
+    subtracts those faster. Keys behind a query have any number: no band covers them.
+    """
+    a, b = a[:, None], b[:, None]
+    d = q_idx.to(tl.float32)[:, None] - kv_idx.to(tl.float32)[None, :]
+    bias = (-1.4426950408889634 * a) * d
+    if not LINEAR:
+        if kind == 2:
+            bias = 1.4426950408889634 * b * _rounded(a * _rounded(kv_idx[None, :].to(tl.float32)))
+        elif kind == 3:
+            bias = -1.4426950408889634 * a * tl.log(1.0 + b * tl.maximum(d, 0.0))
+        elif kind == 4:
+            power = tl.exp2(b * tl.log2(tl.maximum(d, 1.0)))
+            bias = -1.4426950408889634 * a * tl.where(d > 0.0, power, 0.0)
+        elif kind == 5:
+            distance = tl.minimum(tl.maximum(q_idx[:, None] - kv_idx[None, :], 0), length - 1)
+            bias = 1.4426950408889634 * tl.load(table[:, None] + distance)
     return bias
 
 
@@ -83,8 +89,8 @@ def _with_sink(acc, top, total, sink):
 def _block(
     acc, top, total, query, start, k_high, mask, cache, columns, turn, bias, softcap,
     NUM_PAIRS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
-    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, TURNS_KEYS: tl.constexpr, FAST: tl.constexpr, UPCAST: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, LINEAR: tl.constexpr, TURNS_KEYS: tl.constexpr,
+    FAST: tl.constexpr, UPCAST: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The online softmax (``acc``, ``top``, ``total``) behind the keys from ``start`` on, of one band.
 
@@ -125,8 +131,7 @@ def _block(
         scores = 1.4426950408889634 * tl.where(scores < 0, -limited, limited)
     if BIAS:
         kind, a, b, table, distances = bias
-        if kind > 0:
-            scores += 1.4426950408889634 * _bias(kind, a, b, table, distances, q_idx, kv_idx)
+        scores += _bias(kind, a, b, table, distances, q_idx, kv_idx, LINEAR)
     last = start + BLOCK_N - 1
     some = (last >= k_high) | (last > q_low) | (q_low // chunk - last // chunk < low)
     some = some | (q_high // chunk - start // chunk >= high) | (q_high // own_chunk - start // own_chunk >= own_high)
@@ -156,8 +161,8 @@ def attention(
     NUM_PAIRS: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
     HEAD_DIM: tl.constexpr, REST_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr, MOST_BANDS: tl.constexpr,
-    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, BIAS: tl.constexpr, TURNS: tl.constexpr, BY_PAIR: tl.constexpr,
-    CODE: tl.constexpr, TURNS_KEYS: tl.constexpr,
+    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, BIAS: tl.constexpr, LINEAR: tl.constexpr,
+    TURNS: tl.constexpr, BY_PAIR: tl.constexpr, CODE: tl.constexpr, TURNS_KEYS: tl.constexpr,
     SPLIT: tl.constexpr, FAST: tl.constexpr, UPCAST: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -252,13 +257,13 @@ def attention(
                 for start in range(k_low, k_high, BLOCK_N):
                     acc, top, total = _block(
                         acc, top, total, query, start, k_high, mask, cache, columns, turn, bias, softcap,
-                        NUM_PAIRS, WIDTH, HEAD_DIM, SOFTCAP, BIAS, True, FAST, UPCAST, PAGE, BLOCK_N,
+                        NUM_PAIRS, WIDTH, HEAD_DIM, SOFTCAP, BIAS, LINEAR, True, FAST, UPCAST, PAGE, BLOCK_N,
                     )  # fmt: skip
                 k_high = k_low
         for start in range(k_low, k_high, BLOCK_N):
             acc, top, total = _block(
                 acc, top, total, query, start, k_high, mask, cache, columns, turn, bias, softcap,
-                NUM_PAIRS, WIDTH, HEAD_DIM, SOFTCAP, BIAS, False, FAST, UPCAST, PAGE, BLOCK_N,
+                NUM_PAIRS, WIDTH, HEAD_DIM, SOFTCAP, BIAS, LINEAR, False, FAST, UPCAST, PAGE, BLOCK_N,
             )  # fmt: skip
 
     if SPLIT:

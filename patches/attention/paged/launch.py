@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 import torch
 
 from patches.attention.layer import Layer
+from patches.attention.paged.branches import side_by_side
 from patches.attention.paged.codes import Launch, codes_of, launches_of
 from patches.attention.paged.compilation import DoesNotFit, mask_row
 from patches.attention.paged.decode import DecodeStep
@@ -44,8 +45,9 @@ class Blocks:
         return None if launch.variant == Variant.PLAIN or launch.turns_keys or value_dim > 128 else 128
 
     def keys_of(self, variant: Variant) -> int:
-        """A bias needs registers."""
-        return min(self.keys, 64) if Variant.BIASED in variant else self.keys
+        """Biases of any form need registers; a linear one is a product."""
+        is_small = Variant.BIASED in variant and Variant.LINEAR not in variant
+        return min(self.keys, 64) if is_small else self.keys
 
 
 SHARED_BYTES = 200 << 10
@@ -153,25 +155,27 @@ def attend(
         factor = factor * layer.temperature(plan.positions)
     own = mask_row(layer.mask)
     sinks = factor if layer.sinks is None else layer.sinks.contiguous()
-    for items, rows, parts, split in _launches(plan, value_pages.shape[-1]):
-        for one in launches_of(plan.variants, split=split):
-            kernel.attention[(len(items), plan.kv_heads)](
-                *(query, key_pages, value_pages, out, *parts, factor, sinks),
-                *(items, plan.codes(split=split), plan.sequences, plan.block_table),
-                *_tensors(plan.tables),
-                *(own.chunk, own.high, layer.softcap or 1.0, plan.block_table.shape[1]),
-                *(*query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], *out.stride()[:2]),
-                **_constants(plan, layer, query, value_pages),
-                **variant_constants(plan.blocks, one, value_pages.shape[-1], split=split),
-                BLOCK_M=rows,
-                FAST=not kernel.INTERPRETED,
-                UPCAST=kernel.INTERPRETED,
-            )
+    value_dim = value_pages.shape[-1]
+    for items, rows, parts, split in _launches(plan, value_dim):
+        given = (
+            *(query, key_pages, value_pages, out, *parts, factor, sinks),
+            *(items, plan.codes(split=split), plan.sequences, plan.block_table),
+            *_tensors(plan.tables),
+            *(own.chunk, own.high, layer.softcap or 1.0, plan.block_table.shape[1]),
+            *(*query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], *out.stride()[:2]),
+        )
+        constants = _constants(plan, layer, query, value_pages) | {"BLOCK_M": rows}
+        attention = kernel.attention[(len(items), plan.kv_heads)]
+        launches = [
+            partial(attention, *given, **constants, **variant_constants(plan.blocks, one, value_dim, split=split))
+            for one in launches_of(plan.variants, split=split)
+        ]
+        side_by_side(launches, query.device)
         if split:
             kernel.merge[(len(plan.edges) - 1, plan.heads)](
                 *(out, *parts, sinks, items, plan.edges, plan.sequences, *out.stride()[:2]),
-                VALUE_DIM=value_pages.shape[-1],
-                VALUE_WIDTH=power_of_two(value_pages.shape[-1]),
+                VALUE_DIM=value_dim,
+                VALUE_WIDTH=power_of_two(value_dim),
                 KV_HEADS=plan.kv_heads,
                 GROUP=plan.heads // plan.kv_heads,
                 HAS_SINKS=layer.sinks is not None,
@@ -222,6 +226,7 @@ def variant_constants(blocks: Blocks, launch: Launch, value_dim: int, *, split: 
     variant = launch.variant
     return {
         "BIAS": Variant.BIASED in variant,
+        "LINEAR": Variant.LINEAR in variant,
         "TURNS": Variant.TURNED in variant,
         "BY_PAIR": Variant.BY_PAIR in variant,
         "CODE": launch.code,
@@ -248,6 +253,8 @@ def _tensors(tables: RowTables) -> tuple[torch.Tensor, ...]:
 
 def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch.Tensor) -> dict[str, object]:
     """Numbers that all launches of a layer are compiled for."""
+    from patches.attention.paged import kernel
+
     tables, head_dim, value_dim = plan.tables, query.shape[-1], value_pages.shape[-1]
     layout = tables.layout
     return {
@@ -266,4 +273,6 @@ def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch
         "SOFTCAP": layer.softcap is not None,
         "HAS_SINKS": layer.sinks is not None,
         "PAGE": plan.page_size,
+        "FAST": not kernel.INTERPRETED,
+        "UPCAST": kernel.INTERPRETED,
     }

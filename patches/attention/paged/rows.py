@@ -122,6 +122,8 @@ class Variant(IntFlag):
     BIASED = 4
     BY_PAIR = 8
     """Maps differ by rotary pair; such rows turn."""
+    LINEAR = 16
+    """Biases are linear in the distance, which takes a third of the instructions of code for any form."""
 
     @property
     def label(self) -> str:
@@ -163,6 +165,8 @@ class Row:
     @cached_property
     def variant(self) -> Variant:
         variant = Variant.PLAIN if self.bias is None else Variant.BIASED
+        if self.bias is not None and self.bias.kind == BiasKind.LINEAR:
+            variant |= Variant.LINEAR
         if any(any(self.turned(band)) for band in self.bands):
             variant |= Variant.TURNED
             if any(self.turned(band)[1] for band in self.bands):

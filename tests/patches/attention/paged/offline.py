@@ -28,12 +28,18 @@ STATES, FLOATS = ("Q", "K", "V", "OUT"), ("PART", "FACTOR", "SINKS", "MAPS", "PA
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-Code = Literal["plain", "turned", "everything"]
-"""Code that turns nothing, queries only, or everything with a bias and sinks."""
+Code = Literal["plain", "turned", "linear", "everything"]
+"""Code that turns nothing, queries only, has a linear bias, or everything with a bias of any form and sinks."""
 CODES: tuple[tuple[bool, Code], ...] = (
-    *((False, "plain"), (False, "everything")),
-    *((True, "plain"), (True, "turned"), (True, "everything")),
+    *((False, "plain"), (False, "linear"), (False, "everything")),
+    *((True, "plain"), (True, "turned"), (True, "linear"), (True, "everything")),
 )
+VARIANTS = {
+    "plain": Variant.PLAIN,
+    "turned": Variant.TURNED | Variant.KEYS,
+    "linear": Variant.BIASED | Variant.LINEAR,
+    "everything": ~Variant.PLAIN & ~Variant.LINEAR,
+}
 CPU = torch.device("cpu")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -41,8 +47,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def constants(*, split: bool, code: Code, head_dim: int, pairs: int, dtype: str) -> dict[str, Any]:
     """Those of a model with 32 heads over 8 key heads."""
     blocks, everything = blocks_for(DTYPES[dtype], head_dim, CPU), code == "everything"
-    variant = {"plain": Variant.PLAIN, "turned": Variant.TURNED | Variant.KEYS, "everything": ~Variant.PLAIN}[code]
-    launch = Launch(variant, turns_keys=everything, chooses=split)
+    launch = Launch(VARIANTS[code], turns_keys=everything, chooses=split)
     return {
         "NUM_PAIRS": pairs,
         "WIDTH": power_of_two(pairs),
