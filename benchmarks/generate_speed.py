@@ -50,19 +50,24 @@ class Prompts:
 
 
 async def concurrent(
-    engine: Engine, prompts: Sequence[list[int]], methods: Sequence[Method], new_tokens: int = NEW_TOKENS
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    methods: Sequence[Method],
+    new_tokens: int = NEW_TOKENS,
+    arrived: Callable[[int, int], None] = lambda request, tokens: None,
 ) -> list[list[int]]:
-    """New tokens of every request, all in flight together."""
+    """New tokens of every request, all in flight together. ``arrived`` hears how many a request has by now."""
 
-    async def one(prompt: list[int], method: Method) -> list[int]:
+    async def one(request: int, prompt: list[int], method: Method) -> list[int]:
         token_ids: list[int] = []
         resolved = engine.patch.resolve(method, len(prompt) + new_tokens)
         steps = engine.generate(prompt, resolved, SamplingParams(), new_tokens, pe_method=method.method)
         async for generation in steps:
             token_ids = generation.token_ids
+            arrived(request, len(token_ids))
         return token_ids
 
-    return await asyncio.gather(*(one(*pair) for pair in zip(prompts, methods, strict=True)))
+    return await asyncio.gather(*(one(*each) for each in zip(range(len(prompts)), prompts, methods, strict=True)))
 
 
 def one_by_one(name: str, prompts: Sequence[list[int]]) -> list[list[int]]:

@@ -26,7 +26,8 @@ from service.sharing.heap import frozen
 PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
     (checks.tests, 120),
     (forwards.roofline, 10),
-    (decoding.decode_8b, 190),
+    (decoding.decode_8b, 60),
+    (decoding.crowd_8b, 150),
     (decoding.long_context, 60),
     (forwards.scoring_rate, 40),
     (decoding.graphs, 60),
@@ -34,6 +35,7 @@ PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
     (decoding.decode_1b, 100),
     (forwards.patched_forward, 40),
     (decoding.outside_model, 20),
+    (decoding.memory_128k, 60),
 )
 """Each part, and the seconds it may need: what no longer fits is skipped. The goals come first."""
 

@@ -1,4 +1,4 @@
-"""Decode steps of every engine, timed by the difference of two lengths."""
+"""Decode steps of every engine, and the peak memory of a long request."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from benchmarks.generate_speed import concurrent, methods_of
-from benchmarks.gpu.engines import BATCH_TOKENS, batching, engine_of, generate
-from benchmarks.gpu.scale import Row, Scale, decoded_weights, random_ids, twin_of
+from benchmarks.gpu.engines import BATCH_TOKENS, answers, batching, cache_room, engine_of, generate
+from benchmarks.gpu.scale import Row, Scale, decoded_weights, peak, random_ids, reset_peak, twin_of
+from benchmarks.gpu.steps import Run, time_steps
 from benchmarks.models import BANDED, ENCODINGS, cached_bytes_per_token
-from benchmarks.timing import interleaved
 from patches import patched
 from service.engine.choice import EngineChoice, choices
 
 FEW = 4
-"""New tokens of the shorter of two runs whose difference is timed, once all requests decode."""
+"""New tokens of every request once all of them decode, before steps are timed."""
 
 ALONE = {
     "default": ENCODINGS[:1],
@@ -49,10 +50,13 @@ def decode_1b(scale: Scale) -> Iterator[Row]:
 
 
 def decode_8b(scale: Scale) -> Iterator[Row]:
-    """Decode steps of the 8B shape: one request, and many with longer prompts."""
-    alone, crowd = scale.batches
-    yield from decode(scale, "8B", alone, limit_s=30)
-    yield from decode(replace(scale, prompt=scale.crowded_prompt, rounds=2), "8B", crowd, limit_s=80)
+    """Decode steps of one request of the 8B shape."""
+    yield from decode(scale, "8B", scale.batches[0], limit_s=30)
+
+
+def crowd_8b(scale: Scale) -> Iterator[Row]:
+    """Decode steps of many requests of the 8B shape, with longer prompts."""
+    yield from decode(replace(scale, prompt=scale.crowded_prompt, rounds=2), "8B", scale.batches[-1], limit_s=80)
 
 
 def long_context(scale: Scale) -> Iterator[Row]:
@@ -61,24 +65,39 @@ def long_context(scale: Scale) -> Iterator[Row]:
     model = scale.model("8B")
     prompts, batch = [random_ids(scale, scale.prompt).tolist()], 1
     with patched(model) as patch, engine_of(patch, scale, batch) as (loop, engine):
-        runs: dict[str, Callable[[int], object]] = {}
-        for what, fields in LONG.items():
-            methods = methods_of([fields], batch)
-            runs[what] = lambda n, methods=methods: loop.run(concurrent(engine, prompts, methods, n))
-        steps, prefills, failures = time_steps(runs, scale, 40, FEW)
-    for kind, seconds, unit, factor in (("prefill", prefills, "s", 1), ("decode", steps, "ms/step", 1e3)):
-        for what, taken in seconds.items():
-            remark = f"{taken / seconds['default']:.2f} x default"
-            yield f"8B {kind} at {scale.prompt}, {what}", factor * taken, unit, remark
+        runs = {
+            what: partial(answers, loop, engine, prompts, methods_of([fields], batch)) for what, fields in LONG.items()
+        }
+        seconds, failures = time_steps(runs, scale, 40, FEW)
+    for what, taken in seconds.items():
+        ratios = [ours / plain for ours, plain in zip(taken, seconds["default"], strict=True)]
+        yield f"8B prefill at {scale.prompt}, {what}", taken.prefill, "s", f"{ratios[0]:.2f} x default"
+        yield f"8B decode at {scale.prompt}, {what}", 1e3 * taken.step, "ms/step", f"{ratios[1]:.2f} x default"
     for what, error in failures.items():
         yield f"8B at {scale.prompt}, {what}", float("nan"), "s", f"failed: {error}"
+
+
+def memory_128k(scale: Scale) -> Iterator[Row]:
+    """Peak memory of the 8B shape beyond weights and cache, while a request of 131,072 tokens is read and answered."""
+    scale = replace(scale, prompt=scale.longest_prompt)
+    model = scale.model("8B")
+    prompts, batch = [random_ids(scale, scale.prompt).tolist()], 1
+    held = sum(weight.nbytes for weight in model.parameters()) + cache_room(scale, batch) * cached_bytes_per_token(
+        model
+    )
+    with patched(model) as patch, engine_of(patch, scale, batch) as (loop, engine):
+        for what in ("default", "self_extend"):
+            reset_peak(scale)
+            began = time.perf_counter()
+            loop.run(concurrent(engine, prompts, methods_of([LONG[what]], batch), FEW))
+            beyond = (peak(scale) - held) / 1e6 if peak(scale) else float("nan")
+            yield f"8B {scale.prompt} tokens, {what}", beyond, "MB", f"{time.perf_counter() - began:.1f} s"
 
 
 def decode(scale: Scale, name: str, batch: int, limit_s: float) -> Iterator[Row]:
     """Seconds per step of every way to decode ``batch`` requests, as shares of the copy bandwidth.
 
-    A step's time is the difference of two runs that differ by ``steps`` tokens, so prefill cancels out. The model of
-    transformers has the weights of the patched one. Before, it would keep projections from being joined.
+    The model of transformers has the weights of the patched one. Before, it would keep projections from being joined.
     """
     model = scale.model(name)
     read = bytes_read(scale, model, batch)
@@ -88,18 +107,18 @@ def decode(scale: Scale, name: str, batch: int, limit_s: float) -> Iterator[Row]
         twin = twin_of(model)
         loop, engine = stack.enter_context(engine_of(patch, scale, batch))
         peer = stack.enter_context(batching(twin, scale, batch))
-        runs: dict[str, Callable[[int], object]] = {}
-        for what, encodings in (ALONE if batch == 1 else MIXES).items():
-            methods = methods_of(encodings, batch)
-            runs[what] = lambda n, methods=methods: loop.run(concurrent(engine, prompts, methods, n))
-        runs["transformers continuous batching"] = lambda n: peer(prompts, n)
+        runs: dict[str, Run] = {
+            what: partial(answers, loop, engine, prompts, methods_of(encodings, batch))
+            for what, encodings in (ALONE if batch == 1 else MIXES).items()
+        }
+        runs["transformers continuous batching"] = partial(peer, prompts)
         if batch == 1 or scale.prompt < scale.crowded_prompt:
-            runs["transformers generate"] = lambda n: generate(twin, prompts, n)
-        steps, _, failures = time_steps(runs, scale, limit_s, few_of(scale, batch))
-    for what, seconds in steps.items():
-        compared = "" if what == "default" else f", {seconds / steps['default']:.2f} x default"
-        remark = f"{read / seconds / scale.copy_rate:.1%} of copy bandwidth{compared}"
-        yield f"{name} batch {batch}, {what}", 1e3 * seconds, "ms/step", remark
+            runs["transformers generate"] = partial(generate, twin, prompts)
+        seconds, failures = time_steps(runs, scale, limit_s, few_of(scale, batch))
+    for what, (_, step) in seconds.items():
+        compared = "" if what == "default" else f", {step / seconds['default'].step:.2f} x default"
+        remark = f"{read / step / scale.copy_rate:.1%} of copy bandwidth{compared}"
+        yield f"{name} batch {batch}, {what}", 1e3 * step, "ms/step", remark
     for what, error in failures.items():
         yield f"{name} batch {batch}, {what}", float("nan"), "ms/step", f"failed: {error}"
 
@@ -166,42 +185,19 @@ def compare(
     read, methods = bytes_read(scale, model, batch), methods_of(encodings, batch)
     prompts = [random_ids(scale, scale.prompt, seed).tolist() for seed in range(batch)]
     with patched(model) as patch, ExitStack() as engines:
-        runs: dict[str, Callable[[int], object]] = {}
+        runs: dict[str, Run] = {}
         for kind in compared:
             loop, engine = engines.enter_context(engine_of(patch, scale, batch, kind))
             what = kind.attention + (", graphs" if kind.graphs else "")
-            runs[what] = lambda n, loop=loop, engine=engine: loop.run(concurrent(engine, prompts, methods, n))
+            runs[what] = partial(answers, loop, engine, prompts, methods)
             runs[what](1)  # two engines of one model start one after the other
-        steps, _, failures = time_steps(runs, scale, 15, few_of(scale, batch))
-    for what, seconds in steps.items():
-        others = "".join(f", {seconds / steps[other]:.2f} x {other}" for other in steps if other != what)
-        remark = f"{read / seconds / scale.copy_rate:.1%} of copy bandwidth{others}"
-        yield f"1B batch {batch}, {mix}, {what}", 1e3 * seconds, "ms/step", remark
+        seconds, failures = time_steps(runs, scale, 15, few_of(scale, batch))
+    for what, (_, step) in seconds.items():
+        others = "".join(f", {step / seconds[other].step:.2f} x {other}" for other in seconds if other != what)
+        remark = f"{read / step / scale.copy_rate:.1%} of copy bandwidth{others}"
+        yield f"1B batch {batch}, {mix}, {what}", 1e3 * step, "ms/step", remark
     for what, error in failures.items():
         yield f"1B batch {batch}, {mix}, {what}", float("nan"), "ms/step", f"failed: {error}"
-
-
-def time_steps(
-    runs: dict[str, Callable[[int], object]], scale: Scale, limit_s: float, few: int
-) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
-    """Median seconds per decode step of each run, those of its shorter runs, and errors of those that cannot run."""
-    working: dict[str, Callable[[], object]] = {}
-    failures = {}
-    for what, run in runs.items():
-        try:
-            run(few + scale.steps)
-        except Exception as error:
-            failures[what] = f"{type(error).__name__}: {str(error)[:100]}"
-            continue
-        working[f"{what}, few"] = lambda run=run: run(few)
-        working[f"{what}, many"] = lambda run=run: run(few + scale.steps)
-    seconds = interleaved(working, scale.rounds, warmup=0, limit_s=limit_s).seconds
-    steps, short = {}, {}
-    for what in (each for each in runs if each not in failures):
-        rounds = zip(seconds[f"{what}, few"], seconds[f"{what}, many"], strict=True)
-        steps[what] = statistics.median(many - few for few, many in rounds) / scale.steps
-        short[what] = statistics.median(seconds[f"{what}, few"])
-    return steps, short, failures
 
 
 def manager_share(model: PreTrainedModel, batch: int, run: Callable[[], object]) -> float:

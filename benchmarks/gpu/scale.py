@@ -43,6 +43,7 @@ class Scale:
     batches: tuple[int, ...] = (1, 64)
     crowded_prompt: int = 2048
     long_prompt: int = 32768
+    longest_prompt: int = 131072
     rounds: int = 3
     prefill: int = 2048
     score_tokens: int = 32768
@@ -71,6 +72,7 @@ SMOKE = Scale(
     prompt=16,
     crowded_prompt=20,
     long_prompt=48,
+    longest_prompt=64,
     steps=4,
     batches=(1, 3),
     rounds=1,
