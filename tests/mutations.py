@@ -351,6 +351,8 @@ CARRIED = [
              (f"{AHEAD}::test_requests_that_come_and_leave_change_nothing",)),
     Mutation("logits of the first part only", "service/evaluation", "for start in range(0, len(logits), rows):",
              "for start in range(0, rows, rows):", ("tests/service/evaluation/perplexity/test_scoring.py",)),
+    Mutation("blocks of a document as if independent", "service/evaluation",
+             "if documents > 1 or len(pieces) <= PARTS:", "if True:", ("tests/service/evaluation/test_student.py",)),
     Mutation("without a cache, only the last chunk is read", "service/evaluation",
              "self.cache = ids if self.cache is None else torch.cat((self.cache, ids))", "self.cache = ids",
              (f"{HYBRIDS}::test_a_model_that_returns_no_cache_is_scored_only",)),

@@ -17,6 +17,7 @@ from service.evaluation.results import (
     Score,
     Scores,
 )
+from service.evaluation.statistics import pieces_of
 from service.evaluation.words import best_method, near_reference
 
 
@@ -47,7 +48,7 @@ class LongLengthResult(BaseModel):
     key_fraction: float = Field(description="Of the scored tokens.")
     perplexity: float
     tokens_scored: int
-    interval: Interval | None = Field(description="Of the long perplexity, over documents or blocks of scored tokens.")
+    interval: Interval | None = Field(description="Of the long perplexity, over documents, or quarters of one.")
     groups: list[Group] = Field(
         description="(NLL sum, tokens) over key tokens, by document or block as in `perplexity`."
     )
@@ -83,7 +84,7 @@ class LongPerplexityResult(EvaluationResult):
         """Perplexity of key tokens, at the lengths that score any."""
         by_method = [
             {
-                at.length: Score(at.long_perplexity, at.interval, at.groups)
+                at.length: Score(at.long_perplexity, at.interval, pieces_of(at.groups, len(self.documents)))
                 for at in method.lengths
                 if at.long_perplexity is not None
             }

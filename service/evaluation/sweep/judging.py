@@ -121,9 +121,9 @@ class Judge:
     def _confidence(self, best: int, other: int) -> float | None:
         first = self._scores[0]
         a, b = first.by_method[best].get(self._target), first.by_method[other].get(self._target)
-        if a is None or b is None or a.groups is None or b.groups is None:
+        if a is None or b is None or a.pieces is None or b.pieces is None:
             return None
-        return paired_probability(a.groups, b.groups)
+        return paired_probability(a.pieces, b.pieces)
 
     def _words(self, methods: Sequence[SweepMethod], confidence: float | None, chosen: SweepMethod | None) -> str:
         """The best, or that several are; then who is within the tolerance at the least cost."""

@@ -75,8 +75,8 @@ class Answer(BaseModel):
     windowed method comes last, unless an evaluation with a limit measures recall. Of equally good ones the first asked
     for is named, and ``words`` name all. Without a number at the target length there is no best.
 
-    ``confidence`` is the probability, by Student's t over documents or blocks, that the best beats ``runner_up``
-    by the first evaluation. It is null with fewer than three of them.
+    ``confidence`` is the probability that the best beats ``runner_up`` by the first evaluation. It is by Student's t
+    over documents or quarters of one, and null with fewer than three of them.
     """
 
     best: str | None
