@@ -43,7 +43,8 @@ class Judgement(BaseModel):
     """One method by one evaluation at the target length.
 
     ``reference`` is the checkpoint's own encoding within its trained length, ``limit`` what the tolerance makes of it.
-    ``sure`` says whether the whole interval is on the same side of the limit.
+    ``sure`` says whether 95 % intervals separate the method from the limit. Over the same tokens, that is the interval
+    of their ratio. Over others, both intervals count, the method's and the reference's.
     """
 
     evaluation: int = Field(description="Index into `evaluations`.")
