@@ -360,6 +360,8 @@ CARRIED = [
              ("tests/service/evaluation/test_sweep.py",)),
     Mutation("a reference without doubt of its own", "service/evaluation",
              "factor * (reference.value - other.low)", "0", ("tests/service/evaluation/test_sweep.py",)),
+    Mutation("a document twice", "service/evaluation", "        if before != index:\n", "        if False:\n",
+             ("tests/service/evaluation/test_checks.py::test_a_repeated_document_is_no_second_one",)),
     Mutation("without a cache, only the last chunk is read", "service/evaluation",
              "self.cache = ids if self.cache is None else torch.cat((self.cache, ids))", "self.cache = ids",
              (f"{HYBRIDS}::test_a_model_that_returns_no_cache_is_scored_only",)),
