@@ -352,7 +352,7 @@ CARRIED = [
     Mutation("logits of the first part only", "service/evaluation", "for start in range(0, len(logits), rows):",
              "for start in range(0, rows, rows):", ("tests/service/evaluation/perplexity/test_scoring.py",)),
     Mutation("blocks of a document as if independent", "service/evaluation",
-             "if documents > 1 or len(pieces) <= PARTS:", "if True:", ("tests/service/evaluation/test_student.py",)),
+             "if documents > 1 or len(pieces) <= LEAST:", "if True:", ("tests/service/evaluation/test_student.py",)),
     Mutation("two intervals for the same tokens", "service/evaluation",
              "if self._same_tokens[part] and a is not None", "if False and a is not None",
              ("tests/service/evaluation/test_sweep.py::test_what_is_hard_for_both_is_no_doubt",)),

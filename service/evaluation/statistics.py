@@ -79,12 +79,12 @@ def interval_of(groups: Sequence[Group], documents: int) -> Interval | None:
 def pieces_of(groups: Sequence[Group], documents: int) -> list[Group]:
     """The groups to take as independent: those of documents, or the blocks of the only one joined to four quarters.
 
-    Groups without tokens are left out. Three blocks are three pieces.
+    Groups without tokens are left out. Fewer than eight blocks are joined to thirds: a short piece varies little.
     """
     pieces = [group for group in groups if group[1]]
-    if documents > 1 or len(pieces) <= PARTS:
+    if documents > 1 or len(pieces) <= LEAST:
         return pieces
-    parts = np.array_split(np.array(pieces), PARTS)
+    parts = np.array_split(np.array(pieces), PARTS if len(pieces) >= 2 * PARTS else LEAST)
     return [(float(total), int(tokens)) for total, tokens in (part.sum(0) for part in parts)]
 
 

@@ -80,7 +80,7 @@ def test_a_probability_knows_that_blocks_are_correlated() -> None:
     assert np.mean(sure) < 0.2
 
 
-@pytest.mark.parametrize("blocks", [3, 4])
+@pytest.mark.parametrize("blocks", [3, 4, 7])
 def test_perplexity_over_few_blocks_covers_95_percent(blocks: int) -> None:
     generator, covered = np.random.default_rng(2), []
     for _ in range(1000):

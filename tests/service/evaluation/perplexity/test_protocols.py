@@ -164,6 +164,7 @@ def test_the_pieces_of_one_document_are_its_quarters() -> None:
     assert [total for total, _ in quarters] == pytest.approx([nll[a:b].sum() for a, b in pairwise(edges)])
     assert pieces_of([(1.0, 64), (0.0, 0), *[(2.0, 64)] * 7], 1) == [(3.0, 128), *[(4.0, 128)] * 3]
     assert pieces_of([(1.0, 64), (0.0, 0), (2.0, 64), (3.0, 9)], 1) == [(1.0, 64), (2.0, 64), (3.0, 9)]
+    assert pieces_of([(1.0, 64)] * 5, 1) == [(2.0, 128), (2.0, 128), (1.0, 64)]
     assert pieces_of([(1.0, 64), (0.0, 0), *[(2.0, 64)] * 7], 9) == [(1.0, 64), *[(2.0, 64)] * 7], "documents"
 
 
