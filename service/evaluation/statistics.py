@@ -9,16 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.evaluation.nll import LengthResult, PositionBucket
+from service.evaluation.pieces import LEAST, pieces_of
 from service.evaluation.results import Group, Interval
-from service.evaluation.student import LEAST, half_width, probability_above
+from service.evaluation.student import half_width, probability_above
 from service.sharing.stopping import check_wanted
 
 BLOCK = 64
 MOST_BLOCKS = 256
-
-PARTS = 4
-"""Batches of a single document (batch means: Schmeiser 1982, Operations Research 30, p. 556-568). Text drifts for
-thousands of tokens: 10 to 30 batches, or an autocorrelation-consistent error, cover real text less often."""
 
 
 @dataclass
@@ -74,18 +71,6 @@ def interval_of(groups: Sequence[Group], documents: int) -> Interval | None:
     mean, half = found
     kind = "documents" if documents > 1 else "quarters"
     return Interval(low=finite_exp(mean - half), high=finite_exp(mean + half), kind=kind)
-
-
-def pieces_of(groups: Sequence[Group], documents: int) -> list[Group]:
-    """The groups to take as independent: those of documents, or the blocks of the only one joined to four quarters.
-
-    Groups without tokens are left out. Fewer than eight blocks are joined to thirds: a short piece varies little.
-    """
-    pieces = [group for group in groups if group[1]]
-    if documents > 1 or len(pieces) <= LEAST:
-        return pieces
-    parts = np.array_split(np.array(pieces), PARTS if len(pieces) >= 2 * PARTS else LEAST)
-    return [(float(total), int(tokens)) for total, tokens in (part.sum(0) for part in parts)]
 
 
 def _mean_and_half(pieces: Sequence[Group]) -> tuple[float, float] | None:

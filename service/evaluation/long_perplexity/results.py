@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from service.evaluation.perplexity.results import Protocol
+from service.evaluation.pieces import pieces_of
 from service.evaluation.results import (
     DocumentInfo,
     EvaluationResult,
@@ -17,7 +18,6 @@ from service.evaluation.results import (
     Score,
     Scores,
 )
-from service.evaluation.statistics import pieces_of
 from service.evaluation.words import best_method, near_reference
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from service.evaluation.nll import LengthResult, PositionBucket
+from service.evaluation.pieces import pieces_of
 from service.evaluation.results import (
     DocumentInfo,
     EvaluationResult,
@@ -16,7 +17,6 @@ from service.evaluation.results import (
     Scores,
     documents_text,
 )
-from service.evaluation.statistics import pieces_of
 from service.evaluation.words import best_method, near_reference
 
 Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]

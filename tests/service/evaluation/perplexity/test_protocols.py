@@ -16,13 +16,13 @@ from transformers import AutoTokenizer
 
 from service.evaluation.documents import from_text, from_token_ids
 from service.evaluation.perplexity import protocols
+from service.evaluation.pieces import pieces_of
 from service.evaluation.statistics import (
     Scored,
     groups_of,
     interval_of,
     length_result,
     paired_probability,
-    pieces_of,
     position_buckets,
     surely_apart,
 )
