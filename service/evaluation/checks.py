@@ -17,7 +17,7 @@ from service.evaluation.documents import (
     mistaken,
 )
 from service.evaluation.request import Bos
-from service.evaluation.unit import Plan, Subject
+from service.evaluation.unit import Plan, Subject, token_digest
 from service.inputs import as_list
 from service.models.policies import check_ranges
 from service.models.registry import ModelRegistry, ServedModel
@@ -75,7 +75,7 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings, most
     """The documents of a request's ``input``, tokenized without special tokens and cut to ``most`` tokens.
 
     Raises:
-        InvalidEvaluation: for too many, a text that is a misspelt name, or token ids that the model does not have.
+        InvalidEvaluation: for too many, a repeated one, a misspelt name, or token ids that the model does not have.
     """
     several = as_list(given)
     at_most("input", len(several), settings.max_documents)
@@ -97,7 +97,18 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings, most
         if outside is not None:
             problem = f"token id {outside} is outside 0..{served.vocab_size - 1}"
             raise InvalidEvaluation("input", _of(document.name, problem))
-    return [document.cut(most) for document in documents]
+    return _all_different([document.cut(most) for document in documents])
+
+
+def _all_different(documents: list[Document]) -> list[Document]:
+    """The documents themselves. Intervals take them as independent, and repeated ones would look like certainty."""
+    first: dict[str, int] = {}
+    for index, document in enumerate(documents):
+        before = first.setdefault(token_digest(document.token_ids), index)
+        if before != index:
+            problem = f"input[{index}] has the same tokens as input[{before}]: send each document once"
+            raise InvalidEvaluation("input", problem)
+    return documents
 
 
 def _of(name: str, problem: str) -> str:

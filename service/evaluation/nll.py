@@ -41,5 +41,6 @@ class LengthResult(BaseModel):
     interval: Interval | None
     groups: list[Group] = Field(
         description="(NLL sum, tokens) of each document in order. A single document has at most 256 equal blocks of a "
-        "multiple of 64 scored tokens, the last one shorter. Paired comparisons are over these groups."
+        "multiple of 64 scored tokens, the last one shorter. Neighbouring blocks are not independent: intervals and "
+        "paired comparisons join them to the quarters of the document."
     )

@@ -26,20 +26,21 @@ Group = tuple[float, int]
 
 
 class Interval(BaseModel):
-    """95 % interval of a number. ``kind`` says over what. By Student's t it is over documents, windows, or blocks of 64
-    consecutive tokens of the one document. By Wilson's interval of a proportion it is over samples."""
+    """95 % interval of a number. ``kind`` says over what. By Student's t it is over documents, windows, or quarters of
+    the scored tokens of the one document. By Wilson's interval of a proportion it is over samples. Results of earlier
+    versions have ``blocks`` of 64 tokens: such an interval is too narrow."""
 
     low: float
     high: float
-    kind: Literal["documents", "windows", "blocks", "samples"]
+    kind: Literal["documents", "windows", "quarters", "blocks", "samples"]
 
 
 class Score(NamedTuple):
-    """The main number of a method at a length. A perplexity has ``groups`` by document or block, for pairs."""
+    """The main number of a method at a length. A perplexity has ``pieces`` to pair: documents, or quarters of one."""
 
     value: float
     interval: Interval | None
-    groups: list[Group] | None = None
+    pieces: list[Group] | None = None
 
 
 class Scores(NamedTuple):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from service.evaluation.nll import LengthResult, PositionBucket
+from service.evaluation.pieces import LEAST, pieces_of
 from service.evaluation.results import Group, Interval
-from service.evaluation.student import LEAST, half_width, probability_above
+from service.evaluation.student import half_width, probability_above
 from service.sharing.stopping import check_wanted
 
 BLOCK = 64
@@ -36,6 +36,7 @@ def length_result(length: int, windows: list[Scored], documents: int) -> LengthR
     total, mean = float(nll.sum()), float(nll.mean())
     # Special tokens alone have no bytes: 1 avoids an infinite result.
     size, words = sum(window.bytes for window in windows), sum(window.words for window in windows)
+    groups = groups_of(windows, documents)
     window_means = [float(window.nll.mean()) for window in windows if len(window.nll)]
     return LengthResult(
         length=length,
@@ -51,8 +52,8 @@ def length_result(length: int, windows: list[Scored], documents: int) -> LengthR
         words_scored=words,
         windows=len(windows),
         documents=documents,
-        interval=interval(windows),
-        groups=groups_of(windows, documents),
+        interval=interval_of(groups, documents),
+        groups=groups,
     )
 
 
@@ -61,33 +62,25 @@ def joined(windows: Sequence[Scored]) -> np.ndarray:
     return np.concatenate([np.zeros(0), *(window.nll for window in windows)])
 
 
-def interval(windows: Sequence[Scored]) -> Interval | None:
-    """95 % interval of exp(mean NLL) by Student's t: over documents, or over blocks of the only document. None with
-    fewer than three."""
-    documents = max((window.document for window in windows), default=0) + 1
-    if documents > 1:
-        return interval_of(groups_of(windows, documents), "documents")
-    nll = joined(windows)
-    blocks = len(nll) // BLOCK
-    if blocks < LEAST:
+def interval_of(groups: Sequence[Group], documents: int) -> Interval | None:
+    """95 % interval of exp(mean NLL) by Student's t: over documents, or over the quarters of the only one. None with
+    fewer than three of either."""
+    found = _mean_and_half(pieces_of(groups, documents))
+    if found is None:
         return None
-    error = half_width(nll[: blocks * BLOCK].reshape(blocks, BLOCK).mean(1))
-    return _around(float(nll.mean()), error, "blocks")
-
-
-def interval_of(groups: Sequence[Group], kind: Literal["documents", "blocks"]) -> Interval | None:
-    """The same from groups that need not be of one size: Student's t on the standard error of a ratio (Cochran 1977,
-    Sampling Techniques, 6.4). None where fewer than three groups have tokens."""
-    groups = [group for group in groups if group[1]]
-    if len(groups) < LEAST:
-        return None
-    total, count = (np.array(column) for column in zip(*groups, strict=True))
-    mean = float(total.sum() / count.sum())
-    return _around(mean, half_width((total - mean * count) / count.mean()), kind)
-
-
-def _around(mean: float, half: float, kind: Literal["documents", "blocks"]) -> Interval:
+    mean, half = found
+    kind = "documents" if documents > 1 else "quarters"
     return Interval(low=finite_exp(mean - half), high=finite_exp(mean + half), kind=kind)
+
+
+def _mean_and_half(pieces: Sequence[Group]) -> tuple[float, float] | None:
+    """Mean per token, and half of its 95 % interval. The standard error is that of a ratio (Cochran 1977, Sampling
+    Techniques, 6.4), so pieces may differ in size."""
+    if len(pieces) < LEAST:
+        return None
+    total, count = (np.array(column) for column in zip(*pieces, strict=True))
+    mean = float(total.sum() / count.sum())
+    return mean, half_width((total - mean * count) / count.mean())
 
 
 def groups_of(windows: Sequence[Scored], documents: int, counted: Sequence[np.ndarray] | None = None) -> list[Group]:
@@ -108,20 +101,37 @@ def groups_of(windows: Sequence[Scored], documents: int, counted: Sequence[np.nd
     return [(float(nll[block][inside[block]].sum()), int(inside[block].sum())) for block in blocks]
 
 
-def paired_probability(a: Sequence[Group], b: Sequence[Group]) -> float | None:
-    """Probability that ``a`` has the lower perplexity, from the groups of two methods over the same tokens.
+def are_paired(a: Sequence[Group], b: Sequence[Group]) -> bool:
+    """True if the pieces of two methods have the same numbers of tokens."""
+    return [tokens for _, tokens in a] == [tokens for _, tokens in b]
 
-    It is that of Student's t for the differences by group, so a few groups are less sure than many. Equal methods
-    have a half. None where fewer than three groups have tokens.
+
+def paired_probability(a: Sequence[Group], b: Sequence[Group]) -> float | None:
+    """Probability that ``a`` has the lower perplexity, from the pieces of two methods over the same tokens.
+
+    It is that of Student's t for the differences by piece, so a few pieces are less sure than many. Equal methods
+    have a half. None with fewer than three pieces.
 
     Raises:
-        ValueError: when the groups are not of the same tokens.
+        ValueError: when the pieces are not of the same tokens.
     """
-    if [tokens for _, tokens in a] != [tokens for _, tokens in b]:
+    if not are_paired(a, b):
         raise ValueError("the groups of the two methods do not have the same tokens")
     # Both share the tokens, so the sign of the summed difference decides.
-    difference = np.array([right - left for (left, tokens), (right, _) in zip(a, b, strict=True) if tokens])
+    difference = np.array([right - left for (left, _), (right, _) in zip(a, b, strict=True)])
     return None if len(difference) < LEAST else probability_above(difference)
+
+
+def surely_apart(a: Sequence[Group], b: Sequence[Group], factor: float) -> bool:
+    """True if the 95 % interval of a ratio of perplexities, ``a`` to ``b``, is on one side of ``factor``.
+
+    Both are pieces over the same tokens, so text that is hard for both counts for nothing. False with fewer than three.
+    """
+    beyond = [
+        (left - right - math.log(factor) * tokens, tokens) for (left, tokens), (right, _) in zip(a, b, strict=True)
+    ]
+    found = _mean_and_half(beyond)
+    return found is not None and abs(found[0]) >= found[1]
 
 
 def position_buckets(windows: list[Scored]) -> list[PositionBucket]:

@@ -13,9 +13,6 @@ import numpy as np
 SHARE = 0.95
 """Of the samples, that many have the true mean in their interval."""
 
-LEAST = 3
-"""Values of an interval, and of a probability: the interval of two is 13 standard errors to each side."""
-
 
 def distribution(t: float, freedom: int) -> float:
     """Probability that a value of Student's t with ``freedom`` degrees of freedom, at least 1, is below ``t``."""

@@ -13,8 +13,10 @@ from service.evaluation.perplexity.results import (
 )
 from service.evaluation.results import DocumentInfo, Interval
 
+Kind = Literal["documents", "quarters", "blocks"]
 
-def at_length(length: int, perplexity: float, kind: Literal["documents", "blocks"] | None = "blocks") -> LengthResult:
+
+def at_length(length: int, perplexity: float, kind: Kind | None = "quarters") -> LengthResult:
     interval = Interval(low=perplexity * 0.95, high=perplexity * 1.06, kind=kind) if kind else None
     nll = math.log(perplexity)
     return LengthResult(
@@ -41,7 +43,7 @@ def result_of(
     lengths: Sequence[int],
     *,
     trained_length: int = 256,
-    kind: Literal["documents", "blocks"] | None = "blocks",
+    kind: Kind | None = "quarters",
     documents: Sequence[str] = ("python-reference",),
     models: Mapping[str, str] | None = None,
 ) -> PerplexityResult:

@@ -124,7 +124,7 @@ class LongPerplexityPlan(Plan):
             key_fraction=len(nll) / plain.tokens_scored,
             perplexity=plain.perplexity,
             tokens_scored=plain.tokens_scored,
-            interval=interval_of(groups, "documents" if len(measured) > 1 else "blocks"),
+            interval=interval_of(groups, len(measured)),
             groups=groups,
         )
 

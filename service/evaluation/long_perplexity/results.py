@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from service.evaluation.perplexity.results import Protocol
+from service.evaluation.pieces import pieces_of
 from service.evaluation.results import (
     DocumentInfo,
     EvaluationResult,
@@ -47,7 +48,7 @@ class LongLengthResult(BaseModel):
     key_fraction: float = Field(description="Of the scored tokens.")
     perplexity: float
     tokens_scored: int
-    interval: Interval | None = Field(description="Of the long perplexity, over documents or blocks of scored tokens.")
+    interval: Interval | None = Field(description="Of the long perplexity, over documents, or quarters of one.")
     groups: list[Group] = Field(
         description="(NLL sum, tokens) over key tokens, by document or block as in `perplexity`."
     )
@@ -83,7 +84,7 @@ class LongPerplexityResult(EvaluationResult):
         """Perplexity of key tokens, at the lengths that score any."""
         by_method = [
             {
-                at.length: Score(at.long_perplexity, at.interval, at.groups)
+                at.length: Score(at.long_perplexity, at.interval, pieces_of(at.groups, len(self.documents)))
                 for at in method.lengths
                 if at.long_perplexity is not None
             }

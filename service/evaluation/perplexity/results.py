@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from service.evaluation.nll import LengthResult, PositionBucket
+from service.evaluation.pieces import pieces_of
 from service.evaluation.results import (
     DocumentInfo,
     EvaluationResult,
@@ -50,8 +51,10 @@ class PerplexityResult(EvaluationResult):
 
     def scores(self) -> Scores:
         """Perplexity by context length."""
+        documents = len(self.documents)
         by_method = [
-            {at.length: Score(at.perplexity, at.interval, at.groups) for at in m.lengths} for m in self.methods
+            {at.length: Score(at.perplexity, at.interval, pieces_of(at.groups, documents)) for at in m.lengths}
+            for m in self.methods
         ]
         return Scores("perplexity", True, by_method, note=self.interval_note())
 
@@ -77,7 +80,7 @@ class PerplexityResult(EvaluationResult):
         kinds = {at.interval.kind for method in self.methods for at in method.lengths if at.interval}
         if not kinds:
             return "too few documents or tokens for an interval"
-        over = {"documents": "documents", "blocks": "blocks of 64 tokens"}
+        over = {"documents": "documents", "quarters": "quarters of the document", "blocks": "blocks of 64 tokens"}
         return f"95 % interval over {' and '.join(over[kind] for kind in sorted(kinds))}"
 
     def _row(self, method: MethodResult, at: LengthResult) -> Row:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
 from service.evaluation.formatting import listed, probability
 from service.evaluation.results import EvaluationResult, Score, Scores
-from service.evaluation.statistics import paired_probability
+from service.evaluation.statistics import are_paired, paired_probability, surely_apart
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
 from service.evaluation.unit import Subject
 
@@ -30,7 +31,7 @@ class Judge:
     ) -> None:
         self._subjects, self._target, self._within, self._tolerance = subjects, target, within, tolerance
         self._scores = [result.scores() for result in results]
-        self._same_tokens = all(result.scores_the_same() for result in results)
+        self._same_tokens = [result.scores_the_same() or within == target for result in results]
         self._reference = reference
         judged = [self._judgements(index) for index in range(len(results))]
         self._judgements_of = [list(of_method) for of_method in zip(*judged, strict=True)]
@@ -97,7 +98,9 @@ class Judge:
         scores = self._scores[part]
         at_target = [by_length.get(self._target) for by_length in scores.by_method]
         reference = scores.by_method[self._reference].get(self._within)
-        limit = _limit(reference, scores, self._tolerance)
+        factor = 1 + self._tolerance if scores.lower_is_better else max(0.0, 1 - self._tolerance)
+        # A reference that finds nothing is no limit.
+        limit = None if reference is None or reference.value == 0 else reference.value * factor
         judged = []
         for score in at_target:
             worse = sum(
@@ -112,24 +115,33 @@ class Judge:
                     reference=reference.value if reference else None,
                     limit=limit,
                     adequate=_within_limit(score.value, limit, scores) if score and limit is not None else None,
-                    sure=score is not None and limit is not None and _sure(score, limit),
+                    sure=limit is not None and self._is_sure(part, score, reference, factor),
                     rank=worse + 1,
                 )
             )
         return judged
 
+    def _is_sure(self, part: int, score: Score | None, reference: Score | None, factor: float) -> bool:
+        """True if 95 % intervals separate the score from ``factor`` times the reference, paired where they can be."""
+        if score is None or reference is None:
+            return False
+        a, b = score.pieces, reference.pieces
+        if self._same_tokens[part] and a is not None and b is not None and are_paired(a, b):
+            return surely_apart(a, b, factor)
+        return _are_apart(score, reference, factor)
+
     def _confidence(self, best: int, other: int) -> float | None:
         first = self._scores[0]
         a, b = first.by_method[best].get(self._target), first.by_method[other].get(self._target)
-        if a is None or b is None or a.groups is None or b.groups is None:
+        if a is None or b is None or a.pieces is None or b.pieces is None:
             return None
-        return paired_probability(a.groups, b.groups)
+        return paired_probability(a.pieces, b.pieces)
 
     def _words(self, methods: Sequence[SweepMethod], confidence: float | None, chosen: SweepMethod | None) -> str:
         """The best, or that several are; then who is within the tolerance at the least cost."""
         first = [method.label for method in methods if method.rank == 1]
         lead, enough = self._lead(methods, first, confidence), self._good_enough(first, chosen)
-        return f"At {self._target:,} tokens {lead}{enough}{'' if self._same_tokens else OTHER_TOKENS}"
+        return f"At {self._target:,} tokens {lead}{enough}{'' if all(self._same_tokens) else OTHER_TOKENS}"
 
     def _lead(self, methods: Sequence[SweepMethod], first: Sequence[str], confidence: float | None) -> str:
         if all(at.value == 0 for method in methods for at in method.judgements):
@@ -149,12 +161,12 @@ class Judge:
         if chosen is None:
             return self._nothing_is_enough(f"stays within {tolerance} of {itself}")
         who = "" if [chosen.label] == list(first) else f"{chosen.label} is "
-        doubt = "" if chosen.sure else ", though its interval reaches across the limit"
+        doubt = "" if chosen.sure else ", though that is not sure"
         cheapest = f"the cheapest {self._without(chosen)}that is good enough"
         return f", and {who}{cheapest}: within {tolerance} of {itself}{doubt}.{self._caution()}"
 
     def _nothing_is_enough(self, stays: str) -> str:
-        """No value is within the limit; some intervals may be."""
+        """No value is within the limit; some methods may be."""
         unsure = [
             method.label
             for method in self.methods()
@@ -162,8 +174,7 @@ class Judge:
         ]
         if not unsure:
             return f"; no method {stays}."
-        those = f"interval of {unsure[0]} reaches" if len(unsure) == 1 else f"intervals of {listed(unsure)} reach"
-        return f"; no method surely {stays}, but the {those} across the limit.{self._caution()}"
+        return f"; no method surely {stays}, but {listed(unsure)} may.{self._caution()}"
 
     def _without(self, chosen: SweepMethod) -> str:
         """Words for the windowed methods that are cheaper than the ``chosen`` one, and good enough by perplexity."""
@@ -208,18 +219,17 @@ def _better(a: Score, b: Score, scores: Scores) -> bool:
     return a.value < b.value if scores.lower_is_better else a.value > b.value
 
 
-def _limit(reference: Score | None, scores: Scores, tolerance: float) -> float | None:
-    """None where the reference finds nothing: then there is nothing to stay within."""
-    if reference is None or reference.value == 0:
-        return None
-    return reference.value * (1 + tolerance if scores.lower_is_better else max(0.0, 1 - tolerance))
-
-
 def _within_limit(value: float, limit: float, scores: Scores) -> bool:
     return value <= limit if scores.lower_is_better else value >= limit
 
 
-def _sure(score: Score, limit: float) -> bool:
-    """True when the whole interval is on one side of the limit."""
-    interval = score.interval
-    return interval is not None and (interval.high <= limit or interval.low >= limit)
+def _are_apart(score: Score, reference: Score, factor: float) -> bool:
+    """True if independent intervals separate the score from ``factor`` times the reference (Zou and Donner 2008,
+    Statistics in Medicine 27, p. 1693-1702). False without both intervals."""
+    own, other = score.interval, reference.interval
+    if own is None or other is None:
+        return False
+    gap = score.value - factor * reference.value
+    if gap > 0:
+        return gap >= math.hypot(score.value - own.low, factor * (other.high - reference.value))
+    return -gap >= math.hypot(own.high - score.value, factor * (reference.value - other.low))

@@ -43,7 +43,8 @@ class Judgement(BaseModel):
     """One method by one evaluation at the target length.
 
     ``reference`` is the checkpoint's own encoding within its trained length, ``limit`` what the tolerance makes of it.
-    ``sure`` says whether the whole interval is on the same side of the limit.
+    ``sure`` says whether 95 % intervals separate the method from the limit. Over the same tokens, that is the interval
+    of their ratio. Over others, both intervals count, the method's and the reference's.
     """
 
     evaluation: int = Field(description="Index into `evaluations`.")
@@ -75,8 +76,8 @@ class Answer(BaseModel):
     windowed method comes last, unless an evaluation with a limit measures recall. Of equally good ones the first asked
     for is named, and ``words`` name all. Without a number at the target length there is no best.
 
-    ``confidence`` is the probability, by Student's t over documents or blocks, that the best beats ``runner_up``
-    by the first evaluation. It is null with fewer than three of them.
+    ``confidence`` is the probability that the best beats ``runner_up`` by the first evaluation. It is by Student's t
+    over documents or quarters of one, and null with fewer than three of them.
     """
 
     best: str | None

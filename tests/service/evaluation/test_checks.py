@@ -51,6 +51,24 @@ def planned(models: ModelRegistry, evaluation: str, **fields: Any) -> Plan:
     return plan_of(request, models, settings_of(Path("tiny")))
 
 
+@pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "recommend"])
+@pytest.mark.parametrize(
+    ("given", "cut"),
+    [
+        ([TEXT, "x" + TEXT, TEXT], None),
+        ([next(iter(BUILT_IN)), TEXT, next(iter(BUILT_IN))], None),
+        ([[3, 4, 5] * 400, TEXT, [3, 4, 5] * 300], 700),
+    ],
+)
+def test_a_repeated_document_is_no_second_one(
+    models: ModelRegistry, evaluation: str, given: list[str | list[int]], cut: int | None
+) -> None:
+    """Five copies of a document had an interval without width, and a difference of probability 1."""
+    with pytest.raises(InvalidEvaluation, match=r"^input: input\[2\] has the same tokens as input\[0\]: send each"):
+        planned(models, evaluation, input=given, max_tokens=cut)
+    planned(models, evaluation, input=given[:2], max_tokens=cut)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -186,7 +186,8 @@ METHODS = [{"method": "default"}, {"method": "self_extend"}, YARN, {"method": "s
 
 
 def judged(models: ModelRegistry, *curves: list[list[float]], tolerance: float = 0.1, half: float = 0.0) -> Judge:
-    """Judges the four methods by perplexities at 64 and 256 tokens, with intervals of ``half`` the value around."""
+    """Judges the four methods by perplexities at 64 and 256 tokens. Intervals reach ``half`` of a number to each side.
+    So does that of its ratio to the number at the other length."""
     patch = models.default.patch
     subjects = [Subject(parse(fields), patch, "tiny") for fields in METHODS]
     return Judge(subjects, [result(subjects, curve, half) for curve in curves], 0, 64, 256, tolerance)
@@ -194,13 +195,15 @@ def judged(models: ModelRegistry, *curves: list[list[float]], tolerance: float =
 
 def result(subjects: list[Subject], curve: list[list[float]], half: float) -> PerplexityResult:
     named = {subject.label: values for subject, values in zip(subjects, curve, strict=True)}
-    made = result_of(named, LENGTHS, trained_length=64)
+    made = result_of(named, LENGTHS, trained_length=64, documents=[f"input[{index}]" for index in range(8)])
     made.protocol = "tail"
+    hard = np.random.default_rng(0).normal(size=8)
+    turns = half * np.sqrt(7) / 2.364624 * np.array([1, -1] * 4)  # Student's t of seven degrees of freedom
     for method, values in zip(made.methods, curve, strict=True):
         for at, value in zip(method.lengths, values, strict=True):
             at.interval = Interval(low=value * (1 - half), high=value * (1 + half), kind="documents")
-            rng = np.random.default_rng(at.length)
-            at.groups = [(float(np.log(value) * 100 + noise), 100) for noise in rng.normal(size=8)]
+            nll = np.log(value) + hard + (turns if at.length == LENGTHS[-1] else 0)
+            at.groups = [(float(100 * of_document), 100) for of_document in nll]
     return made
 
 
@@ -233,14 +236,37 @@ def test_nothing_good_enough_is_unsure_where_an_interval_reaches_across_the_limi
     answer = judged(models, curve, half=0.05).answer()
     assert answer.cheapest_adequate is None
     assert (
-        "; no method surely stays within 10% of the model itself at 64 tokens, but the intervals of yarn(factor=4) and "
-        "streaming reach across the limit. Perplexity does not show that streaming cannot recall" in answer.words
+        "; no method surely stays within 10% of the model itself at 64 tokens, but yarn(factor=4) and streaming may. "
+        "Perplexity does not show that streaming cannot recall" in answer.words
     )
     curve[3] = [10, 40]
-    assert (
-        "but the interval of yarn(factor=4) reaches across the limit."
-        in judged(models, curve, half=0.05).answer().words
-    )
+    assert ", but yarn(factor=4) may. Perplexity" in judged(models, curve, half=0.05).answer().words
+
+
+def test_what_is_hard_for_both_is_no_doubt(models: ModelRegistry) -> None:
+    """The documents differ by more than a nat, so no interval is on one side. Each ratio to the reference is sure."""
+    curve = [[10, 90], [10, 10.2], [11, 11.4], [10, 10.9]]
+    subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
+    wide = result(subjects, curve, 0.0)
+    for method in wide.methods:
+        for at in method.lengths:
+            at.interval = Interval(low=at.perplexity / 3, high=at.perplexity * 3, kind="documents")
+    methods = Judge(subjects, [wide], 0, 64, 256, 0.1).methods()
+    assert [method.adequate for method in methods] == [False, True, False, True]
+    assert all(method.sure for method in methods)
+    assert not judged(models, curve, half=0.02).methods()[3].sure, "10.9 is 0.9 % below the limit of 11"
+
+
+def test_other_tokens_leave_the_doubt_about_the_reference_too(models: ModelRegistry) -> None:
+    """Intervals of 5 %: by Pythagoras, the difference of 10.3 and the limit of 11 is unsure by 0.75."""
+    subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
+    made = result(subjects, [[10, 90], [10, 10.3], [10, 10.2], [10, 11.7]], 0.05)
+    made.protocol = "curve"
+    methods = Judge(subjects, [made], 0, 64, 256, 0.1).methods()
+    assert [method.sure for method in methods] == [True, False, True, False]
+    for method in made.methods:
+        method.lengths[0].interval = None
+    assert {method.sure for method in Judge(subjects, [made], 0, 64, 256, 0.1).methods()} == {False}
 
 
 def test_several_evaluations_have_to_agree(models: ModelRegistry) -> None:

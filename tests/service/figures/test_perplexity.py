@@ -89,10 +89,15 @@ class TestPng:
     def test_names_model_protocol_documents_and_last_values(self) -> None:
         shown = texts(USUAL)
         title = " ".join(shown)
-        for part in ("tiny", "curve protocol", "python-reference", "5,000 tokens", "blocks of 64 tokens"):
+        for part in ("tiny", "curve protocol", "python-reference", "5,000 tokens", "quarters of the document"):
             assert part in title
         legend = ["at 2,048 tokens", "default: 400.0", "yarn(factor=8): 7.600", "alibi on tiny-alibi: 6.500"]
         assert [text for text in shown if text in legend] == legend
+
+    def test_a_result_of_an_earlier_version_says_over_what_its_intervals_are(self) -> None:
+        kept = result_of({"default": [7.0, 9.0]}, [256, 512], kind="blocks").model_dump_json()
+        read = PerplexityResult.model_validate_json(kept)
+        assert "95 % interval over blocks of 64 tokens" in " ".join(texts(read))
 
     @ANY_SHAPE
     def test_the_legend_has_every_method_inside_the_picture(self, result: PerplexityResult) -> None:

@@ -16,14 +16,15 @@ from transformers import AutoTokenizer
 
 from service.evaluation.documents import from_text, from_token_ids
 from service.evaluation.perplexity import protocols
+from service.evaluation.pieces import pieces_of
 from service.evaluation.statistics import (
     Scored,
     groups_of,
-    interval,
     interval_of,
     length_result,
     paired_probability,
     position_buckets,
+    surely_apart,
 )
 from tests.service.conftest import tiny_tokenizer
 
@@ -82,20 +83,22 @@ def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     covered = 0
     for _ in range(200):
         documents = [Scored(d, generator.normal(2.0, 0.5, 64) + generator.normal(0, 0.2), 0, 64, 9) for d in range(30)]
-        found = interval(documents)
+        found = length_result(64, documents, 30).interval
         assert found is not None
         assert found.kind == "documents"
         covered += found.low <= math.exp(2.0) <= found.high
     assert 175 <= covered <= 200, covered
 
 
-def test_one_document_gets_an_interval_over_blocks_and_a_short_one_none() -> None:
-    generator = np.random.default_rng(0)
-    found = interval([Scored(0, generator.normal(2.0, 0.5, 6400), 0, 1, 1)])
+def test_one_document_gets_an_interval_over_its_quarters_and_a_short_one_none() -> None:
+    nll = np.random.default_rng(0).normal(2.0, 0.5, 6400)
+    found = length_result(6400, [Scored(0, nll, 0, 1, 1)], 1).interval
+    means = nll.reshape(4, 1600).mean(1)
+    half = 3.182446 * means.std(ddof=1) / 2  # Student's t of three degrees of freedom
     assert found is not None
-    assert found.kind == "blocks"
-    assert found.low < math.exp(2.0) < found.high
-    assert interval([Scored(0, np.ones(100), 0, 1, 1)]) is None
+    assert found.kind == "quarters"
+    assert (math.log(found.low), math.log(found.high)) == pytest.approx((means.mean() - half, means.mean() + half))
+    assert length_result(100, [Scored(0, np.ones(100), 0, 1, 1)], 1).interval is None
 
 
 def test_buckets_double_and_count_every_token() -> None:
@@ -150,24 +153,26 @@ def test_groups_of_several_documents_are_the_documents() -> None:
     assert groups_of([*windows, Scored(0, np.full(2, 4.0), 0, 1, 1)], 3) == [(11.0, 5), (10.0, 5), (0.0, 0)]
 
 
-def test_an_interval_can_be_had_from_the_groups_too() -> None:
-    generator = np.random.default_rng(0)
-    one, several = (generator.normal(2.0, 0.5, 6400),), generator.normal(2.0, 0.5, (20, 100))
-    for nll, kind in ((one, "blocks"), (several, "documents")):
-        windows = windows_of(*nll)
-        expected, got = interval(windows), interval_of(groups_of(windows, len(windows)), kind)
-        assert expected is not None
-        assert got is not None
-        assert got.kind == expected.kind == kind
-        assert (got.low, got.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
-    assert interval_of([(1.0, 1), (0.0, 0)], "documents") is None
+def test_the_pieces_of_one_document_are_its_quarters() -> None:
+    """A last block may be shorter, blocks may have no token that counts, and few blocks stay as they are."""
+    nll = np.random.default_rng(0).normal(2.0, 0.5, 64 * 301 + 5)
+    groups = groups_of(windows_of(nll), 1)
+    quarters = pieces_of(groups, 1)
+    assert len(groups) == 151
+    assert [tokens for _, tokens in quarters] == [38 * 128, 38 * 128, 38 * 128, 36 * 128 + 64 + 5]
+    edges = np.cumsum([0, *(tokens for _, tokens in quarters)])
+    assert [total for total, _ in quarters] == pytest.approx([nll[a:b].sum() for a, b in pairwise(edges)])
+    assert pieces_of([(1.0, 64), (0.0, 0), *[(2.0, 64)] * 7], 1) == [(3.0, 128), *[(4.0, 128)] * 3]
+    assert pieces_of([(1.0, 64), (0.0, 0), (2.0, 64), (3.0, 9)], 1) == [(1.0, 64), (2.0, 64), (3.0, 9)]
+    assert pieces_of([(1.0, 64)] * 5, 1) == [(2.0, 128), (2.0, 128), (1.0, 64)]
+    assert pieces_of([(1.0, 64), (0.0, 0), *[(2.0, 64)] * 7], 9) == [(1.0, 64), *[(2.0, 64)] * 7], "documents"
 
 
 def test_a_paired_comparison_sees_what_two_intervals_cannot() -> None:
     generator = np.random.default_rng(0)
     hard = generator.normal(2.0, 0.5, 40)
     a, b = ([(float(64 * nll), 64) for nll in values] for values in (hard, hard + generator.normal(0.02, 0.05, 40)))
-    apart = interval_of(a, "blocks"), interval_of(b, "blocks")
+    apart = interval_of(a, 40), interval_of(b, 40)
     assert apart[0] is not None
     assert apart[1] is not None
     assert apart[0].high > apart[1].low, "the intervals overlap"
@@ -176,14 +181,19 @@ def test_a_paired_comparison_sees_what_two_intervals_cannot() -> None:
     assert probability > 0.95
     assert paired_probability(b, a) == pytest.approx(1 - probability)
     assert paired_probability(a, b) == probability, "the same every time"
+    assert surely_apart(a, b, 1.0)
+    assert surely_apart(b, a, 1.0)
+    assert surely_apart(a, b, 1.1), "surely within 10 %"
+    assert not surely_apart(b, a, math.exp(0.02))
 
 
 def test_a_paired_comparison_of_equals_and_of_too_little() -> None:
-    groups = [(1.0, 2), (3.0, 2), (0.0, 0), (2.0, 2)]
-    assert paired_probability(groups, groups) == 0.5
-    assert paired_probability(groups[1:], groups[1:]) is None
+    pieces = [(1.0, 2), (3.0, 2), (2.0, 2)]
+    assert paired_probability(pieces, pieces) == 0.5
+    assert paired_probability(pieces[1:], pieces[1:]) is None
+    assert not surely_apart(pieces[1:], pieces[1:], 2.0)
     with pytest.raises(ValueError, match="same tokens"):
-        paired_probability(groups, [(1.0, 2), (3.0, 3), (0.0, 0), (2.0, 2)])
+        paired_probability(pieces, [(1.0, 2), (3.0, 3), (2.0, 2)])
 
 
 def test_a_paired_comparison_is_right_about_as_often_as_it_says() -> None:
