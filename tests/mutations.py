@@ -78,6 +78,7 @@ TEMPERATURE = "tests/patches/encoding/test_temperature.py"
 PADDING = "tests/patches/model/test_padding.py"
 PARITY = "tests/patches/model/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
+EXPORTS = "tests/service/export/test_targets.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
 ENGINE = "tests/service/engine/test_engine.py"
@@ -354,6 +355,8 @@ CARRIED = [
     Mutation("without a cache, only the last chunk is read", "service/evaluation",
              "self.cache = ids if self.cache is None else torch.cat((self.cache, ids))", "self.cache = ids",
              (f"{HYBRIDS}::test_a_model_that_returns_no_cache_is_scored_only",)),
+    Mutation("moved positions reach the trained length", "patches",
+             "return None if trained is None else self.stretched(trained, geometry)", "return trained", (EXPORTS,)),
 ]  # fmt: skip
 
 MUTATIONS = [*ATTENTION, *CARRIED, *ENCODING, *SERVED, *JOBS]

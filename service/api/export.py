@@ -46,8 +46,8 @@ class ExportRequest(KnownFields):
     model: str | None = Field(None, description="A served model; the first one when absent.")
     length: Annotated[int, Field(ge=2, le=LONGEST - 1)] | None = Field(
         None,
-        description="Longest text in tokens, new ones included. When absent: the factor times the trained length. "
-        "Without a factor: the length that the checkpoint declares.",
+        description="Longest text in tokens, new ones included. When absent: the length that the parameters reach, as "
+        "factor x trained length. For the checkpoint's own encoding: the length that it declares. Others need one.",
     )
 
 
