@@ -11,6 +11,7 @@ from patches import (
     LONGEST,
     Method,
     NoRopeParameters,
+    Patched,
     ResolvedRecipe,
     RopeGeometry,
     closest,
@@ -65,6 +66,22 @@ class Source:
     geometry: RopeGeometry
     own: Mapping[str, Any]
     model_type: str
+
+
+def source_of(patch: Patched) -> Source | None:
+    """A served model as a source; None for a part of a larger one, whose configuration the entries would miss."""
+    config = patch.model.config
+    if config.get_text_config() is not config:
+        return None
+    return Source(patch.geometry, getattr(config, "rope_parameters", None) or {}, config.model_type)
+
+
+def carriers(method: Method, patch: Patched, length: int) -> list[str] | None:
+    """The systems that can express ``method`` for ``length`` tokens; None for a model that no export covers."""
+    source = source_of(patch)
+    if source is None:
+        return None
+    return [name for name, target in TARGETS.items() if _is_expressible(method, source, target, length)]
 
 
 def shorthand(method: Method) -> str:

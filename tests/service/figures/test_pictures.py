@@ -56,8 +56,9 @@ class TestData:
         assert loss.caption.endswith(OTHERS)
         assert recall.caption.startswith("Share of the tokens of a repeated segment")
         texts = [[note.text for note in one.figure.layout.annotations if note.yref == "y"] for one in (loss, recall)]
-        assert [text.partition(", ")[2] for text in texts[0]][:2] == ["recommended", "worse"]
-        assert all(text.endswith(" %") for text in texts[1])
+        verdicts = [text.partition(", ")[2] for text in texts[0]]
+        assert verdicts == ["recommended · 32 windows", "worse · 32 windows", *["dropped · 2 windows"] * 2]
+        assert [text.partition(" % · ")[2] for text in texts[1]] == [*["32 windows"] * 2, *["2 windows"] * 2]
 
     def test_retrieval_by_length_and_depth(self) -> None:
         result = examples.passkey()
