@@ -363,6 +363,8 @@ CARRIED = [
     Mutation("another finalist is exported although the answer can be", "service/evaluation",
              "for s in (chosen, *others)", "for s in others",
              (f"{RECOMMEND}::test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is",)),
+    Mutation("key tokens of other windows", "service/evaluation", '"protocol", "windows", "bos")', '"protocol", "bos")',
+             ("tests/service/evaluation/test_long_perplexity.py::test_windows_bound_the_passes_of_tail_alone",)),
 ]  # fmt: skip
 
 MUTATIONS = [*ATTENTION, *CARRIED, *ENCODING, *SERVED, *JOBS]

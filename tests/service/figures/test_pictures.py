@@ -122,6 +122,17 @@ class TestData:
         shown = lines(named("long_perplexity", "long-perplexity"))
         assert shown[NAMES[0]] == ([512, 1024, 2048], [180, 600, 800])
 
+    def test_long_perplexity_has_its_key_tokens_below_each_length(self) -> None:
+        result = examples.long_perplexity()
+        picture, plain = pictures_of(result)
+        assert list(picture.figure.layout.xaxis.ticktext) == [
+            *("256<br>0 key", "512<br>64 key", "1,024<br>64 key", "2,048<br>64 key")
+        ]
+        assert not any("key" in text for text in plain.figure.layout.xaxis.ticktext)
+        assert "205 of 2,048" in picture.caption
+        assert "205" not in picture.subtitle
+        assert result.cautions()[0] in picture.caption
+
     def test_long_perplexity_intervals_are_on_the_picture(self) -> None:
         result = examples.long_perplexity()
         at = result.methods[2].lengths[-1]
