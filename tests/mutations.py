@@ -79,6 +79,7 @@ PADDING = "tests/patches/model/test_padding.py"
 PARITY = "tests/patches/model/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
 RECOMMEND = "tests/service/evaluation/test_recommend.py"
+PICTURES = "tests/service/figures/test_pictures.py"
 EXPORTS = "tests/service/export/test_targets.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
@@ -365,6 +366,8 @@ CARRIED = [
              (f"{RECOMMEND}::test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is",)),
     Mutation("key tokens of other windows", "service/evaluation", '"protocol", "windows", "bos")', '"protocol", "bos")',
              ("tests/service/evaluation/test_long_perplexity.py::test_windows_bound_the_passes_of_tail_alone",)),
+    Mutation("looks by the order of the request", "service/figures", "enumerate((OWN, *others, AUTO))",
+             "enumerate(names)", (f"{PICTURES}::test_a_method_has_one_look_in_all_figures_of_the_same_methods",)),
 ]  # fmt: skip
 
 MUTATIONS = [*ATTENTION, *CARRIED, *ENCODING, *SERVED, *JOBS]

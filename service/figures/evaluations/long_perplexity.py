@@ -10,6 +10,7 @@ from service.evaluation.results import documents_text, name_of
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import mark_trained, new_figure
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.looks import looks
 from service.figures.picture import Picture, rows_of
 
 Value = Callable[[LongLengthResult], float | None]
@@ -61,7 +62,7 @@ def _picture(result: LongPerplexityResult, titles: tuple[str, str, str], value: 
     mark_trained(figure, result.trained_length, x)
     measured = len(result.lengths) == 1 or name == "perplexity"
     one = "one length was measured" if measured else "there are key tokens at one length only"
-    add_curves(figure, curves, one)
+    add_curves(figure, curves, one, looks=looks(result.names()))
     points = [(method, at) for method in result.methods for at in method.lengths]
     rows = rows_of(
         method=[name_of(method, result) for method, _ in points],

@@ -12,6 +12,7 @@ from service.evaluation.student import LEAST
 from service.figures.drawing.axes import linear_axis
 from service.figures.drawing.bars import Bar, add_bars
 from service.figures.drawing.charts import counted, new_figure
+from service.figures.looks import looks
 from service.figures.picture import Picture
 
 
@@ -93,7 +94,7 @@ def _bar(result: RecommendResult, measure: _Measure, method: RecommendMethod, at
         name=name_of(method, result),
         value=value,
         text=f"{measure.text(value)}{verdict} · {counted(at.windows, 'window')}",
-        look=result.methods.index(method),
+        look=looks(result.names())[name_of(method, result)],
         interval=None if interval is None else (interval.low, interval.high),
         best=method.verdict == "recommended",
     )
