@@ -367,7 +367,8 @@ CARRIED = [
     Mutation("key tokens of other windows", "service/evaluation", '"protocol", "windows", "bos")', '"protocol", "bos")',
              ("tests/service/evaluation/test_long_perplexity.py::test_windows_bound_the_passes_of_tail_alone",)),
     Mutation("looks by the order of the request", "service/figures", "enumerate((OWN, *others, AUTO))",
-             "enumerate(names)", (f"{PICTURES}::test_a_method_has_one_look_in_all_figures_of_the_same_methods",)),
+             "enumerate(names)",
+             (f"{PICTURES}::TestLooks::test_a_method_has_one_look_in_all_figures_of_the_same_methods",)),
 ]  # fmt: skip
 
 MUTATIONS = [*ATTENTION, *CARRIED, *ENCODING, *SERVED, *JOBS]
