@@ -78,6 +78,9 @@ TEMPERATURE = "tests/patches/encoding/test_temperature.py"
 PADDING = "tests/patches/model/test_padding.py"
 PARITY = "tests/patches/model/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
+RECOMMEND = "tests/service/evaluation/test_recommend.py"
+PICTURES = "tests/service/figures/test_pictures.py"
+EXPORTS = "tests/service/export/test_targets.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
 ENGINE = "tests/service/engine/test_engine.py"
@@ -365,6 +368,18 @@ CARRIED = [
     Mutation("without a cache, only the last chunk is read", "service/evaluation",
              "self.cache = ids if self.cache is None else torch.cat((self.cache, ids))", "self.cache = ids",
              (f"{HYBRIDS}::test_a_model_that_returns_no_cache_is_scored_only",)),
+    Mutation("moved positions reach the trained length", "patches",
+             "return None if trained is None else self.stretched(trained, geometry)", "return trained", (EXPORTS,)),
+    Mutation("one window is a reason against a candidate", "service/evaluation", "LEAST_SHARED = 2", "LEAST_SHARED = 1",
+             (f"{RECOMMEND}::test_one_window_is_no_reason_against_a_candidate",)),
+    Mutation("another finalist is exported although the answer can be", "service/evaluation",
+             "for s in (chosen, *others)", "for s in others",
+             (f"{RECOMMEND}::test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is",)),
+    Mutation("key tokens of other windows", "service/evaluation", '"protocol", "windows", "bos")', '"protocol", "bos")',
+             ("tests/service/evaluation/test_long_perplexity.py::test_windows_bound_the_passes_of_tail_alone",)),
+    Mutation("looks by the order of the request", "service/figures", "enumerate((OWN, *others, AUTO))",
+             "enumerate(names)",
+             (f"{PICTURES}::TestLooks::test_a_method_has_one_look_in_all_figures_of_the_same_methods",)),
 ]  # fmt: skip
 
 MUTATIONS = [*ATTENTION, *CARRIED, *ENCODING, *SERVED, *JOBS]

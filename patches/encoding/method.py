@@ -156,6 +156,16 @@ class Method(KnownFields):
         """The trained length in effect, in tokens."""
         return geometry.original_max_position_embeddings
 
+    def extension(self, geometry: RopeGeometry) -> float | None:
+        """The factor in effect on the trained length; None where no parameter names one."""
+        factor: float | None = self.parameters(geometry).get("factor")
+        return factor
+
+    def reached(self, geometry: RopeGeometry) -> int | None:
+        """Longest length in tokens by the parameters; None where they name none, or reach any length."""
+        times = self.extension(geometry)
+        return None if times is None else round(times * self.trained_length(geometry))
+
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         """Every field except the name, with the value in effect for this model, defaults included."""
         in_effect = self.model_dump(exclude={"method"})
@@ -255,6 +265,10 @@ class WrappingMethod(Method):
         native = geometry.native
         return self.base or (native if isinstance(native, Method) and native != self else None)
 
+    def extension(self, geometry: RopeGeometry) -> float | None:
+        base = self._underneath(geometry)
+        return 1.0 if base is None else base.extension(geometry)
+
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         base = self._underneath(geometry)
         # "default" means a checkpoint's own encoding, also one that a request cannot name here.
@@ -270,6 +284,14 @@ class WrappingMethod(Method):
 
 class BasedMethod(_TrainedLength, WrappingMethod):
     """A method that moves positions or masks pairs, measured by the trained length, over a frequency schedule."""
+
+    def reached(self, geometry: RopeGeometry) -> int | None:
+        trained = super().reached(geometry)
+        return None if trained is None else self.stretched(trained, geometry)
+
+    def stretched(self, trained: int, geometry: RopeGeometry) -> int | None:
+        """Longest length whose distances all stay below ``trained``, in tokens; None where every length has this."""
+        return None
 
 
 def _plain_rope(geometry: RopeGeometry) -> Recipe:

@@ -87,3 +87,8 @@ class InChunk:
     def __call__(self, position: torch.Tensor) -> torch.Tensor:
         inside = position % self.size + self.shift
         return inside if self.last is None else inside.clamp_max(self.last)
+
+
+def grouped_reach(trained: int, window: int, group_size: int) -> int:
+    """Longest length whose distances, in groups from ``window`` on, all stay below ``trained`` tokens."""
+    return max(trained, (trained - window + window // group_size) * group_size)

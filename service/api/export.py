@@ -12,7 +12,15 @@ from service.api.docs.openapi import SAMPLE
 from service.api.http.routing import Route
 from service.api.responses import ExportResult
 from service.errors import ApiError, bad_request
-from service.export.targets import TARGETS, LengthRequired, NotExpressible, Source, default_length, export
+from service.export.targets import (
+    TARGETS,
+    LengthRequired,
+    NotExpressible,
+    Source,
+    default_length,
+    export,
+    source_of,
+)
 from service.models.registry import ModelRegistry, ServedModel
 from service.policy.auto import AUTO, is_auto
 from service.sharing.workers import Workers
@@ -46,8 +54,8 @@ class ExportRequest(KnownFields):
     model: str | None = Field(None, description="A served model; the first one when absent.")
     length: Annotated[int, Field(ge=2, le=LONGEST - 1)] | None = Field(
         None,
-        description="Longest text in tokens, new ones included. When absent: the factor times the trained length. "
-        "Without a factor: the length that the checkpoint declares.",
+        description="Longest text in tokens, new ones included. When absent: the length that the parameters reach, as "
+        "factor x trained length. For the checkpoint's own encoding: the length that it declares. Others need one.",
     )
 
 
@@ -95,11 +103,11 @@ def _exported(body: ExportRequest, models: ModelRegistry) -> ExportResult:
 
 def _source(served: ServedModel) -> Source:
     """Raises:
-    ApiError: 400 for a model that is a part of a larger one, whose configuration the entries would miss.
+    ApiError: 400 for a model that is a part of a larger one.
     """
-    config = served.patch.model.config
-    if config.get_text_config() is not config:
+    source = source_of(served.patch)
+    if source is None:
         raise bad_request(
             f"model: {served.name} is the language part of a larger model, which no export covers", "model"
         )
-    return Source(served.patch.geometry, getattr(config, "rope_parameters", None) or {}, config.model_type)
+    return source

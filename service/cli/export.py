@@ -37,7 +37,7 @@ def export(
     ],
     length: Annotated[
         int | None,
-        typer.Option(min=2, help="Longest text in tokens.", show_default="factor x trained length"),
+        typer.Option(min=2, help="Longest text in tokens.", show_default="the length that the parameters reach"),
     ] = None,
     model: ModelName = None,
     as_json: AsJson = False,

@@ -77,10 +77,18 @@ def list_jobs(
 
 
 @jobs.command("show")
-def show_job(job_id: Id, server: Server = None) -> None:
-    """One job in full, as JSON."""
+def show_job(
+    job_id: Id,
+    as_json: Annotated[bool, typer.Option("--json", help="Print its texts too, not their lengths and hashes.")] = False,
+    server: Server = None,
+) -> None:
+    """One job as JSON. Its texts are lengths and hashes without --json."""
+    from service.reports.texts import without_texts
+
     with _connected(server) as client:
-        typer.echo(client.job(_whole(client, job_id)).model_dump_json(indent=2))
+        job = client.job(_whole(client, job_id))
+    shown = job if as_json else job.model_copy(update={"request": without_texts(job.request)})
+    typer.echo(shown.model_dump_json(indent=2))
 
 
 @jobs.command("follow")

@@ -46,7 +46,8 @@ curl localhost:8000/export --json '{{"pe": "{short}", "target": "vllm", "length"
 python -c 'from service.client import Ropeway; print(Ropeway().export("{short}", "vllm", length=131072).usage)'
 ```
 
-The default length is the factor times the trained length. An encoding that depends on the length needs one.
+The default length is the one that the parameters reach: the factor times the trained length, or Self-Extend's groups.
+An encoding that depends on the length needs one, and so does one whose parameters name none, such as ReRoPE.
 `--json` prints the whole answer. A checkpoint's own scaling is replaced: factors are relative to its trained length.
 Option names are those of the versions below, whose sources were read."""
 

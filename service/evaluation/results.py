@@ -146,6 +146,10 @@ class EvaluationResult(BaseModel, ABC):
     def words(self) -> list[str]:
         """The answer in a few sentences, made from the numbers alone. The caller escapes them."""
 
+    def cautions(self) -> list[str]:
+        """Sentences on numbers that mean little; tables and pictures have them too."""
+        return []
+
     def overview(self) -> Overview | None:
         """The table of a result without scores; None for all others."""
         return None

@@ -11,6 +11,7 @@ from patches import (
     LONGEST,
     Method,
     NoRopeParameters,
+    Patched,
     ResolvedRecipe,
     RopeGeometry,
     closest,
@@ -39,7 +40,10 @@ TARGETS: dict[str, Target] = {
 
 
 class LengthRequired(ValueError):
-    """No length was given for an encoding that depends on it."""
+    """No length was given for an encoding that has no default."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"length: required, from 2 to {LONGEST - 1} tokens, since {reason}")
 
 
 class NotExpressible(ValueError):
@@ -62,6 +66,22 @@ class Source:
     geometry: RopeGeometry
     own: Mapping[str, Any]
     model_type: str
+
+
+def source_of(patch: Patched) -> Source | None:
+    """A served model as a source; None for a part of a larger one, whose configuration the entries would miss."""
+    config = patch.model.config
+    if config.get_text_config() is not config:
+        return None
+    return Source(patch.geometry, getattr(config, "rope_parameters", None) or {}, config.model_type)
+
+
+def carriers(method: Method, patch: Patched, length: int) -> list[str] | None:
+    """The systems that can express ``method`` for ``length`` tokens; None for a model that no export covers."""
+    source = source_of(patch)
+    if source is None:
+        return None
+    return [name for name, target in TARGETS.items() if _is_expressible(method, source, target, length)]
 
 
 def shorthand(method: Method) -> str:
@@ -87,20 +107,21 @@ def export(method: Method, source: Source, target: Target, length: int) -> Expre
 
 
 def default_length(method: Method, geometry: RopeGeometry) -> int:
-    """Factor times trained length; without a factor, the length that the checkpoint declares.
+    """The length that the parameters reach; for the checkpoint's own encoding the one that it declares.
 
     Raises:
-        LengthRequired: for an encoding that depends on the length.
+        LengthRequired: for an encoding that depends on the length, or whose parameters name none.
         ValueError: when the encoding does not fit the model; the message names the field.
     """
+    declared = geometry.max_position_embeddings
+    if _is_own(resolve(method, geometry, declared), geometry, declared):
+        return declared
     if method.recipe(geometry).depends_on_length:
-        raise LengthRequired(f"length: required, from 2 to {LONGEST - 1} tokens, since this encoding depends on it")
-    in_effect = effective(method, geometry)
-    parameters = in_effect.parameters(geometry)
-    factor: float | None = parameters.get("factor") or (parameters.get("base") or {}).get("factor")
-    if factor is None:
-        return geometry.max_position_embeddings
-    return round(factor * in_effect.trained_length(geometry))
+        raise LengthRequired("this encoding depends on it")
+    reached = effective(method, geometry).reached(geometry)
+    if reached is None:
+        raise LengthRequired("the parameters of this encoding name none")
+    return min(reached, LONGEST - 1)
 
 
 def _expressed(method: Method, source: Source, target: Target, length: int) -> Expression:

@@ -26,7 +26,7 @@ def _by_length(result: EvaluationResult, scores: Scores) -> Table:
     shown = spaced(lengths, result.trained_length, MOST_COLUMNS) if len(lengths) > MOST_COLUMNS else lengths
     left_out = len(lengths) - len(shown)
     parts = [f"{scores.by}, tokens", f"trained length {result.trained_length:,}", scores.note]
-    table = _new(*parts, f"{left_out} more measured" if left_out else "")
+    table = _new(*parts, *result.cautions(), f"{left_out} more measured" if left_out else "")
     table.add_column("method", overflow="fold", min_width=12)
     for length in shown:
         style = "bold" if length <= result.trained_length else "bold yellow"

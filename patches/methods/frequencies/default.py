@@ -35,6 +35,11 @@ class Default(FrequencyMethod):
             return geometry.native.recipe(geometry)
         return Recipe(UnscaledSchedule(theta))
 
+    def extension(self, geometry: RopeGeometry) -> float | None:
+        if isinstance(geometry.native, Method) and self.is_native(geometry):
+            return geometry.native.extension(geometry)
+        return 1.0 if self.rope_theta is None else None  # another base names no length
+
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         if not self.is_native(geometry):
             return super().parameters(geometry)

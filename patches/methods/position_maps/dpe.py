@@ -14,7 +14,7 @@ from pydantic import Field
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
-from patches.encoding.positions import GroupedPairs
+from patches.encoding.positions import GroupedPairs, grouped_reach
 from patches.encoding.recipe import Band, Recipe
 
 
@@ -52,6 +52,9 @@ class Dpe(BasedMethod):
         query = GroupedPairs(factors, tuple(window - window // factor for factor in factors))
         far = Band(query, GroupedPairs(factors, (0,) * len(factors)), DistanceRange(window))
         return self.on_base(geometry, near, far)
+
+    def stretched(self, trained: int, geometry: RopeGeometry) -> int | None:
+        return min(grouped_reach(trained, self.window(geometry), factor) for factor in self.group_factors)
 
     def window(self, geometry: RopeGeometry) -> int:
         return self.neighbor_window or max(1, min(1024, self.trained_length(geometry) // 4))

@@ -93,3 +93,7 @@ class LeakyReRope(_WindowMethod):
         near = Band(predicate=DistanceRange(0, window))
         far = Band(Stretched(factor, window * (factor - 1)), Stretched(factor), DistanceRange(window))
         return self.on_base(geometry, near, far)
+
+    def stretched(self, trained: int, geometry: RopeGeometry) -> int | None:
+        window = self.window_in_effect(geometry)
+        return max(trained, int((trained - 1 - window) * self.scaling_factor) + window + 1)

@@ -15,7 +15,7 @@ from pydantic import Field
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
-from patches.encoding.positions import Grouped
+from patches.encoding.positions import Grouped, grouped_reach
 from patches.encoding.recipe import Band, Recipe
 
 
@@ -57,6 +57,9 @@ class SelfExtend(BasedMethod):
         near = Band(predicate=DistanceRange(0, window))
         far = Band(Grouped(group, window - window // group), Grouped(group), DistanceRange(window))
         return self.on_base(geometry, near, far)
+
+    def stretched(self, trained: int, geometry: RopeGeometry) -> int | None:
+        return grouped_reach(trained, self.window(geometry), self.group_size)
 
     def window(self, geometry: RopeGeometry) -> int:
         return self.neighbor_window or max(1, self.trained_length(geometry) // 4)

@@ -48,6 +48,9 @@ class String(BasedMethod):
         far = Band(Shifted(local - offset), IDENTITY, DistanceRange(offset))
         return self.on_base(geometry, near, far)
 
+    def stretched(self, trained: int, geometry: RopeGeometry) -> int | None:
+        return max(trained, trained + self.offset(geometry) - self.local(geometry))
+
     def offset(self, geometry: RopeGeometry) -> int:
         return self.shifted_offset or max(1, self.trained_length(geometry) // 3)
 

@@ -157,7 +157,7 @@ def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Set
     evaluator = models.for_method(named, asked.pe)
     shared = {
         name: getattr(request, name)
-        for name in ("model", "methods", "lengths", "input", "max_tokens", "protocol", "bos")
+        for name in ("model", "methods", "lengths", "input", "max_tokens", "protocol", "windows", "bos")
     }
     measured = perplexity_plan_of(PerplexityRequest(**shared), models, settings)
     most = evaluator.engine.scores.most

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from patches import KnownFields, PositionEncoding, examples
 from service.evaluation.documents import DEFAULT_DOCUMENT
+from service.evaluation.perplexity.request import tail_in_sweep
 from service.evaluation.request import Bos, DocumentsRequest, Tokens
 from service.inputs import TextOrTokens
 
@@ -38,6 +40,9 @@ class LongPerplexityRequest(DocumentsRequest):
         description="The scored tokens and their context, as in `perplexity`, with its defaults. `tail` "
         "has the same key tokens at every length.",
     )
+    windows: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="`tail`: most windows of each document, the first ones; all when absent."
+    )
     bos: Bos = Field("auto", description="BOS at the start of every window; `auto` does what the tokenizer does.")
     evaluator: Evaluator = Field(default_factory=Evaluator, description="The model that chooses the key tokens.")
     long_context: Tokens | None = Field(
@@ -56,6 +61,16 @@ class LongPerplexityRequest(DocumentsRequest):
     beta: Annotated[float, Field(le=0)] = Field(
         -2.0, description="A key token has more log-probability (nats) than this in the long context."
     )
+
+    @model_validator(mode="after")
+    def _windows_of_the_protocol(self) -> Self:
+        if self.windows is not None and self.protocol != "tail":
+            raise ValueError(f"windows has no meaning for protocol {self.protocol}")
+        return self
+
+    @classmethod
+    def in_sweep(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return tail_in_sweep(fields)
 
     @classmethod
     def example(cls) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from service.evaluation.formatting import listed
 from service.evaluation.perplexity.results import Protocol
 from service.evaluation.pieces import pieces_of
 from service.evaluation.results import (
@@ -19,6 +20,9 @@ from service.evaluation.results import (
     Scores,
 )
 from service.evaluation.words import best_method, near_reference
+
+FEW = 30
+"""Key tokens: with a deviation of one nat, fewer leave a 95 % interval wider than a factor of two."""
 
 
 class EvaluatorInfo(MethodInResult):
@@ -96,7 +100,22 @@ class LongPerplexityResult(EvaluationResult):
         """The best method, and the lengths at which each stays near the reference."""
         if not any(self.scores().by_method):
             return ["Nothing could be measured: no scored token needs long context."]
-        return [*best_method(self), *near_reference(self)]
+        return [*best_method(self), *near_reference(self), *self.cautions()]
+
+    def key_tokens(self) -> dict[int, int]:
+        """Key tokens by length, ascending; they are the same for all methods."""
+        return dict(sorted({at.length: at.key_tokens for method in self.methods for at in method.lengths}.items()))
+
+    def cautions(self) -> list[str]:
+        """The lengths with too few key tokens for a number."""
+        few = {length: count for length, count in self.key_tokens().items() if count < FEW}
+        if not few:
+            return []
+        counts = f"{min(few.values())} to {max(few.values())}" if len(set(few.values())) > 1 else f"{min(few.values())}"
+        lengths = listed([f"{length:,}" for length in few])
+        return [
+            f"Key tokens are too few at {lengths} tokens ({counts}; {FEW} are the least): these numbers mean little."
+        ]
 
     def _row(self, method: LongMethodResult, at: LongLengthResult) -> Row:
         interval, evaluator = at.interval, self.evaluator

@@ -17,6 +17,11 @@ SWEEP_WINDOWS = 8
 """Windows of each document in a sweep that names no protocol."""
 
 
+def tail_in_sweep(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without a protocol `tail`: a sweep compares lengths, so each has the same tokens."""
+    return dict(fields) if "protocol" in fields else {"windows": SWEEP_WINDOWS, **fields, "protocol": "tail"}
+
+
 class PerplexityRequest(DocumentsRequest):
     """Perplexity against context length, several encodings in one call."""
 
@@ -53,8 +58,7 @@ class PerplexityRequest(DocumentsRequest):
 
     @classmethod
     def in_sweep(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Without a protocol `tail`: a sweep compares lengths, so each has the same tokens."""
-        return dict(fields) if "protocol" in fields else {"windows": SWEEP_WINDOWS, **fields, "protocol": "tail"}
+        return tail_in_sweep(fields)
 
     @classmethod
     def example(cls) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from service.evaluation.recommend.words import reason_against, sentences
 from service.evaluation.sweep.judging import cost_of, weight_of
 from service.evaluation.sweep.results import Cost
 from service.evaluation.unit import Outcome, Subject
+from service.export.targets import carriers
 from service.models.loading import cache_bytes_per_token
 
 OWN = {"method": "default"}
@@ -146,12 +147,17 @@ class Judge:
             confidence=None if next_best is None else evidence[next_best].above(evidence[chosen]).probability,
             tied=[self._subjects[index].label for index in self._tied if index != chosen],
             runners_up=[self._subjects[index].label for index in others],
+            exports_to=self._carriers(chosen),
+            exportable=next((self._subjects[s].label for s in (chosen, *others) if self._carriers(s)), None),
             avoid=self._avoid(),
             ranges=self._ranges(),
             words=[],
         )
         answer.words = sentences(answer, self.methods(), self._schedule, self._trained_length)
         return answer
+
+    def _carriers(self, index: int) -> list[str] | None:
+        return carriers(self._subjects[index].method, self._subjects[index].patch, self._target)
 
     def _keeps_quality(self, chosen: Evidence) -> bool | None:
         """True if the loss at the target length is surely that within the trained length, but for the tolerance."""

@@ -95,8 +95,8 @@ class Answer(BaseModel):
     """``label`` and ``pe`` are of the encoding to use. ``native_is_enough``: it is the checkpoint's own.
 
     ``confidence`` is the probability, by Student's t over windows, that it has a lower loss than ``runner_up``. It
-    is null with fewer than three windows. ``recall_counts``: the model surely copies within its trained length, so
-    recall is a part of the loss.
+    is null with fewer than three windows. ``runner_up`` is the next among the candidates of the last round.
+    ``recall_counts``: the model surely copies within its trained length, so recall is a part of the loss.
     """
 
     label: str
@@ -116,6 +116,13 @@ class Answer(BaseModel):
     confidence: float | None
     tied: list[str]
     runners_up: list[str]
+    exports_to: list[str] | None = Field(
+        None,
+        description="Systems of `POST /export` that can express it at the target length. Null: none covers the model.",
+    )
+    exportable: str | None = Field(
+        None, description="The best candidate of the last round that one of these systems can express."
+    )
     avoid: list[Avoid]
     ranges: list[Range]
     words: list[str]

@@ -15,6 +15,9 @@ from service.evaluation.sweep.judging import weight_of
 MUCH = 0.3
 """Nats, and share of repeated tokens: an encoding that is worse by more is one to avoid."""
 
+LEAST_SHARED = 2
+"""Windows of a reason against a candidate: one may be odd."""
+
 MOST_AVOIDED = 3
 
 
@@ -26,18 +29,22 @@ def sentences(answer: Answer, methods: Sequence[RecommendMethod], schedule: Sche
         *_evidence(methods, chosen, schedule, answer),
         *_doubt(methods, chosen, answer, schedule),
         _cost(chosen, schedule),
+        *_export(methods, chosen, answer, schedule),
         *_ranges(answer),
         *(f"Avoid {avoided.label}: {avoided.reason}." for avoided in answer.avoid[:MOST_AVOIDED]),
     ]
 
 
 def reason_against(evidence: Evidence, chosen: Evidence, window: int | None) -> str | None:
-    """The reason against a candidate that attends to ``window`` keys (None: to all); None without one."""
+    """The reason against a candidate that attends to ``window`` keys (None: to all); None without one, and where both
+    have read one window only."""
     shared = min(len(evidence.nll), len(chosen.nll))
+    if shared < LEAST_SHARED:
+        return None
     more = float((evidence.nll[:shared] - chosen.nll[:shared]).mean())
     recall, better = float(evidence.recall[:shared].mean()), float(chosen.recall[:shared].mean())
-    windows = "in one window" if shared == 1 else f"over {shared} windows"
-    perplexity = f"its perplexity is {finite_exp(more):.3g} times that of the recommended one, {windows}"
+    times = f"{finite_exp(more):.3g} times that of the recommended one"
+    perplexity = f"its perplexity is {times}, over {shared} windows"
     reads = "" if window is None else f"it attends to {window:,} tokens only"
     if reads and not evidence.recall_counts:
         return f"{reads}; {perplexity}"
@@ -115,10 +122,10 @@ def _doubt(
         cheaper_ones = f"{listed(cheaper)}, which {costs} less, {_are(cheaper)}"
         yield f"{few} to show whether {cheaper_ones} good enough."
     if answer.confidence is None:
-        yield f"{few} to compare it with the next, {answer.runner_up}."
+        yield f"{few} to compare it with the next finalist, {answer.runner_up}."
     elif not answer.tied:
         sure = f"with probability {probability(answer.confidence)}"
-        yield f"Over {read} windows it is better than the next, {answer.runner_up}, {sure}."
+        yield f"Over {read} windows it is better than the next finalist, {answer.runner_up}, {sure}."
 
 
 def _them(labels: Sequence[str]) -> str:
@@ -138,6 +145,20 @@ def _cost(chosen: RecommendMethod, schedule: Schedule) -> str:
     ]
     memory = f"{chosen.memory.tokens:,} cached tokens take {chosen.memory.bytes / (1 << 20):.3g} MiB"
     return f"It computes {attentions} per layer{''.join(f' and {extra}' for extra in more)}; {memory}."
+
+
+def _export(
+    methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer, schedule: Schedule
+) -> Iterator[str]:
+    if answer.exports_to is None or answer.exports_to:
+        return
+    losses = {method.label: at.loss for method in methods for at in method.lengths if at.length == schedule.target}
+    if answer.exportable is None:
+        instead = ", nor any other finalist"
+    else:
+        more = losses[answer.exportable] - losses[chosen.label]
+        instead = f"; the best finalist that one can is {answer.exportable}, with {more:.3f} more loss"
+    yield f"No system that Ropeway exports to can express it{instead}."
 
 
 def _ranges(answer: Answer) -> Iterator[str]:

@@ -105,10 +105,15 @@ class SweepResult(EvaluationResult):
         raise TypeError("a sweep has no scores: its parts have")
 
     def words(self) -> list[str]:
-        """The answer, and the methods that are adequate by every evaluation."""
+        """The answer, the methods that are adequate by every evaluation, and the cautions of each."""
         adequate = [name for name, method in zip(self.names(), self.methods, strict=True) if method.adequate]
         several = len(self.evaluations) > 1 and adequate
-        return [self.answer.words, *([f"Good enough by every evaluation: {listed(adequate)}."] if several else [])]
+        enough = [f"Good enough by every evaluation: {listed(adequate)}."] if several else []
+        return [self.answer.words, *enough, *self.cautions()]
+
+    def cautions(self) -> list[str]:
+        """Those of every part."""
+        return [caution for part in self.evaluations for caution in part.cautions()]
 
     def parts(self) -> Sequence[EvaluationResult]:
         return self.evaluations
@@ -123,7 +128,9 @@ class SweepResult(EvaluationResult):
             columns=["method", *(part.evaluation.replace("_", " ") for part in self.evaluations), "good enough"],
             rows=[[name_of(method, self), *map(_text, method.judgements), _verdict(method)] for method in ranked],
             best=frozenset(row for row, method in enumerate(ranked) if self.answer.best and method.rank == 1),
-            caption=f"at {self.target_length:,} tokens; trained length {self.trained_length:,}",
+            caption="; ".join(
+                [f"at {self.target_length:,} tokens", f"trained length {self.trained_length:,}", *self.cautions()]
+            ),
         )
 
     def rows(self) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
@@ -78,8 +78,10 @@ def add_curves(
     curves: Sequence[Curve],
     one: str = "one length was measured",
     end: Callable[[float], str] | None = None,
+    looks: Mapping[str, int] | None = None,
 ) -> bool:
     """Add a line per curve, each with its colour, dash and marker. Add a legend on the right with room for it.
+    ``looks`` has the indices of their looks by name, for figures that share them.
 
     Intervals are shaded where the lines stay readable on the y axis, which must have its range. Returns whether they
     are. ``one`` is the reason why every curve may have a single point. With ``end``, the legend has the text of each
@@ -89,7 +91,9 @@ def add_curves(
     drawn = [thinned(curve, most) for curve in curves]
     shaded = intervals_fit(figure, drawn)
     for index, curve in enumerate(drawn):
-        figure.add_traces(curve_traces(curve, line_style(index), str(index), shaded=shaded))
+        figure.add_traces(
+            curve_traces(curve, line_style((looks or {}).get(curve.name, index)), str(index), shaded=shaded)
+        )
         if end is not None:
             name = f"{label(curve.name)}: {end(curve.known[-1])}"
             figure.data[-1].update(name=name, legendrank=sum(other.known[-1] > curve.known[-1] for other in drawn))

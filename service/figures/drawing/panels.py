@@ -55,7 +55,7 @@ def grid(
     figure = make_subplots(
         rows=lines,
         cols=columns,
-        subplot_titles=[label(title, 100 // columns) for title in titles],
+        subplot_titles=[label(title) for title in titles],
         horizontal_spacing=spacing if columns > 1 else 0.0,
         vertical_spacing=GAP / inner if lines > 1 else 0.0,
     )

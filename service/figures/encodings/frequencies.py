@@ -63,7 +63,12 @@ def frequency_figure(
     return figure
 
 
-def wavelengths_figure(before: Sequence[float], after: Mapping[str, Sequence[float]], trained_length: int) -> go.Figure:
+def wavelengths_figure(
+    before: Sequence[float],
+    after: Mapping[str, Sequence[float]],
+    trained_length: int,
+    looks: Mapping[str, int] | None = None,
+) -> go.Figure:
     """Wavelength of each rotary pair before, in grey, and after each named encoding; all are ``inv_freq`` [pairs]."""
     index = list(range(len(before)))
     curves = [Curve(name, index, [wavelength(value) for value in inv_freq]) for name, inv_freq in after.items()]
@@ -74,7 +79,7 @@ def wavelengths_figure(before: Sequence[float], after: Mapping[str, Sequence[flo
     y = log_axis("wavelength, tokens", min(known) / 1.5, max(known) * 1.5)
     figure.update_layout(xaxis=linear_axis("rotary pair, fastest first", -0.5, len(index) - 0.5), yaxis=y)
     figure.add_scatter(x=index, y=plain, mode="lines", line=PLAIN, name="before", showlegend=True)
-    add_curves(figure, curves)
+    add_curves(figure, curves, looks=looks)
     mark_trained_height(figure, trained_length, y, right=False)
     return figure
 

@@ -21,6 +21,7 @@ from service.figures.encodings.positions import (
 from service.figures.encodings.similarity import similarity_figure
 from service.figures.encodings.vectors import drawn_distances
 from service.figures.encodings.waves import rotation_figure, sinusoids_figure
+from service.figures.looks import looks
 from service.figures.picture import Picture
 
 NEAR, FAR = 32, 1 << 16
@@ -84,7 +85,7 @@ def _wavelengths(encodings: Encodings, setting: Setting) -> list[Picture]:
     rotating = {label: one.inv_freq for label, one in encodings.items() if one.rotates}
     if not rotating or not setting.inv_freq:
         return []
-    figure = wavelengths_figure(setting.inv_freq, rotating, setting.trained_length)
+    figure = wavelengths_figure(setting.inv_freq, rotating, setting.trained_length, looks(encodings))
     caption = (
         "A pair above the dashed line makes no full turn within the trained length: longer texts show it new angles."
     )
@@ -120,7 +121,9 @@ def _temperatures(encodings: Encodings, setting: Setting) -> list[Picture]:
     having = {label: one.recipe for label, one in encodings.items() if one.recipe.attention_temperature is not None}
     if not having:
         return []
-    figure = multipliers_figure(having, setting.length, setting.trained_length, "Attention temperature")
+    figure = multipliers_figure(
+        having, setting.length, setting.trained_length, "Attention temperature", looks(encodings)
+    )
     return [
         _picture("temperature", figure, "All scores of a query are multiplied by it: above 1 attention is sharper.")
     ]
@@ -135,7 +138,7 @@ def _similarity(encodings: Encodings, setting: Setting) -> list[Picture]:
     far = min(setting.length, FAR)
     if not having or far < 2 * NEAR:
         return []
-    figure = similarity_figure(having, NEAR, far, setting.trained_length)
+    figure = similarity_figure(having, NEAR, far, setting.trained_length, looks(encodings))
     caption = "A query meets an equal key: rotation alone makes the score fall with the distance between them."
     return [_picture("similarity", figure, caption)]
 

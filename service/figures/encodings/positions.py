@@ -164,7 +164,13 @@ def absolute_figure(recipe: Recipe, length: int, trained_length: int, title: str
     return figure
 
 
-def multipliers_figure(recipes: Mapping[str, Recipe], length: int, trained_length: int, title: str) -> go.Figure:
+def multipliers_figure(
+    recipes: Mapping[str, Recipe],
+    length: int,
+    trained_length: int,
+    title: str,
+    looks: Mapping[str, int] | None = None,
+) -> go.Figure:
     """Attention temperature by position: the multiplier of the scores of each query, one line per recipe."""
     queries = torch.arange(length)
     curves = []
@@ -176,7 +182,7 @@ def multipliers_figure(recipes: Mapping[str, Recipe], length: int, trained_lengt
     x = linear_axis("position of the query", 0, length)
     most = max(value for curve in curves for value in curve.known)
     figure.update_layout(xaxis=x, yaxis=linear_axis("scores multiplied by", 0.9, 1.05 * most))
-    add_curves(figure, curves)
+    add_curves(figure, curves, looks=looks)
     mark_trained(figure, trained_length, x)
     return figure
 

@@ -77,7 +77,13 @@ def similarity(resolved: ResolvedRecipe, distance: torch.Tensor, position: int) 
     return scores(resolved, alike, keys, torch.tensor([position]), position - distance)[0] / alike.sum()
 
 
-def similarity_figure(encodings: Mapping[str, ResolvedRecipe], near: int, far: int, trained_length: int) -> go.Figure:
+def similarity_figure(
+    encodings: Mapping[str, ResolvedRecipe],
+    near: int,
+    far: int,
+    trained_length: int,
+    looks: Mapping[str, int] | None = None,
+) -> go.Figure:
     """Similarity by distance, one line per encoding: to ``near`` tokens, and means of ``near`` tokens up to ``far``."""
     titles = [f"up to {near} tokens", f"up to {far:,} tokens, means of {near}"]
     texts = "Similarity of a query and an equal key", "share of their product without rotation"
@@ -91,7 +97,7 @@ def similarity_figure(encodings: Mapping[str, ResolvedRecipe], near: int, far: i
         for column, (x, y) in enumerate(panels, start=1):
             curve = Curve(name, x.tolist(), values_of(y))
             low, high = min(low, *curve.known), max(high, *curve.known)
-            (line,) = curve_traces(curve, line_style(index), str(index))
+            (line,) = curve_traces(curve, line_style((looks or {}).get(name, index)), str(index))
             figure.add_trace(line.update(mode="lines", showlegend=column == 1), row=1, col=column)
     figure.update_layout(showlegend=True)
     figure.update_yaxes(**linear_axis("similarity", low, 1.05 * high))

@@ -10,6 +10,7 @@ from service.evaluation.results import documents_text, name_of
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import mark_trained, new_figure
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.looks import looks
 from service.figures.picture import Picture, rows_of
 
 Value = Callable[[LongLengthResult], float | None]
@@ -18,17 +19,20 @@ Value = Callable[[LongLengthResult], float | None]
 def long_perplexity_pictures(result: LongPerplexityResult) -> list[Picture]:
     """Long perplexity if any was measured, then perplexity over all scored tokens."""
     key = result.evaluator
-    chosen = (
-        f"{key.key_tokens:,} of {key.tokens:,} tokens, chosen by {name_of(key, result)}: "
-        f"context {key.long_context:,} against {key.short_context:,}"
-    )
+    chosen = f"key tokens chosen by {name_of(key, result)}: context {key.long_context:,} against {key.short_context:,}"
     pictures = [
         _picture(
             result,
             ("long-perplexity", "Long perplexity by context length", f"{chosen} · {documents_text(result.documents)}"),
             lambda at: at.long_perplexity,
-            "Only over tokens that a model predicts clearly better with long context than with short. Lower is better. "
-            + INTERVALS,
+            " ".join(
+                [
+                    "Only over tokens that a model predicts clearly better with long context than with short: "
+                    f"{key.key_tokens:,} of {key.tokens:,}, each length those below it. Lower is better.",
+                    INTERVALS,
+                    *result.cautions(),
+                ]
+            ),
         ),
         _picture(
             result,
@@ -49,13 +53,16 @@ def _picture(result: LongPerplexityResult, titles: tuple[str, str, str], value: 
     known = [curve.known for curve in curves]
     ends = [list(zip(curve.low or curve.known, curve.high or curve.known, strict=True)) for curve in curves]
     x = token_axis("context length, tokens", result.lengths, result.trained_length)
+    if name == "long-perplexity":
+        counts = result.key_tokens()
+        x["ticktext"] = [_tick_text(int(length), counts.get(int(length))) for length in x["tickvals"]]
     y = value_axis(name.replace("-", " "), known, ends)
     figure = new_figure(title, subtitle + beyond(known, y))
     figure.update_layout(xaxis=x, yaxis=y)
     mark_trained(figure, result.trained_length, x)
     measured = len(result.lengths) == 1 or name == "perplexity"
     one = "one length was measured" if measured else "there are key tokens at one length only"
-    add_curves(figure, curves, one)
+    add_curves(figure, curves, one, looks=looks(result.names()))
     points = [(method, at) for method in result.methods for at in method.lengths]
     rows = rows_of(
         method=[name_of(method, result) for method, _ in points],
@@ -69,6 +76,11 @@ def _picture(result: LongPerplexityResult, titles: tuple[str, str, str], value: 
     if name == "perplexity":
         rows = [{key: row[key] for key in ("method", "length", "value", "tokens_scored")} for row in rows]
     return Picture(name, title, figure, rows, caption)
+
+
+def _tick_text(length: int, key_tokens: int | None) -> str:
+    """The length, and below it the number of its key tokens."""
+    return f"{length:,}" if key_tokens is None else f"{length:,}<br>{key_tokens:,} key"
 
 
 def _curve(method: LongMethodResult, result: LongPerplexityResult, value: Value, with_intervals: bool) -> Curve:

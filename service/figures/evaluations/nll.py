@@ -12,6 +12,7 @@ from service.evaluation.results import DocumentInfo, EvaluationResult, documents
 from service.figures.drawing.axes import linear_axis, log_axis
 from service.figures.drawing.charts import mark_trained, new_figure
 from service.figures.drawing.curves import Curve, add_curves
+from service.figures.looks import looks
 from service.figures.picture import Picture, rows_of
 
 FIRST = 8
@@ -39,7 +40,11 @@ def nll_by_position(
     margin = max(0.05 * (max(nll) - min(nll)), 0.02)
     figure.update_layout(xaxis=x, yaxis=linear_axis("NLL, nats per token", min(nll) - margin, max(nll) + margin))
     mark_trained(figure, result.trained_length, x)
-    add_curves(figure, [_curve(name_of(method, result), method.nll_by_position) for method in methods])
+    add_curves(
+        figure,
+        [_curve(name_of(method, result), method.nll_by_position) for method in methods],
+        looks=looks(result.names()),
+    )
     rows = rows_of(
         method=[name for name, _ in buckets],
         context_start=[bucket.start for _, bucket in buckets],

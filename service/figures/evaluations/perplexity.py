@@ -14,6 +14,7 @@ from service.figures.drawing.charts import counted, mark_trained, new_figure, no
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
 from service.figures.drawing.style import TIMES
 from service.figures.evaluations.nll import nll_by_position
+from service.figures.looks import looks
 from service.figures.picture import Picture
 
 
@@ -38,7 +39,7 @@ def perplexity_picture(result: PerplexityResult) -> Picture:
     x |= {"tickvals": ticks, "ticktext": [_tick_text(length, result.trained_length) for length in ticks]}
     figure.update_layout(xaxis=x, yaxis=y, showlegend=True, legend_title_text=f"at {result.lengths[-1]:,} tokens")
     mark_trained(figure, result.trained_length, x)
-    if add_curves(figure, curves, end=short_number):
+    if add_curves(figure, curves, end=short_number, looks=looks(result.names())):
         note(figure, result.interval_note())
     caption = (
         f"Lower is better. {INTERVALS} Right of the trained length the model reads positions that it never saw in "

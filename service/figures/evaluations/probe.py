@@ -15,6 +15,7 @@ from service.figures.drawing.curves import INTERVALS, Curve, add_curves, curve_t
 from service.figures.drawing.panels import COLUMNS, grid, place
 from service.figures.drawing.style import line_style
 from service.figures.evaluations.nll import nll_by_position
+from service.figures.looks import looks
 from service.figures.picture import Picture
 
 MOST_LENGTHS = 8
@@ -36,7 +37,8 @@ def probe_pictures(result: ProbeResult) -> Iterator[Picture]:
 
 def attention_picture(result: ProbeResult, length: int) -> Picture:
     """Attention mass per bucket of distance: the mean of all heads of every method, then each method's heads."""
-    names = [name_of(method, result) for method in result.methods]
+    names = result.names()
+    look = looks(names)
     means = [_at(method.attention_mean, length) for method in result.methods]
     heads = [_by_head(method.attention, length) for method in result.methods]
     title = f"Attention by distance at {length:,} tokens: {result.model}"
@@ -52,15 +54,15 @@ def attention_picture(result: ProbeResult, length: int) -> Picture:
     panel = place(figure, 0, count, COLUMNS, (x, y))
     for index, (name, mean) in enumerate(zip(names, means, strict=True)):
         figure.add_traces(
-            curve_traces(_curve(name, mean), line_style(index), str(index)), rows=panel["row"], cols=panel["col"]
+            curve_traces(_curve(name, mean), line_style(look[name]), str(index)), rows=panel["row"], cols=panel["col"]
         )
     mark_trained(figure, result.trained_length, x, named=False, **panel)
     for index, (name, mean) in enumerate(zip(names, means, strict=True)):
         panel = place(figure, index + 1, count, COLUMNS, (x, y))
         chosen = spread(list(heads[index].items()), max(MOST_HEADS // len(names), 2))
-        faint = curve_traces(_heads_curve(dict(chosen)), line_style(index), "", faint=True)
+        faint = curve_traces(_heads_curve(dict(chosen)), line_style(look[name]), "", faint=True)
         figure.add_traces(faint, rows=panel["row"], cols=panel["col"])
-        bold = curve_traces(_curve(name, mean), line_style(index), str(index))
+        bold = curve_traces(_curve(name, mean), line_style(look[name]), str(index))
         bold[-1].showlegend = False
         figure.add_traces(bold, rows=panel["row"], cols=panel["col"])
         mark_trained(figure, result.trained_length, x, named=False, **panel)
@@ -108,6 +110,7 @@ def copying_picture(result: ProbeResult) -> Picture:
             for method in result.methods
         ],
         "one distance was measured",
+        looks=looks(result.names()),
     )
     rows: list[Row] = [
         {

@@ -8,9 +8,11 @@ from typing import NamedTuple
 from service.evaluation.formatting import percent
 from service.evaluation.recommend.results import OTHERS, AtLength, RecommendMethod, RecommendResult
 from service.evaluation.results import Interval, Row, name_of
+from service.evaluation.student import LEAST
 from service.figures.drawing.axes import linear_axis
 from service.figures.drawing.bars import Bar, add_bars
-from service.figures.drawing.charts import new_figure
+from service.figures.drawing.charts import counted, new_figure
+from service.figures.looks import looks
 from service.figures.picture import Picture
 
 
@@ -26,7 +28,7 @@ class _Measure(NamedTuple):
     judged: bool
 
 
-WHISKERS = "Whiskers: 95 %."
+WHISKERS = f"Whiskers: 95 %, from {LEAST} windows on."
 
 _MEASURES = (
     _Measure(
@@ -87,11 +89,12 @@ def _bars(result: RecommendResult, measure: _Measure) -> Picture:
 def _bar(result: RecommendResult, measure: _Measure, method: RecommendMethod, at: AtLength) -> Bar:
     interval = measure.interval(at)
     value = measure.value(at)
+    verdict = f", {method.verdict}" if measure.judged else ""
     return Bar(
         name=name_of(method, result),
         value=value,
-        text=measure.text(value) + (f", {method.verdict}" if measure.judged else ""),
-        look=result.methods.index(method),
+        text=f"{measure.text(value)}{verdict} · {counted(at.windows, 'window')}",
+        look=looks(result.names())[name_of(method, result)],
         interval=None if interval is None else (interval.low, interval.high),
         best=method.verdict == "recommended",
     )

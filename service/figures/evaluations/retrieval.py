@@ -12,6 +12,7 @@ from service.figures.drawing.axes import category_axis, linear_axis, percent_bar
 from service.figures.drawing.charts import counted, mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
 from service.figures.drawing.panels import Axes, Panel, cells_drawn, heat_maps
+from service.figures.looks import looks
 from service.figures.picture import Picture, rows_of
 
 WRITTEN = 8
@@ -104,7 +105,11 @@ def score_picture(result: DepthResult) -> Picture:
     figure = new_figure(title, f"share found over all depths · {_asked(result)}")
     figure.update_layout(xaxis=x, yaxis=share_axis("share found"))
     mark_trained(figure, result.trained_length, x)
-    add_curves(figure, [score_curve(name_of(method, result), method.lengths) for method in result.methods])
+    add_curves(
+        figure,
+        [score_curve(name_of(method, result), method.lengths) for method in result.methods],
+        looks=looks(result.names()),
+    )
     scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]
     rows = rows_of(method=[name for name, _ in scores], length=[at.length for _, at in scores])
     rows = [row | at.row() for row, (_, at) in zip(rows, scores, strict=True)]
@@ -144,6 +149,7 @@ def answer_by_length(result: DepthResult, why: str) -> Picture:
             )
             for method in result.methods
         ],
+        looks=looks(result.names()),
     )
     note(figure, why)
     scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]

@@ -22,6 +22,7 @@ from service.figures.evaluations.retrieval import (
     score_curve,
     thin_labels,
 )
+from service.figures.looks import looks
 from service.figures.picture import Picture, rows_of
 
 
@@ -44,7 +45,11 @@ def score_picture(result: RulerResult) -> Picture:
         text=f"threshold {percent(result.threshold)}", font={"size": 11, "color": FAINT},
     )  # fmt: skip
     mark_trained(figure, result.trained_length, x)
-    add_curves(figure, [score_curve(name_of(method, result), method.lengths) for method in result.methods])
+    add_curves(
+        figure,
+        [score_curve(name_of(method, result), method.lengths) for method in result.methods],
+        looks=looks(result.names()),
+    )
     scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]
     rows: list[Row] = [{"method": name, "length": at.length, **at.row()} for name, at in scores]
     caption = (
@@ -64,8 +69,8 @@ def effective_length_picture(result: RulerResult) -> Picture:
     x = log_axis("effective length, tokens", first / 2, last * 1.1, ticks=result.lengths)
     lengths = [method.effective_length for method in result.methods]
     bars = [
-        Bar(name, method.effective_length, _length_text(method, result), index)
-        for index, (name, method) in enumerate(zip(names, result.methods, strict=True))
+        Bar(name, method.effective_length, _length_text(method, result), looks(names)[name])
+        for name, method in zip(names, result.methods, strict=True)
     ]
     add_bars(figure, bars, x)
     mark_trained(figure, result.trained_length, x)

@@ -12,6 +12,7 @@ from service.figures.drawing.axes import linear_axis, log_axis
 from service.figures.drawing.bars import Bar, add_bars
 from service.figures.drawing.charts import new_figure, note
 from service.figures.drawing.style import FAINT
+from service.figures.looks import looks
 from service.figures.picture import Picture
 
 
@@ -26,23 +27,19 @@ def sweep_pictures(result: SweepResult) -> Iterator[Picture]:
 
 def target_picture(result: SweepResult, index: int) -> Picture:
     """A bar per method for one part, with its interval and the limit of what is good enough. The best is on top."""
-    judged = [
-        (look, method, at)
-        for look, method in enumerate(result.methods)
-        for at in method.judgements
-        if at.evaluation == index
-    ]
-    first, scores = judged[0][2], result.evaluations[index].scores()
+    judged = [(method, at) for method in result.methods for at in method.judgements if at.evaluation == index]
+    look = looks(result.names())
+    first, scores = judged[0][1], result.evaluations[index].scores()
     title = f"{scores.title} at {result.target_length:,} tokens: {result.model}"
     share = not scores.lower_is_better
-    judged.sort(key=lambda found: _order(found[2], share))
-    values = [at.value for _, _, at in judged]
+    judged.sort(key=lambda found: _order(found[1], share))
+    values = [at.value for _, at in judged]
     best = values[0] if len(set(values)) > 1 else None
-    names = [name_of(method, result) for _, method, _ in judged]
-    intervals = [(at.interval.low, at.interval.high) if at.interval else None for _, _, at in judged]
+    names = [name_of(method, result) for method, _ in judged]
+    intervals = [(at.interval.low, at.interval.high) if at.interval else None for _, at in judged]
     bars = [
-        Bar(name, at.value, _verdict(at, scores), look, interval, best=at.value is not None and at.value == best)
-        for name, interval, (look, _, at) in zip(names, intervals, judged, strict=True)
+        Bar(name, at.value, _verdict(at, scores), look[name], interval, best=at.value is not None and at.value == best)
+        for name, interval, (_, at) in zip(names, intervals, judged, strict=True)
     ]
     limit = [] if first.limit is None else [f"dotted: limit of good enough, {scores.text(first.limit)}"]
     star = [] if best is None else ["★ best"]
@@ -63,7 +60,7 @@ def target_picture(result: SweepResult, index: int) -> Picture:
             "sure": at.sure,
             "rank": at.rank,
         }
-        for name, interval, (_, _, at) in zip(names, intervals, judged, strict=True)
+        for name, interval, (_, at) in zip(names, intervals, judged, strict=True)
     ]
     if share and not any(values):
         note(figure, "nothing was found at this length")

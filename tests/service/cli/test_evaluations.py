@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 from pathlib import Path
@@ -191,6 +192,17 @@ def test_a_job_in_the_background_is_found_again(server: str, text: str) -> None:
     assert "64" in succeeded("jobs", "follow", job_id, "--server", server)
     for state, listed in (("done", True), ("failed", False)):
         assert (job_id[:12] in succeeded("jobs", "list", "--state", state, "--server", server)) is listed
+
+
+def test_a_job_is_shown_without_its_texts_unless_they_are_asked_for(server: str, done: str) -> None:
+    shown = succeeded("jobs", "show", done, "--server", server)
+    size, digest = len(DOCUMENT.encode()), hashlib.sha256(DOCUMENT.encode()).hexdigest()
+    document = {"name": "input", "characters": len(DOCUMENT), "bytes": size, "sha256": digest}
+    assert json.loads(shown)["request"]["input"] == document
+    assert DOCUMENT[:40] not in shown
+    whole = json.loads(succeeded("jobs", "show", done, "--server", server, "--json"))
+    assert whole["request"]["input"] == DOCUMENT
+    assert json.loads(shown) | {"request": None} == whole | {"request": None}
 
 
 def test_results_of_a_job(server: str, done: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from service.evaluation.checks import InvalidEvaluation
@@ -21,23 +22,21 @@ from service.evaluation.long_perplexity.request import LongPerplexityRequest
 from service.evaluation.long_perplexity.results import LongPerplexityResult
 from service.evaluation.perplexity.plan import plan_of as perplexity_plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.sweep.plan import plan_of as sweep_plan_of
+from service.evaluation.sweep.request import SweepRequest
 from service.evaluation.unit import evaluate
 from service.models.registry import ModelRegistry, UnknownModel
 from service.settings import Settings
 from tests.service.conftest import TEXT, tiny_checkpoint
+from tests.service.evaluation.prompting import finish
 
 PLAIN = Settings(_env_file=None)
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 
 
 def measured(models: ModelRegistry, **body: Any) -> LongPerplexityResult:
-    work = evaluate(plan_of(LongPerplexityRequest(**body), models, PLAIN))
-    try:
-        while True:
-            next(work)
-    except StopIteration as stop:
-        result: LongPerplexityResult = stop.value
-        return result
+    result: LongPerplexityResult = finish(evaluate(plan_of(LongPerplexityRequest(**body), models, PLAIN)))
+    return result
 
 
 def test_key_tokens_are_those_of_the_golden_vectors(shared: Path) -> None:
@@ -222,6 +221,30 @@ def test_tail_has_the_same_key_tokens_at_every_length(tiny: ModelRegistry) -> No
     rows = result.rows()
     assert [row["length"] for row in rows] == [32, 64, 128]
     assert len({tuple(row) for row in rows}) == 1
+
+
+def test_in_a_sweep_every_length_has_the_same_key_tokens(tiny: ModelRegistry) -> None:
+    part = {"evaluation": "long_perplexity", **SMALL, "lengths": None}
+    part = {name: value for name, value in part.items() if value is not None}
+    request = SweepRequest.model_validate({"lengths": [32, 64, 128], "evaluations": [part]})
+    sweep = finish(evaluate(sweep_plan_of(request, tiny, PLAIN)))
+    (result,) = sweep.evaluations
+    assert (result.protocol, result.parameters["windows"]) == ("tail", 8)
+    counts = [[tokens for _, tokens in at.groups] for at in result.methods[0].lengths]
+    assert counts[0] == counts[1] == counts[2]
+    assert "Under curve" not in sweep.answer.words
+    asked = SweepRequest.model_validate({"evaluations": [part | {"protocol": "curve"}]}).evaluations[0]
+    assert isinstance(asked, LongPerplexityRequest)
+    assert (asked.protocol, asked.windows) == ("curve", None)
+
+
+def test_windows_bound_the_passes_of_tail_alone(tiny: ModelRegistry) -> None:
+    body = SMALL | {"input": TEXT, "protocol": "tail"}
+    every, one = (plan_of(LongPerplexityRequest(**body, windows=count), tiny, PLAIN) for count in (None, 1))
+    assert one.cost.tokens < every.cost.tokens
+    assert [len(unit.windows) for unit in one.measured.units] == [1, 1]
+    with pytest.raises(ValidationError, match="windows has no meaning for protocol curve"):
+        LongPerplexityRequest(**SMALL, windows=1)
 
 
 def test_its_passes_are_those_of_plain_perplexity_and_of_other_methods(tiny: ModelRegistry) -> None:

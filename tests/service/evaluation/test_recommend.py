@@ -20,6 +20,7 @@ from service.evaluation.recommend.results import RecommendResult
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import COPIES, RecallUnit
 from service.evaluation.unit import Outcome, Plan, evaluate
+from service.export.targets import TARGETS
 from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT, tiny_tokenizer
 from tests.service.evaluation.prompting import finish, registry, settings_of
@@ -266,6 +267,40 @@ def test_the_answer_says_whether_it_keeps_the_quality_of_the_trained_length(
     assert result.answer.keeps_quality is keeps
     says = "So no candidate keeps the quality of 64 tokens: the recommended one is worse."
     assert (says in result.words()) is (keeps is False)
+
+
+def test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is(models: ModelRegistry) -> None:
+    methods = [{"method": "rerope"}, *BOTH]
+    made_up = {"others": (3.0, 0.1), "rerope": (2.0, 0.8), "yarn(factor=4)": (2.5, 0.8), GOOD: (4.0, 0.8)}
+    found, _ = answered(planned(models, methods=methods), made_up, (2.0, 0.9))
+    assert (found.answer.label, found.answer.exports_to, found.answer.exportable) == ("rerope", [], "yarn(factor=4)")
+    assert (
+        "No system that Ropeway exports to can express it; the best finalist that one can is yarn(factor=4), with "
+        "0.500 more loss."
+    ) in found.words()
+    for label, systems in (("yarn(factor=4)", list(TARGETS)), (GOOD, ["llama.cpp"])):
+        best, _ = answered(planned(models, methods=methods), made_up | {label: (1.0, 0.9)}, (2.0, 0.9))
+        assert (best.answer.label, best.answer.exports_to, best.answer.exportable) == (label, systems, label)
+        assert "No system" not in " ".join(best.words())
+
+
+def test_one_window_is_no_reason_against_a_candidate(models: ModelRegistry) -> None:
+    """Candidates that left after the first of three rounds have read 1 of 16 windows, or 2 of 32."""
+    made_up = {"others": (9.0, 0.1), GOOD: (2.0, 0.8)}
+    for windows, least in ((16, 4), (32, 2)):
+        plan = planned(models, windows=windows, input=TEXT * 2)
+        assert plan.schedule.windows == windows
+        result, _ = answered(plan, made_up, (2.0, 0.9))
+        read = {method.label: at.windows for method, at in result.ranked()}
+        assert min(read.values()) == windows // 16
+        assert min(read[avoided.label] for avoided in result.answer.avoid) == least
+        assert all(f"over {read[avoided.label]} windows" in avoided.reason for avoided in result.answer.avoid)
+
+
+def test_the_next_one_is_the_next_finalist(models: ModelRegistry) -> None:
+    result, _ = answered(planned(models), {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, (2.0, 0.9))
+    (sentence,) = [sentence for sentence in result.words() if "better than the next" in sentence]
+    assert f"better than the next finalist, {result.answer.runner_up}, with" in sentence
 
 
 def test_two_windows_decide_for_nothing_cheaper(models: ModelRegistry) -> None:

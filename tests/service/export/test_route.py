@@ -71,6 +71,9 @@ def test_bad_input_is_refused_with_the_field_and_what_it_takes(client: httpx.Cli
     error = refused(client, pe="dynamic", target="vllm")
     length = "length: required, from 2 to 16777215 tokens, since this encoding depends on it"
     assert (error["param"], error["message"]) == ("length", length)
+    error = refused(client, pe="rerope", target="vllm")
+    length = "length: required, from 2 to 16777215 tokens, since the parameters of this encoding name none"
+    assert (error["param"], error["message"]) == ("length", length)
     for auto in ("auto", {"method": "auto"}):
         error = refused(client, pe=auto, target="vllm")
         assert error["message"].endswith("has no fixed encoding to export: choose one")
@@ -84,7 +87,7 @@ def test_bad_input_is_refused_with_the_field_and_what_it_takes(client: httpx.Cli
 def test_a_bias_on_the_model_that_was_trained_with_it_is_its_own_encoding(client: httpx.Client) -> None:
     answer = client.post("/export", json={"pe": "alibi", "target": "vllm"}).json()
     assert (answer["model"], answer["changes"]) == ("tiny-alibi", False)
-    error = refused(client, pe="alibi:slope_factor=2", target="vllm")
+    error = refused(client, pe="alibi:slope_factor=2", target="vllm", length=256)
     assert "it rotates nothing" in error["message"]
     assert error["closest"] is None
 

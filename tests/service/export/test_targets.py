@@ -13,7 +13,7 @@ import pytest
 from patches import RopeGeometry, from_text, parse, resolve, rope_parameters
 from service.export.target import Expression
 from service.export.targets import TARGETS, LengthRequired, NotExpressible, Source, default_length, export
-from tests.methods import Fields, rows
+from tests.methods import Fields, Row, rows
 
 GEOMETRY = RopeGeometry(64, 64, 10_000.0, 256, 256, num_attention_heads=4)
 PLAIN = Source(GEOMETRY, {"rope_type": "default", "rope_theta": 10_000.0}, "llama")
@@ -102,6 +102,40 @@ def test_a_length_that_fixes_the_frequencies_is_named() -> None:
     assert config("dynamic_yarn", "sglang") == config("yarn:4", "sglang")
     with pytest.raises(LengthRequired):
         default_length(parse(from_text("dynamic")), GEOMETRY)
+
+
+@pytest.mark.parametrize("row", [row for row in rows() if row.reach is not None], ids=lambda row: row.name)
+def test_the_default_length_of_moved_positions_is_the_one_that_they_reach(row: Row) -> None:
+    """``reach`` of the table is compared with the distances themselves elsewhere."""
+    assert row.reach is not None
+    for fields in row.requests:
+        method = parse(fields)
+        parameters = method.parameters(GEOMETRY)
+        trained = parameters["original_max_position_embeddings"] * fields.get("base", {}).get("factor", 1)
+        reach = row.reach(parameters | {"original_max_position_embeddings": trained})
+        if row.covers_all and math.isfinite(reach) and row.name != "dual_chunk":
+            assert default_length(method, GEOMETRY) == reach
+        else:
+            with pytest.raises(LengthRequired, match="name none"):
+                default_length(method, GEOMETRY)
+
+
+def test_encodings_without_a_length_ask_for_one_and_others_have_theirs() -> None:
+    for text in (
+        "alibi",
+        "none",
+        "default:rope_theta=500000",
+        "rerope:base=yarn:4",
+        "self_extend:base=(default:rope_theta=500000)",
+    ):
+        with pytest.raises(LengthRequired, match=r"length: required, from 2 to .* name none"):
+            default_length(parse(from_text(text)), GEOMETRY)
+    lengths = {"default": 256, "resonance": 256, "resonance:base=yarn:3": 768, "linear:1": 256, "self_extend": 1600}
+    assert {text: default_length(parse(from_text(text)), GEOMETRY) for text in lengths} == lengths
+    # (256 - 64) x 8 + 64, which --ctx-size gets
+    assert exported("self_extend", "llama.cpp", 1600).arguments[-6:-4] == ["--ctx-size", "1600"]
+    declared = replace(GEOMETRY, max_position_embeddings=1024, native=parse({"method": "dynamic", "factor": 4}))
+    assert default_length(parse({"method": "default"}), declared) == 1024
 
 
 def test_sglang_gets_its_own_name_for_the_factor_and_an_end_of_the_checkpoints_entries() -> None:

@@ -7,15 +7,19 @@ import io
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from patches import from_text, parse, resolve
 from service.evaluation.recommend.results import OTHERS
 from service.evaluation.results import Interval
 from service.figures import Picture, pictures_of
-from service.figures.drawing.style import COLOURS
+from service.figures.drawing.style import COLOURS, LineStyle, line_style
+from service.figures.encodings.overview import Setting, encoding_pictures
+from service.figures.encodings.samples import GEOMETRY
 from service.figures.results import html_of, png_of
 from service.figures.web.page import plot_page
 from tests.service.figures import examples
@@ -34,6 +38,18 @@ def lines(picture: Picture) -> dict[str, tuple[list[float], list[float]]]:
         for trace in picture.figure.data
         if trace.type == "scatter" and trace.mode != "none" and trace.showlegend is not False
     }
+
+
+def looks_in(shown: Sequence[Picture]) -> dict[str, set[Any]]:
+    """Styles of lines and colours of bars by name, over all pictures."""
+    found: dict[str, set[Any]] = {}
+    for trace in (trace for picture in shown for trace in picture.figure.data):
+        name = (trace.name or "").split(": ")[0]
+        if trace.type == "bar":
+            found.setdefault(name, set()).add(trace.marker.color)
+        elif trace.type == "scatter" and trace.line.dash and name not in ("before", "single heads"):
+            found.setdefault(name, set()).add(LineStyle(trace.line.color, trace.line.dash, trace.marker.symbol))
+    return found
 
 
 class TestData:
@@ -56,8 +72,9 @@ class TestData:
         assert loss.caption.endswith(OTHERS)
         assert recall.caption.startswith("Share of the tokens of a repeated segment")
         texts = [[note.text for note in one.figure.layout.annotations if note.yref == "y"] for one in (loss, recall)]
-        assert [text.partition(", ")[2] for text in texts[0]][:2] == ["recommended", "worse"]
-        assert all(text.endswith(" %") for text in texts[1])
+        verdicts = [text.partition(", ")[2] for text in texts[0]]
+        assert verdicts == ["recommended · 32 windows", "worse · 32 windows", *["dropped · 2 windows"] * 2]
+        assert [text.partition(" % · ")[2] for text in texts[1]] == [*["32 windows"] * 2, *["2 windows"] * 2]
 
     def test_retrieval_by_length_and_depth(self) -> None:
         result = examples.passkey()
@@ -120,6 +137,17 @@ class TestData:
     def test_long_perplexity_where_there_is_one(self) -> None:
         shown = lines(named("long_perplexity", "long-perplexity"))
         assert shown[NAMES[0]] == ([512, 1024, 2048], [180, 600, 800])
+
+    def test_long_perplexity_has_its_key_tokens_below_each_length(self) -> None:
+        result = examples.long_perplexity()
+        picture, plain = pictures_of(result)
+        assert list(picture.figure.layout.xaxis.ticktext) == [
+            *("256<br>0 key", "512<br>64 key", "1,024<br>64 key", "2,048<br>64 key")
+        ]
+        assert not any("key" in text for text in plain.figure.layout.xaxis.ticktext)
+        assert "205 of 2,048" in picture.caption
+        assert "205" not in picture.subtitle
+        assert result.cautions()[0] in picture.caption
 
     def test_long_perplexity_intervals_are_on_the_picture(self) -> None:
         result = examples.long_perplexity()
@@ -194,6 +222,35 @@ class TestForms:
 
 
 class TestLooks:
+    @pytest.mark.parametrize("evaluation", EVERY)
+    def test_a_method_has_one_look_in_all_figures_of_the_same_methods(self, evaluation: str) -> None:
+        """Whatever the order: a recommendation begins with the model's own encoding, and has no auto."""
+        asked = ["yarn(factor=4)", "default", "auto", "linear(factor=4)"]
+        wanted = {name: line_style(index) for name, index in zip(asked, (1, 0, 3, 2), strict=True)}
+        for names in (asked, ["default", "yarn(factor=4)", "linear(factor=4)"]):
+            found = looks_in(pictures_of(EVERY[evaluation](names)))
+            assert found.keys() == set(names)
+            for name, seen in found.items():
+                assert seen <= {wanted[name], wanted[name].colour}, name
+
+    def test_encodings_keep_their_looks_where_a_figure_has_some_of_them(self) -> None:
+        encodings = {
+            text: resolve(parse(from_text(text)), GEOMETRY, 1024)
+            for text in ("alibi", "yarn:4", "default:attention_temperature=log_n", "linear:4")
+        }
+        pictures = encoding_pictures(encodings, Setting(resolve(parse("default"), GEOMETRY, 256).inv_freq, 256, 1024))
+        shown = [one for one in pictures if one.name in ("wavelengths", "temperature", "similarity")]
+        assert len(shown) == 3
+        found = looks_in(shown)
+        for index, text in enumerate(encodings, start=1):
+            assert found.get(text, {line_style(index)}) == {line_style(index)}
+
+    def test_panels_and_legends_cut_a_name_alike(self) -> None:
+        name = "self_extend(group_size=5, base=yarn:4)"
+        heat, by_length = pictures_of(examples.passkey([name, "b", "c"]))[:2]
+        assert name in {note.text for note in heat.figure.layout.annotations}
+        assert name in lines(by_length)
+
     @pytest.mark.parametrize("evaluation", ["passkey", "ruler"])
     def test_the_legend_has_room(self, evaluation: str) -> None:
         for picture in pictures_of(EVERY[evaluation]([f"yarn(factor={n}, beta_fast=16.5)" for n in range(24)])):

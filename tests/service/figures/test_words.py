@@ -115,6 +115,20 @@ class TestOthers:
                 at.long_perplexity = None
         assert result.words() == ["Nothing could be measured: no scored token needs long context."]
 
+    def test_long_perplexity_warns_of_few_key_tokens(self) -> None:
+        result = examples.long_perplexity()
+        at_512 = [at for method in result.methods for at in method.lengths if at.length == 512]
+        for count, says in ((29, "256 and 512 tokens (0 to 29; 30 are"), (30, "256 tokens (0; 30 are")):
+            for at in at_512:
+                at.key_tokens = count
+            caution = f"Key tokens are too few at {says} the least): these numbers mean little."
+            assert result.words()[-1] == caution
+            assert str(table_of(result).caption).endswith(f"; {caution}")
+            sweep = examples.sweep()
+            assert sweep.cautions() == []
+            sweep.evaluations.append(result)
+            assert sweep.words()[-1] == caution
+
     def test_a_sweep_speaks_for_itself(self) -> None:
         result = examples.sweep()
         result.methods[1].adequate = result.methods[2].adequate = True
