@@ -252,6 +252,8 @@ SERVED = [
     Mutation("products are joined by their order", "patches",
              "by_address = sorted(products, key=lambda product: lefts[product].data_ptr())", "by_address = products",
              (TIDYING,)),
+    Mutation("a list of calls names a function that is another one", "patches", "if is_misnamed or isinstance(",
+             "if isinstance(", (RECORDING,)),
     Mutation("a list of calls has numbers of its first inputs", "patches", "_depends_on_numbers(func, args):", "False:",
              (RECORDING,)),
 ]  # fmt: skip
