@@ -231,10 +231,7 @@ def _how_to_go_on(job: JobInfo, server: str | None) -> str:
     return f"{finished}: ropeway jobs results {where} shows them, ropeway jobs resume {where} goes on"
 
 
-def add_to(app: typer.Typer, by_hand: Mapping[str, Callable[..., None]]) -> None:
-    """A command for every evaluation of the catalogue, in its order; those in ``by_hand`` exist already."""
+def add_to(app: typer.Typer) -> None:
+    """A command for every evaluation of the catalogue, in its order."""
     for evaluation in EVALUATIONS.values():
-        if evaluation.name in by_hand:
-            app.command(evaluation.name, help=evaluation.summary)(by_hand[evaluation.name])
-        else:
-            add_command(evaluation, app)
+        add_command(evaluation, app)

@@ -40,10 +40,14 @@ def test_every_evaluation_has_a_command_with_its_fields() -> None:
     assert all(f" {name.replace('_', '-')} " in shown for name in EVALUATIONS), shown
     for name, options in {
         "passkey": ["--depths", "--samples", "--digits"],
+        "perplexity": ["--protocol", "--stride", "--tail", "--bos"],
         "sweep": ["--factors", "--target", "--evaluations"],
         "probe": ["--distances", "--segment"],
     }.items():
-        assert all(option in succeeded(name, "--help") for option in ["--lengths", "--report", "--fields"])
+        assert all(
+            option in succeeded(name, "--help")
+            for option in ["--lengths", "--report", "--background", "--cancel", "--fields"]
+        )
         shown = succeeded(name, "--fields")
         assert all(option in shown for option in options), shown
 
@@ -184,9 +188,12 @@ def done(server: str) -> str:
     return job.id
 
 
-def test_a_job_in_the_background_is_found_again(server: str, text: str) -> None:
-    job_id = succeeded("long-perplexity", text, "--lengths", "64", "--server", server, "--background").strip()
-    assert "long_perplexity" in json.loads(succeeded("jobs", "show", job_id[:16], "--server", server))["evaluation"]
+@pytest.mark.parametrize("name", ["perplexity", "long-perplexity"])
+def test_a_job_in_the_background_is_found_again(server: str, text: str, name: str) -> None:
+    job_id = succeeded(name, text, "--lengths", "64", "--server", server, "--background").strip()
+    assert (
+        name.replace("-", "_") == json.loads(succeeded("jobs", "show", job_id[:16], "--server", server))["evaluation"]
+    )
     assert job_id[:12] in succeeded("jobs", "list", "--server", server)
     assert "64" in succeeded("jobs", "follow", job_id, "--server", server)
     for state, listed in (("done", True), ("failed", False)):
