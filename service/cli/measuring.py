@@ -106,4 +106,4 @@ def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = Fals
         typer.echo(csv_of(result), nl=False)
     else:
         stdout.print(Text(printable(result.heading()), style="bold"))
-        print_table(table_of(result))
+        print_table(table_of(result, stdout.width))
