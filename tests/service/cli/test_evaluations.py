@@ -159,6 +159,8 @@ def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -
         (["--sample", "1"], "did you mean --samples?"),
         (["--samples"], "--samples needs a value"),
         (["--pe", "nonsense"], "unknown method"),
+        (["--pe", "default", "--pe", "default"], "default is named twice: name each one once"),
+        (["--pe", "yarn:4", "--pe", "yarn:factor=4"], "yarn:factor=4 is the same encoding as yarn:4"),
         (["--depths", "2"], "depths.0: must be at most 1, not 2"),
         (["--samples", "0"], "samples: must be at least 1, not 0"),
         (["--digits", "long"], "digits: must be a whole number, not 'long'"),
@@ -174,6 +176,17 @@ def test_what_the_server_refuses_is_said(server: str) -> None:
     result = ropeway("passkey", "--depths", "2", "--server", server)
     assert result.exit_code == 1
     assert "depths.0" in result.output
+
+
+@pytest.mark.parametrize("name", ["perplexity", "sweep"])
+def test_what_the_server_refuses_names_the_file(server: str, text: str, tmp_path: Path, name: str) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("ropes")
+    for files in ([str(short)], [text, str(short)]):
+        result = ropeway(name, *files, "--lengths", "64", "--server", server)
+        assert result.exit_code == 1
+        assert "short.txt: at most" in " ".join(result.stderr.split())
+        assert "input" not in result.stderr
 
 
 # Jobs
