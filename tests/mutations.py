@@ -199,6 +199,8 @@ ENCODING = [
 ]  # fmt: skip
 
 SERVED = [
+    Mutation("one method alone is the best", "service", "if method.rank == 1] if len(methods) > 1 else []",
+             "if method.rank == 1]", ("tests/service/evaluation/test_sweep.py",)),
     Mutation("block table off by one", "service/engine", "position - self.evicted_pages.get(request_id, 0) *",
              "position - max(0, self.evicted_pages.get(request_id, 0) - 1) *", (EVICTION,)),
     Mutation("window dropped a page early", "service/engine", "(position - self.window_size + 1) // self.page_size",
