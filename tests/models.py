@@ -97,6 +97,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 16,
         },
     ),
+    # Half of the layers read the keys of others; a quarter of the values in a gated layer is kept.
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        {
+            **_FOUR_LAYERS,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.75, 0.0, 0.75, 0.0],
+        },
+    ),
     "olmo3": ("Olmo3Config", {**_GROUPED, "num_hidden_layers": 4, "sliding_window": WINDOW}),
     "modernbert_decoder": (
         "ModernBertDecoderConfig",
@@ -172,10 +186,10 @@ def by_tier(families: Iterable[str]) -> list[ParameterSet]:
 
 every_family = pytest.mark.parametrize("family", by_tier(FAMILIES))
 
-BY_LAYER_TYPE = {"gemma3", "olmo3", "modernbert_decoder"}
+BY_LAYER_TYPE = {"gemma3", "gemma3n", "olmo3", "modernbert_decoder"}
 """Families whose ``rope_parameters`` are given by layer type; what is asked for goes to the full layers."""
 
-WITH_A_WINDOW = {"llama4", "gemma3", "olmo3", "modernbert_decoder", "cohere2", "starcoder2", "gpt_oss", "exaone4"}
+WITH_A_WINDOW = BY_LAYER_TYPE | {"llama4", "cohere2", "starcoder2", "gpt_oss", "exaone4"}
 """Families with layers that attend to a window or a chunk: their kernels get other masks than transformers' do."""
 
 EAGER_ONLY = {"gemma2", "gpt_oss"}

@@ -202,6 +202,8 @@ ENCODING = [
 ]  # fmt: skip
 
 SERVED = [
+    Mutation("one method alone is the best", "service", "if method.rank == 1] if len(methods) > 1 else []",
+             "if method.rank == 1]", ("tests/service/evaluation/test_sweep.py",)),
     Mutation("block table off by one", "service/engine", "position - self.evicted_pages.get(request_id, 0) *",
              "position - max(0, self.evicted_pages.get(request_id, 0) - 1) *", (EVICTION,)),
     Mutation("window dropped a page early", "service/engine", "(position - self.window_size + 1) // self.page_size",
@@ -255,6 +257,8 @@ SERVED = [
     Mutation("products are joined by their order", "patches",
              "by_address = sorted(products, key=lambda product: lefts[product].data_ptr())", "by_address = products",
              (TIDYING,)),
+    Mutation("a list of calls names a function that is another one", "patches", "if is_misnamed or isinstance(",
+             "if isinstance(", (RECORDING,)),
     Mutation("a list of calls has numbers of its first inputs", "patches", "_depends_on_numbers(func, args):", "False:",
              (RECORDING,)),
 ]  # fmt: skip

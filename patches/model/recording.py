@@ -159,8 +159,13 @@ def _in_line(output: Any) -> Any:
 
 
 def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with a name, which generated code needs: getters of properties have none."""
-    return (lambda *args: function(*args)) if isinstance(function, MethodWrapperType) else function
+    """``function``, behind another one if generated code would not find it by name.
+
+    Getters of properties have no name. ``Tensor.__pow__`` has that of the method which it wraps, in torch 2.13.
+    """
+    is_of_tensors = getattr(function, "__module__", None) == "torch._tensor"
+    is_misnamed = is_of_tensors and getattr(torch.Tensor, function.__name__, None) is not function
+    return (lambda *args: function(*args)) if is_misnamed or isinstance(function, MethodWrapperType) else function
 
 
 class _Checked(TorchDispatchMode):

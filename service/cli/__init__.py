@@ -14,7 +14,6 @@ from service.cli.generate import generate
 from service.cli.jobs import jobs, report
 from service.cli.keys import keys
 from service.cli.listings import methods, models
-from service.cli.perplexity import perplexity
 from service.cli.scale import scale
 from service.cli.serve import serve
 
@@ -45,7 +44,7 @@ def _options(
 
 for command in (serve, generate):
     app.command()(command)
-evaluations.add_to(app, {"perplexity": perplexity})
+evaluations.add_to(app)
 app.add_typer(jobs, name="jobs")
 app.add_typer(keys, name="keys")
 app.add_typer(scale, name="scale")

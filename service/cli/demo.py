@@ -23,11 +23,11 @@ from service.cli.files import picture
 from service.cli.generate import panels, resolved_line
 from service.cli.measuring import show
 from service.cli.options import encodings
-from service.cli.perplexity import measured
+from service.cli.progress import progress
 from service.cli.terminal import fail, loading, printable, status, stdout
 
 if TYPE_CHECKING:
-    from service.client import Result, Ropeway
+    from service.client import Progress, Result, Ropeway
 
 START_S = 180
 STOP_S = 30
@@ -173,7 +173,7 @@ def _curve(client: Ropeway, output: Path, stride: int) -> None:
 
     trained = client.models()[0].trained_length
     names = ENCODINGS["perplexity"]
-    body = {
+    body: dict[str, Any] = {
         "methods": encodings(names),
         "lengths": [trained << step for step in range(4)],
         "protocol": "tail",
@@ -181,7 +181,12 @@ def _curve(client: Ropeway, output: Path, stride: int) -> None:
         "stride": stride,
     }
     stdout.rule(Text(f"POST /perplexity: {len(names)} encodings, {trained} to {trained << 3} tokens"))
-    result = measured(client, body)
+    with progress() as shown:
+
+        def update(scored: Progress) -> None:
+            shown(scored.tokens_done, scored.tokens_total, scored.label)
+
+        result = client.perplexity(**body, on_progress=update)
     show(result)
     for path in (output / "curve.png", output / "curve.html"):
         path.write_bytes(picture(result, path))

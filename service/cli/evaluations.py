@@ -18,7 +18,7 @@ from rich.text import Text
 from service.cli.budget import MINUTES, minutes_of, tokens_within
 from service.cli.client import connected
 from service.cli.files import check_outputs, save
-from service.cli.measuring import AsCsv, AsJson, Files, LengthList, MaxTokens, Plots, body_of, deliver
+from service.cli.measuring import AsCsv, AsJson, Files, LengthList, MaxTokens, Plots, body_of, deliver, naming
 from service.cli.options import Encodings, ModelName, Server, encodings_option
 from service.cli.progress import progress
 from service.cli.terminal import fail, new_table, print_table, stderr, stdout
@@ -153,7 +153,7 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         paths, own = separated(files or [], own_fields(name))
         minutes = minutes_of(own)
         names, body = body_of(name, own, paths, pe, lengths_, max_tokens, model, server)
-        with connected(server, model) as client:
+        with connected(server, model) as client, naming(names):
             if minutes is not None:
                 body["budget"] = tokens_within(minutes, name, body, client)
             job = client.submit(name, **body)
@@ -231,10 +231,7 @@ def _how_to_go_on(job: JobInfo, server: str | None) -> str:
     return f"{finished}: ropeway jobs results {where} shows them, ropeway jobs resume {where} goes on"
 
 
-def add_to(app: typer.Typer, by_hand: Mapping[str, Callable[..., None]]) -> None:
-    """A command for every evaluation of the catalogue, in its order; those in ``by_hand`` exist already."""
+def add_to(app: typer.Typer) -> None:
+    """A command for every evaluation of the catalogue, in its order."""
     for evaluation in EVALUATIONS.values():
-        if evaluation.name in by_hand:
-            app.command(evaluation.name, help=evaluation.summary)(by_hand[evaluation.name])
-        else:
-            add_command(evaluation, app)
+        add_command(evaluation, app)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,28 +17,69 @@ if TYPE_CHECKING:
     from service.evaluation.results import EvaluationResult
 
 
+TABLES = (".csv", ".tsv")
+"""Ends of names of files whose text is no prose."""
+
+PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+"""First bytes of packed files."""
+
+PLACE = re.compile(r"\binput(?:[.\[](\d+)\]?)?(?=:)")
+"""A document in a message of the server, before its problem."""
+
+
+def by_file(message: str, names: Sequence[str]) -> str:
+    """A server's ``message`` about a document, with the name of its file."""
+
+    def name(found: re.Match[str]) -> str:
+        index = int(found[1] or 0)
+        is_known = index < len(names) and (found[1] is not None or len(names) == 1)
+        return names[index] if is_known else found[0]
+
+    alone = message.replace("the shortest document", names[0]) if len(names) == 1 else message
+    return PLACE.sub(name, alone)
+
+
 def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
     """Names of the documents, and the request's input: one text, several, or the name of a built-in document.
 
     A file is a document, and every line of a ``.jsonl`` file is one.
     """
-    from service.evaluation.documents import BUILT_IN, close_name
+    from service.evaluation.documents import BUILT_IN
 
     if not files or (files[0] in BUILT_IN and len(files) == 1 and not Path(files[0]).exists()):
         return [], files[0] if files else None
     named: list[tuple[str, str]] = []
     for file in files:
-        try:
-            # A byte order mark is no part of the text, and would be scored.
-            read = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
-            named += _documents_in(file, read.removeprefix("\ufeff"))
-        except OSError as error:
-            close = close_name(file)
-            fail(f"{file}: {error.strerror}" + (f"; did you mean the built-in document {close}?" if close else ""))
-        except UnicodeDecodeError:
-            fail(f"{file}: not UTF-8 text")
+        named += _documents_in(file, _text_of(file))
     texts = [text for _, text in named]
     return [name for name, _ in named], texts[0] if len(texts) == 1 else texts
+
+
+def _text_of(file: str) -> str:
+    """The text of a file, or of stdin for ``-``."""
+    from service.evaluation.documents import close_name
+
+    shown = "stdin" if file == "-" else file
+    if file.lower().endswith(TABLES):
+        fail(f"{file}: is a table, and a document is plain text: use .jsonl with a `text` per line, or '-' for stdin")
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except IsADirectoryError:
+        fail(f"{file}: is a folder, and a document is a file: name its files, as in {file.rstrip('/')}/*.txt")
+    except OSError as error:
+        close = close_name(file)
+        fail(f"{file}: {error.strerror}" + (f"; did you mean the built-in document {close}?" if close else ""))
+    packed = next((name for start, name in PACKED.items() if content.startswith(start)), None)
+    if packed is not None:
+        fail(f"{shown}: is packed by {packed}, and a document is plain text: unpack it first")
+    try:
+        # A byte order mark is no part of the text, and would be scored.
+        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        fail(f"{shown}: must be UTF-8 text, and byte {error.start + 1} is not: convert it, as with iconv")
+    if not text:
+        fail(f"{shown}: is empty, and a document has at least 2 tokens")
+    return text
 
 
 def _documents_in(file: str, content: str) -> list[tuple[str, str]]:
@@ -54,8 +97,8 @@ def _documents_in(file: str, content: str) -> list[tuple[str, str]]:
         except ValueError:
             fields = None
         text = fields.get("text") if isinstance(fields, dict) else None
-        if not isinstance(text, str):
-            fail(f"{file}, line {number}: must be a JSON object whose field text is a string")
+        if not isinstance(text, str) or not text:
+            fail(f"{file}, line {number}: must be a JSON object whose field text is a string that is not empty")
         found.append((f"{name}:{number}", text))
     if not found:
         fail(f"{file}: has no document")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from service.cli.files import documents, picture, save
-from service.cli.options import check_body, encodings, lengths
-from service.cli.terminal import print_table, printable, stderr, stdout
+from service.cli.files import by_file, documents, picture, save
+from service.cli.options import check_body, different, encodings, lengths
+from service.cli.terminal import fail, print_table, printable, stderr, stdout
 
 if TYPE_CHECKING:
     from service.client import EvaluationResult
@@ -73,13 +74,24 @@ def body_of(  # noqa: PLR0913 - one argument per option
     body = {
         **request.placed(given, own),
         # Beside factors, an encoding needs no factor.
-        "methods": encodings(pe, check=server is None and "factors" not in own),
+        "methods": different(pe, encodings(pe, check=server is None and "factors" not in own)),
         "lengths": lengths(lengths_),
         "model": model if server else None,
     }
     if server is None:
         check_body(request, body)
     return names, body
+
+
+@contextmanager
+def naming(names: Sequence[str]) -> Iterator[None]:
+    """End the command at an error of the server, with the names of the files in its message."""
+    from service.client import RopewayError
+
+    try:
+        yield
+    except RopewayError as error:
+        fail(by_file(str(error), names))
 
 
 def deliver(
@@ -106,4 +118,4 @@ def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = Fals
         typer.echo(csv_of(result), nl=False)
     else:
         stdout.print(Text(printable(result.heading()), style="bold"))
-        print_table(table_of(result))
+        print_table(table_of(result, stdout.width))

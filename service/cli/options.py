@@ -72,6 +72,20 @@ def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, 
     return several
 
 
+def different(texts: list[str] | None, several: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """``several``, the request fields of ``texts``.
+
+    Raises:
+        typer.BadParameter: when two of them are the same encoding.
+    """
+    for index, fields in enumerate(several or []):
+        if texts and several and fields in several[:index]:
+            first = texts[several.index(fields)]
+            same = "is named twice" if first == texts[index] else f"is the same encoding as {first}"
+            raise typer.BadParameter(f"{texts[index]} {same}: name each one once", param_hint="--pe")
+    return several
+
+
 def check_body(kind: type[BaseModel], body: Mapping[str, Any]) -> None:
     """Refuse an invalid body before a model is loaded for it.
 

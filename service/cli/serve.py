@@ -184,18 +184,20 @@ def _run(settings: Settings) -> None:
     _serve(settings)
 
 
-def _refuse(settings: Settings, error: Exception, *, expected: bool = True) -> NoReturn:
-    """End with exit code 1 and one line in the log's format; an unexpected error adds its traceback."""
+def _refuse(settings: Settings, error: Exception, why: str = "") -> NoReturn:
+    """End with exit code 1 and one line in the log's format: ``why``, or the error itself. At log level debug there is
+    a traceback too."""
     import structlog
 
     from service import logs
 
-    if not expected or settings.log_format == "json":
+    is_debug, message = settings.log_level == "debug", why or str(error)
+    if is_debug or settings.log_format == "json":
         logs.configure(settings.log_level, settings.log_format)
-        structlog.get_logger().critical("start_failed", error=str(error), exc_info=None if expected else error)
+        structlog.get_logger().critical("start_failed", error=message, exc_info=error if is_debug else None)
     if settings.log_format == "json":
         raise typer.Exit(1)
-    fail(str(error))
+    fail(message)
 
 
 def _warn(settings: Settings) -> None:
@@ -212,7 +214,7 @@ def _warn(settings: Settings) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    from service.cli.server import StartWatch, load_libraries
+    from service.cli.server import StartWatch, failure, load_libraries
     from service.sharing.heap import share_arenas
 
     share_arenas()
@@ -223,11 +225,7 @@ def _serve(settings: Settings) -> None:
     from service.api.http.connections import allow_descriptors, connection_options
     from service.api.http.draining import DrainingServer
     from service.api.http.key_file import InvalidKeyFile
-    from service.api.http.ports import PortUnusable
     from service.app import create_app
-    from service.jobs.storage.database import StoreUnusable
-    from service.models.loading import ModelLoadError
-    from service.policy.policy import InvalidPolicy
     from service.sharing.limits import LimitsUnusable
     from service.tracing import TracingUnavailable
 
@@ -259,6 +257,4 @@ def _serve(settings: Settings) -> None:
     except SystemExit:
         if watch.error is None:  # stopped by a signal, or the port is taken, and uvicorn has logged it
             raise
-        refusals = ModelLoadError | InvalidPolicy | LimitsUnusable | StoreUnusable | PortUnusable
-        expected = isinstance(watch.error, refusals)
-        _refuse(settings, watch.error, expected=expected and settings.log_level != "debug")
+        _refuse(settings, watch.error, failure(watch.error))

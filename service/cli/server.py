@@ -64,6 +64,21 @@ def settings_with(**given: Any) -> Settings:
         raise StartFailed("; ".join(problems)) from None
 
 
+def failure(error: Exception | None) -> str:
+    """The reason of a failed start in one sentence; that of an unexpected one has its class and its place."""
+    from service.api.http.ports import PortUnusable
+    from service.jobs.storage.database import StoreUnusable
+    from service.models.loading import ModelLoadError
+    from service.models.reasons import reason_of
+    from service.policy.policy import InvalidPolicy
+    from service.sharing.limits import LimitsUnusable
+
+    if error is None:
+        return "the server stopped while starting"
+    refusals = ModelLoadError | InvalidPolicy | LimitsUnusable | StoreUnusable | PortUnusable
+    return str(error) if isinstance(error, refusals) else f"the server cannot start: {reason_of(error)}"
+
+
 def load_libraries() -> None:
     """Import the server without garbage collection: objects made at import stay, and scanning them takes a sixth of the
     time."""
@@ -112,7 +127,7 @@ def local_server(settings: Settings) -> Iterator[str]:
             try:
                 while not server.started:
                     if not thread.is_alive():
-                        raise StartFailed(str(app.error or "the server stopped while starting"))
+                        raise StartFailed(failure(app.error))
                     time.sleep(0.02)
                 until_it_has_stopped.enter_context(frozen())  # transformers collects garbage when an engine stops
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -116,6 +116,11 @@ def _of(name: str, problem: str) -> str:
     return problem if name == "input" else f"{name}: {problem}"
 
 
+def too_short(document: Document) -> InvalidEvaluation:
+    """The error for a document without a token to predict."""
+    return InvalidEvaluation("input", _of(document.name, "needs at least 2 tokens to score one"))
+
+
 def bos_of(wanted: Bos, served: ServedModel) -> int | None:
     """The token that every window starts with, or None.
 
@@ -145,14 +150,14 @@ def lengths_of(
     longest = min(shortest, served.engine.scores.most)
     if wanted is None:
         if longest < 2:
-            raise InvalidEvaluation("input", _of(document.name, "needs at least 2 tokens to score one"))
+            raise too_short(document)
         lengths = doubling_lengths(served.trained_length, min(longest, DEFAULT_REACH * served.trained_length))
     else:
         lengths = sorted(set(wanted))
         if lengths[-1] > shortest:
             which = "" if len(documents) == 1 else f", {document.name}"
             raise InvalidEvaluation(
-                "lengths", f"{lengths[-1]} is beyond the shortest document{which}: at most {shortest}"
+                "lengths", f"{lengths[-1]} is beyond the shortest document{which}: at most {shortest} tokens"
             )
         server_takes(lengths[-1], served)
     at_most("lengths", len(lengths), settings.max_lengths)

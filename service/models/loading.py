@@ -1,7 +1,8 @@
-"""From a Hugging Face id or folder to a model in memory, and how much cache fits beside it."""
+"""From a Hugging Face id or folder to a model in memory."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
-from patches import Patched
 from service.models import architecture, configuration, hub, huge_pages
-from service.models.available_memory import available_bytes
 from service.models.chat import TemplateUnusable, use_template
 from service.models.ends import refuse_ends_that_are_no_tokens
 from service.models.packing import NotPacked, pack
@@ -30,11 +29,6 @@ from service.settings import Settings
 log = structlog.get_logger()
 
 DEMO = Path(__file__).parent / "demo"
-CPU_REACH = 32
-"""Default cache on a CPU in trained lengths: how far an encoding may stretch, and where default lengths end."""
-
-CPU_CACHE_TOKENS = 32768
-"""Most tokens of a default cache on a CPU, where memory is shared with everything else."""
 
 
 class ModelLoadError(RuntimeError):
@@ -86,17 +80,18 @@ def _model(name: str, place: str | Path, config: Any, settings: Settings, device
     """
     is_quantized = getattr(config, "quantization_config", None) is not None
     shared_out = _shared_out(config, settings)
-    loaded: Any = class_for(config).from_pretrained(
-        place,
-        revision=settings.revision,
-        trust_remote_code=False,
-        dtype=dtype_of(settings, device),
-        use_safetensors=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are refused below, by name
-        device_map={"": device} if is_quantized else None,  # such weights may not move later
-        **shared_out,
-    )
+    with _without_the_report():
+        loaded: Any = class_for(config).from_pretrained(
+            place,
+            revision=settings.revision,
+            trust_remote_code=False,
+            dtype=dtype_of(settings, device),
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            device_map={"": device} if is_quantized else None,  # such weights may not move later
+            **shared_out,
+        )
     model: Any = loaded[0]
     report: dict[str, Any] = loaded[1]
     _refuse_weights_that_are_not_there(report)
@@ -109,6 +104,25 @@ def _model(name: str, place: str | Path, config: Any, settings: Settings, device
         huge_pages.move(model)
     loaded_model: PreTrainedModel = model
     return loaded_model
+
+
+@contextmanager
+def _without_the_report() -> Iterator[None]:
+    """Keep transformers' table of missing, other and unexpected weights out of the log: our own lines name them.
+
+    A table of failed conversions stays, since the error that follows refers to it.
+    """
+
+    def is_news(record: logging.LogRecord) -> bool:
+        told = record.getMessage()
+        return "LOAD REPORT" not in told or "CONVERSION" in told
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
 
 
 def _shared_out(config: Any, settings: Settings) -> dict[str, Any]:
@@ -280,37 +294,3 @@ def dtype_of(settings: Settings, device: torch.device) -> torch.dtype:
     if settings.dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.dtype]
-
-
-def cache_bytes_per_token(patch: Patched) -> int:
-    """Bytes that keys and values of one token take over all layers of a paged cache. Its rows have one width."""
-    cached, layers = patch.cached, patch.model.config.get_text_config().num_hidden_layers
-    return int(2 * layers * cached.calls * cached.heads * cached.width * patch.model.dtype.itemsize)
-
-
-def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
-    """Tokens of paged cache: as configured; else what fits into 70 % of an accelerator's free memory, divided ``among``
-    so many models. On a CPU 32 times the trained length, at most 32768, or ``max_length`` where that is more. There
-    it takes at most a quarter of the free memory.
-
-    Raises:
-        ModelLoadError: when what is configured exceeds free memory.
-    """
-    model, per_token = patch.model, cache_bytes_per_token(patch)
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-    else:
-        free = available_bytes()
-    if settings.cache_tokens is not None:
-        if settings.cache_tokens * per_token > free:
-            raise ModelLoadError(
-                f"ROPEWAY_CACHE_TOKENS: {settings.cache_tokens} needs {settings.cache_tokens * per_token >> 20} MiB "
-                f"and {free >> 20} MiB are free: at most {free // per_token} tokens fit"
-            )
-        return settings.cache_tokens
-    if model.device.type == "cuda":
-        wanted = int(free * 0.7 / among) // per_token
-    else:
-        reach = min(CPU_REACH * patch.geometry.original_max_position_embeddings, CPU_CACHE_TOKENS)
-        wanted = min(max(reach, settings.max_length or 0), int(free * 0.25) // per_token)
-    return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)

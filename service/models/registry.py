@@ -17,8 +17,9 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
+from service.models.cache_size import cache_bytes_per_token, cache_tokens
 from service.models.grammars import Grammars
-from service.models.loading import Checkpoint, cache_bytes_per_token, cache_tokens
+from service.models.loading import Checkpoint
 from service.models.packing import packed_bytes
 from service.models.parallel.group import check
 from service.models.parallel.leader import leading

@@ -16,6 +16,7 @@ from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
 from service.models.grouping import group, most_rows
 from service.models.loading import Checkpoint, ModelLoadError, load, packed, quantized, sources
+from service.models.reasons import reason_of
 from service.models.text_model import forward
 from service.settings import Settings
 
@@ -57,7 +58,7 @@ def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
     try:
         patching = patched(model)
         patch = patching.__enter__()
-    except UnsupportedModel as error:
+    except Exception as error:  # another version of a model's code fails in its own way
         raise _refusal(checkpoint, _explained(error, model, settings)) from error
     try:
         if ignored := ignored_entries(model):
@@ -74,7 +75,7 @@ def _choice(checkpoint: Checkpoint, patch: Patched, settings: Settings) -> Engin
         raise ModelLoadError(f"ROPEWAY_ATTENTION: {error}") from error
     except GraphsUnavailable as error:
         raise ModelLoadError(f"ROPEWAY_CUDA_GRAPHS: {error}") from error
-    except UnsupportedModel as error:
+    except Exception as error:
         raise _refusal(checkpoint, error) from error
     if choice.attention == "triton":
         patch.read_in_place()
@@ -94,7 +95,7 @@ def _attention(patch: Patched, settings: Settings) -> Attention:
     return settings.attention or ("triton" if has_kernel else "segments")
 
 
-def _explained(error: UnsupportedModel, model: Any, settings: Settings) -> UnsupportedModel:
+def _explained(error: Exception, model: Any, settings: Settings) -> Exception:
     """The error, or logits that are not finite as its cause. Ranks that share a model are not asked."""
     if settings.tensor_parallel == 1:
         with suppress(Exception):  # a model whose forward fails keeps its own error
@@ -104,6 +105,7 @@ def _explained(error: UnsupportedModel, model: Any, settings: Settings) -> Unsup
     return error
 
 
-def _refusal(checkpoint: Checkpoint, error: UnsupportedModel) -> ModelLoadError:
+def _refusal(checkpoint: Checkpoint, error: Exception) -> ModelLoadError:
+    why = error if isinstance(error, UnsupportedModel) else reason_of(error)
     how = f" (its weights are quantized by {checkpoint.quantization.scheme})" if checkpoint.quantization else ""
-    return ModelLoadError(f"ROPEWAY_MODEL: model {checkpoint.name!r}{how} cannot be served: {error}")
+    return ModelLoadError(f"ROPEWAY_MODEL: model {checkpoint.name!r}{how} cannot be served: {why}")

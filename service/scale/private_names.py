@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -42,11 +43,30 @@ def require_ray() -> None:
 
 def prepare_private_cluster() -> None:
     """Set the environment of a cluster that only this process and its children may enter. Call it before Ray is
-    imported, which reads it once."""
+    imported, which reads it once.
+
+    Raises:
+        RayUnusable: when Ray could not write where ``RAY_TMPDIR`` says.
+    """
+    _check_folder()
     os.environ.update(FOR_PROXIES, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Every log line of a replica appears, also one that another replica has written.
     os.environ.update(RAY_DEDUP_LOGS="0", RAY_COLOR_PREFIX="0")
+
+
+def _check_folder() -> None:
+    """Raises:
+    RayUnusable: for a ``RAY_TMPDIR`` that is no folder, cannot be made, or takes no files.
+    """
+    folder = os.environ.get("RAY_TMPDIR")
+    if not folder:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)  # as Ray does
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise RayUnusable(f"RAY_TMPDIR: {folder!r} must be a folder that takes files: {error.strerror}") from None
 
 
 def loopback() -> str:

@@ -45,10 +45,10 @@ return 1
 
 RENEW = """
 local time = redis.call('TIME')
-redis.call('ZADD', KEYS[1], 'XX', time[1] + time[2] / 1000000 + ARGV[2], ARGV[1])
+redis.call('ZADD', KEYS[1], time[1] + time[2] / 1000000 + ARGV[2], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2] * 1000)
 """
-"""Let the running request ARGV[1] at KEYS[1] expire in ARGV[2] seconds."""
+"""Let the running request ARGV[1] at KEYS[1] expire in ARGV[2] seconds. A store that was emptied gets it back."""
 
 log = structlog.get_logger()
 
@@ -227,10 +227,20 @@ class SharedConcurrency(Concurrency):
             await asyncio.sleep(self._lease_s / 3)
             try:
                 for place, tenant in list(self._places.items()):
-                    async with reached():
-                        await self._renew(keys=[_key(tenant)], args=[place, self._lease_s])
+                    await self._renewed(place, tenant)
             except LimitsOutOfReach as error:
                 log.warning("limits_out_of_reach", error=str(error))
+
+    async def _renewed(self, place: str, tenant: str) -> None:
+        """Renew a place, unless its request has ended meanwhile."""
+        if place not in self._places:
+            return
+        try:
+            async with reached():
+                await self._renew(keys=[_key(tenant)], args=[place, self._lease_s])
+        finally:
+            if place not in self._places:  # the store may have renewed it after it was given back
+                self._give_back_later(tenant, place)
 
 
 def _key(tenant: str) -> str:

@@ -18,6 +18,7 @@ from service.evaluation.checks import (
     lengths_of,
     server_takes,
     subjects_of,
+    too_short,
 )
 from service.evaluation.chunks import most_tokens
 from service.evaluation.cost import Cost
@@ -249,8 +250,9 @@ def rolling_lengths(
     Raises:
         InvalidEvaluation: for lengths beyond the server, or a document without a token to predict.
     """
-    if min(len(document.token_ids) for document in documents) + special < 2:
-        raise InvalidEvaluation("input", "needs at least 2 tokens to score one")
+    shortest = min(documents, key=lambda document: len(document.token_ids))
+    if len(shortest.token_ids) + special < 2:
+        raise too_short(shortest)
     server_takes(wanted[-1], served)
     at_most("lengths", len(wanted), settings.max_lengths)
     return wanted

@@ -138,14 +138,16 @@ class Judge:
         return paired_probability(a.pieces, b.pieces)
 
     def _words(self, methods: Sequence[SweepMethod], confidence: float | None, chosen: SweepMethod | None) -> str:
-        """The best, or that several are; then who is within the tolerance at the least cost."""
-        first = [method.label for method in methods if method.rank == 1]
+        """The best, or that several are, if there are others. Then who is within the tolerance at the least cost."""
+        first = [method.label for method in methods if method.rank == 1] if len(methods) > 1 else []
         lead, enough = self._lead(methods, first, confidence), self._good_enough(first, chosen)
         return f"At {self._target:,} tokens {lead}{enough}{'' if all(self._same_tokens) else OTHER_TOKENS}"
 
     def _lead(self, methods: Sequence[SweepMethod], first: Sequence[str], confidence: float | None) -> str:
         if all(at.value == 0 for method in methods for at in method.judgements):
             return "every method fails"
+        if not first:
+            return f"only {methods[0].label} was measured"
         if len(first) > 1:
             return f"{', '.join(first[:-1])} and {first[-1]} are equally good"
         if confidence is None:

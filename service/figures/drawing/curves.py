@@ -17,7 +17,7 @@ MARKED = 32
 MOST_POINTS = 20_000
 """Points of all lines of a figure, at most."""
 SHADE = 0.12
-NOT_SHADED = "95 % intervals are with the numbers"
+NOT_SHADED = "95 % intervals would hide the lines: the CSV file has them"
 INTERVALS = "95 % intervals are shaded where the lines stay readable; hovering shows all of them."
 ALONE = "a point and no line"
 

@@ -49,7 +49,13 @@ def by_shape(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return nn.functional.layer_norm(x, x.shape[-1:])
 
 
-@pytest.mark.parametrize("compute", [in_place, in_parts, by_shape])
+def by_operators(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    y = (x @ weight) ** 2 + 2.0**x
+    y **= 0.5
+    return (1.0 - y) / (3.0 / (1.5 + abs(y))) % 2.0 + (-y // 0.5)
+
+
+@pytest.mark.parametrize("compute", [in_place, in_parts, by_shape, by_operators])
 def test_other_numbers_give_the_bits_of_the_forward(compute: Any) -> None:
     model, failures = Model(compute), list[str]()
     recordings = Recordings(failures.append)

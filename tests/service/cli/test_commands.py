@@ -133,6 +133,23 @@ class TestFailures:
         ("answer", "message"),
         [
             (httpx.Response(400, json=REFUSAL), "error: pe.factor: must be at least 1"),
+            (httpx.Response(502, text="<html>bad gateway"), "answered 502 Bad Gateway"),
+        ],
+        ids=["refused", "a proxy's page"],
+    )
+    def test_of_an_evaluation_is_one_line_and_exit_code_1(
+        self, fake: Callable[[Answer], list[httpx.Request]], answer: httpx.Response, message: str
+    ) -> None:
+        fake(lambda _: httpx.Response(answer.status_code, headers=answer.headers, content=answer.content))
+        result = ropeway("perplexity", "--server", "host:1")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert message in result.stderr
+        assert "Traceback" not in result.output
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            (httpx.Response(400, json=REFUSAL), "error: pe.factor: must be at least 1"),
             (streamed(IN_STREAM), "error: pe.factor: must be at least 1"),
             (streamed(b'data: {"index": 0, "text": "a", "token_ids": [1]}\n\n'), "error: the server ended the answer"),
             (httpx.Response(502, text="<html>bad gateway"), "answered 502 Bad Gateway"),
@@ -140,16 +157,11 @@ class TestFailures:
         ],
         ids=["refused", "refused in the stream", "cut off", "a proxy's page", "another server"],
     )
-    @pytest.mark.parametrize("command", [("generate", "Once"), ("perplexity",)], ids=" ".join)
     def test_is_one_line_and_exit_code_1(
-        self,
-        fake: Callable[[Answer], list[httpx.Request]],
-        command: tuple[str, ...],
-        answer: httpx.Response,
-        message: str,
+        self, fake: Callable[[Answer], list[httpx.Request]], answer: httpx.Response, message: str
     ) -> None:
         fake(lambda _: httpx.Response(answer.status_code, headers=answer.headers, content=answer.content))
-        result = ropeway(*command, "--server", "host:1")
+        result = ropeway("generate", "Once", "--server", "host:1")
         assert result.exit_code == 1
         assert message in result.stderr
         assert "Traceback" not in result.output
@@ -171,7 +183,7 @@ class TestFailures:
             (("perplexity", "--plot", "curve.svg"), "must end in .png or .html"),
             (("perplexity", "--plot", "/no/such/folder/curve.png"), "there is no folder"),
             (("perplexity", "--json", "--csv"), "exclude each other"),
-            (("perplexity", "--protocol", "square"), "'square' is not one of"),
+            (("perplexity", "--protocol", "square"), "protocol: must be"),
             (("generate", "a", "--temperature", "-1"), "Input should be greater than or equal to 0"),
             (("serve", "--port", "70000"), "Input should be less than or equal to 65535"),
             (("generate", "a", "--stop", ""), "stop"),
@@ -210,13 +222,36 @@ class TestFailures:
         assert "Traceback" not in result.output
 
 
+JOB = {
+    "id": "0123456789abcdef",
+    "evaluation": "perplexity",
+    "model": None,
+    "state": "queued",
+    "created_at": "2026-01-02T03:04:05Z",
+    "units_total": 2,
+    "tokens_total": 1024,
+    "request": {},
+}
+
+
 class TestPerplexity:
     RESULT = result_of({"default": [6.5, 90.0], "yarn(factor=4)": [6.7, 7.0]}, [256, 512], documents=["input"])
 
     @pytest.fixture
     def requests(self, fake: Callable[[Answer], list[httpx.Request]]) -> list[httpx.Request]:
-        progress = {"tokens_done": 256, "tokens_total": 1024, "label": "default", "seconds": 0.5}
-        return fake(lambda _: events(("progress", progress), ("result", self.RESULT.model_dump(mode="json"))))
+        """Those that submit a job; the job has ended at its first event."""
+        sent: list[httpx.Request] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            if request.method == "POST":
+                sent.append(request)
+                return httpx.Response(202, json=JOB)
+            if request.url.path.endswith("/events"):
+                return events(("job", JOB | {"state": "done"}))
+            return httpx.Response(200, json=self.RESULT.model_dump(mode="json"))
+
+        fake(answer)
+        return sent
 
     def test_sends_the_request_and_prints_the_table(self, requests: list[httpx.Request], tmp_path: Path) -> None:
         file = tmp_path / "a.txt"
@@ -231,12 +266,12 @@ class TestPerplexity:
             "methods": [{"method": "default"}, {"method": "yarn", "factor": 4}],
             "lengths": {"start": 256, "stop": 512, "step": 256},
             "bos": "never",
-            "stream": True,
+            "evaluation": "perplexity",
         }
 
     def test_without_a_file_the_server_chooses_the_document(self, requests: list[httpx.Request]) -> None:
         assert ropeway("perplexity", "--server", "host:1").exit_code == 0
-        assert json.loads(requests[0].content) == {"stream": True}
+        assert json.loads(requests[0].content) == {"evaluation": "perplexity"}
 
     def test_knows_built_in_documents_and_stdin(self, requests: list[httpx.Request]) -> None:
         assert ropeway("perplexity", "python-reference", "--server", "host:1").exit_code == 0

@@ -41,10 +41,14 @@ def test_every_evaluation_has_a_command_with_its_fields() -> None:
     assert all(f" {name.replace('_', '-')} " in shown for name in EVALUATIONS), shown
     for name, options in {
         "passkey": ["--depths", "--samples", "--digits"],
+        "perplexity": ["--protocol", "--stride", "--tail", "--bos"],
         "sweep": ["--factors", "--target", "--evaluations"],
         "probe": ["--distances", "--segment"],
     }.items():
-        assert all(option in succeeded(name, "--help") for option in ["--lengths", "--report", "--fields"])
+        assert all(
+            option in succeeded(name, "--help")
+            for option in ["--lengths", "--report", "--background", "--cancel", "--fields"]
+        )
         shown = succeeded(name, "--fields")
         assert all(option in shown for option in options), shown
 
@@ -156,6 +160,8 @@ def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -
         (["--sample", "1"], "did you mean --samples?"),
         (["--samples"], "--samples needs a value"),
         (["--pe", "nonsense"], "unknown method"),
+        (["--pe", "default", "--pe", "default"], "default is named twice: name each one once"),
+        (["--pe", "yarn:4", "--pe", "yarn:factor=4"], "yarn:factor=4 is the same encoding as yarn:4"),
         (["--depths", "2"], "depths.0: must be at most 1, not 2"),
         (["--samples", "0"], "samples: must be at least 1, not 0"),
         (["--digits", "long"], "digits: must be a whole number, not 'long'"),
@@ -173,6 +179,17 @@ def test_what_the_server_refuses_is_said(server: str) -> None:
     assert "depths.0" in result.output
 
 
+@pytest.mark.parametrize("name", ["perplexity", "sweep"])
+def test_what_the_server_refuses_names_the_file(server: str, text: str, tmp_path: Path, name: str) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("ropes")
+    for files in ([str(short)], [text, str(short)]):
+        result = ropeway(name, *files, "--lengths", "64", "--server", server)
+        assert result.exit_code == 1
+        assert "short.txt: at most" in " ".join(result.stderr.split())
+        assert "input" not in result.stderr
+
+
 # Jobs
 
 
@@ -185,9 +202,12 @@ def done(server: str) -> str:
     return job.id
 
 
-def test_a_job_in_the_background_is_found_again(server: str, text: str) -> None:
-    job_id = succeeded("long-perplexity", text, "--lengths", "64", "--server", server, "--background").strip()
-    assert "long_perplexity" in json.loads(succeeded("jobs", "show", job_id[:16], "--server", server))["evaluation"]
+@pytest.mark.parametrize("name", ["perplexity", "long-perplexity"])
+def test_a_job_in_the_background_is_found_again(server: str, text: str, name: str) -> None:
+    job_id = succeeded(name, text, "--lengths", "64", "--server", server, "--background").strip()
+    assert (
+        name.replace("-", "_") == json.loads(succeeded("jobs", "show", job_id[:16], "--server", server))["evaluation"]
+    )
     assert job_id[:12] in succeeded("jobs", "list", "--server", server)
     assert "64" in succeeded("jobs", "follow", job_id, "--server", server)
     for state, listed in (("done", True), ("failed", False)):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
+import zipfile
 from pathlib import Path
 
 import pytest
 import typer
 
-from service.cli.files import documents
+from service.cli.files import by_file, documents
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("ropes", encoding="utf-8-sig")
     assert documents([str(tmp_path / "a.txt")]) == (["a.txt"], "ropes")
-    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffropes"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\ufeffropes".encode())))
     assert documents(["-"]) == (["stdin"], "ropes")
 
 
@@ -24,7 +28,7 @@ def test_every_line_of_a_jsonl_file_is_a_document(tmp_path: Path) -> None:
     assert documents([str(path)]) == (["a.jsonl:1", "a.jsonl:3"], ["ropes\nand lines", "decks"])
 
 
-@pytest.mark.parametrize("line", ["ropes", '"ropes"', '{"txt": "ropes"}', '{"text": 1}'])
+@pytest.mark.parametrize("line", ["ropes", '"ropes"', '{"txt": "ropes"}', '{"text": 1}', '{"text": ""}'])
 def test_a_jsonl_file_names_its_wrong_line(tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "ropes"}\n' + line)
@@ -37,3 +41,65 @@ def test_an_empty_jsonl_file_is_no_document(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(typer.Exit):
         documents([str(tmp_path / "a.jsonl")])
+
+
+def zipped() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a.txt", "ropes")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt.gz", gzip.compress(b"ropes"), "is packed by gzip, and a document is plain text: unpack it first"),
+        ("a.txt", bz2.compress(b"ropes"), "is packed by bzip2"),
+        ("a.xz", lzma.compress(b"ropes"), "is packed by xz"),
+        ("a.docx", zipped(), "is packed by zip"),
+        ("a.txt", "a café".encode("latin-1"), "must be UTF-8 text, and byte 6 is not: convert it"),
+        ("a.CSV", b"id,text\n1,ropes\n", "is a table, and a document is plain text: use .jsonl with a `text` per line"),
+        ("a.txt", b"", "is empty, and a document has at least 2 tokens"),
+        ("a.txt", "".encode("utf-8-sig"), "is empty"),
+    ],
+    ids=["gzip", "bzip2", "xz", "zip", "latin", "table", "empty", "only a mark"],
+)
+def test_a_file_that_is_no_text_is_refused_by_name(
+    tmp_path: Path, name: str, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(typer.Exit):
+        documents([str(path)])
+    assert f"error: {path}: {message}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_is_refused_with_the_way_to_name_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        documents([f"{tmp_path}/"])
+    told = " ".join(capsys.readouterr().err.split())
+    assert "is a folder, and a document is a file: name its files, as in" in told
+    assert f"{tmp_path}/*.txt" in told
+
+
+def test_ends_of_lines_are_line_feeds(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
+    assert documents([str(tmp_path / "a.txt")]) == (["a.txt"], "a\nb\nc\n")
+
+
+@pytest.mark.parametrize(
+    ("message", "names", "told"),
+    [
+        ("input: needs at least 2 tokens", ["a.txt"], "a.txt: needs at least 2 tokens"),
+        ("input[1]: needs at least 2 tokens", ["a.txt", "b.txt"], "b.txt: needs at least 2 tokens"),
+        ("input.1: needs 1 character", ["a.txt", "b.txt"], "b.txt: needs 1 character"),
+        ("lengths: 64 is beyond the shortest document, input[0]: at most 5", ["a.txt", "b.txt"],
+         "lengths: 64 is beyond the shortest document, a.txt: at most 5"),
+        ("lengths: 64 is beyond the shortest document: at most 5", ["a.txt"], "lengths: 64 is beyond a.txt: at most 5"),
+        ("input: has 9 entries", ["a.txt", "b.txt"], "input: has 9 entries"),
+        ("input: needs at least 2 tokens", [], "input: needs at least 2 tokens"),
+        ("digits: the input is full of numbers", ["a.txt"], "digits: the input is full of numbers"),
+    ],
+)  # fmt: skip
+def test_a_message_about_a_document_has_the_name_of_its_file(message: str, names: list[str], told: str) -> None:
+    assert by_file(message, names) == told

@@ -16,9 +16,7 @@ from pydantic import BaseModel
 from patches import METHODS
 from service.api.generation.generate import GenerateRequest
 from service.cli.generate import generate
-from service.cli.perplexity import perplexity
 from service.cli.serve import serve
-from service.evaluation.perplexity.request import PerplexityRequest
 from service.settings import Settings
 from tests.conftest import ROOT
 from tests.service.cli.shell import ropeway
@@ -36,8 +34,8 @@ def test_the_version_is_that_of_the_package() -> None:
 
 @pytest.mark.parametrize(
     ("command", "sent"),
-    [(serve, Settings), (generate, GenerateRequest), (perplexity, PerplexityRequest)],
-    ids=["serve", "generate", "perplexity"],
+    [(serve, Settings), (generate, GenerateRequest)],
+    ids=["serve", "generate"],
 )
 def test_help_shows_the_defaults_and_ranges_of_what_is_sent(
     command: Callable[..., None], sent: type[BaseModel]

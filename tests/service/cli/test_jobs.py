@@ -143,7 +143,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
     assert shown.exit_code == 0, shown.output
     lines = [line for line in shown.stderr.splitlines() if " %: " in line]
     assert len(lines) > 3
-    assert all(" tokens, default" in line for line in lines)
+    assert all(" tokens, perplexity" in line or " tokens, default" in line for line in lines)
     assert sum("more tokens to read, about" in line for line in shown.stderr.splitlines()) == 1
     job = ropeway("long-perplexity", str(file), "--alpha", "0.1", "--beta", "-6", "--lengths", "64", "--server", server)
     assert job.exit_code == 0, job.output

@@ -81,6 +81,41 @@ def test_a_device_that_is_not_there_is_named(device: str, checkpoints: Path) -> 
     refused(["--model", str(checkpoints / "tiny"), "--device", device], told)
 
 
+@pytest.mark.parametrize("place", ["service.models.start.patched", "service.models.start.verify"])
+def test_a_model_whose_code_fails_is_one_line(place: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, failing)
+    told = "error: ROPEWAY_MODEL: model 'tiny' cannot be served: KeyError in cli/test_start.py, line "
+    refused(["--model", str(checkpoints / "tiny")], told, "'rope'")
+
+
+def failing(*_: object) -> None:
+    raise KeyError("rope")
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_any_other_failure_of_a_start_is_one_line(
+    level: str, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traceback is for those who ask for it."""
+    monkeypatch.setattr("service.app.ModelRegistry", failing)
+    arguments = ["--model", str(checkpoints / "tiny"), "--port", "0", "--set", f"log_level={level}"]
+    result = ropeway("serve", *arguments, "--set", f"database_url=sqlite:///{tmp_path / 'jobs.db'}")
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert re.search(r"error: the server cannot start: KeyError in cli/test_start\.py, line \d+: 'rope'$", line)
+    assert ("Traceback" in result.output) == (level == "debug")
+
+
+def test_the_failure_of_a_server_for_one_command_is_one_line(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.app.ModelRegistry", failing)
+    result = ropeway("models", "--model", str(checkpoints / "tiny"))
+    assert result.exit_code == 1
+    assert "error: the server cannot start: KeyError in cli/test_start.py" in result.stderr
+    assert "Traceback" not in result.output
+
+
 def refused(arguments: list[str], *told: str) -> None:
     result = ropeway("serve", *arguments)
     assert result.exit_code == 1

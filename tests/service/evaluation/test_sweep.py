@@ -313,6 +313,21 @@ def test_equally_good_methods_share_their_rank_and_are_all_named(models: ModelRe
     assert answer.confidence is None
 
 
+def test_one_method_alone_is_not_called_the_best(models: ModelRegistry) -> None:
+    """As in the result of a sweep that was cancelled after its first method."""
+    subjects = [Subject(parse(METHODS[0]), models.default.patch, "tiny")]
+
+    def words(curve: list[float]) -> str:
+        return Judge(subjects, [result(subjects, [curve], 0.0)], 0, 64, 256, 0.1).answer().words
+
+    assert words([10, 10.5]).startswith(
+        "At 256 tokens only default was measured, and default is the cheapest that is good enough: within 10%"
+    )
+    assert words([10, 90]) == (
+        "At 256 tokens only default was measured; no method stays within 10% of the model itself at 64 tokens."
+    )
+
+
 def test_nothing_found_by_anyone_is_no_victory(models: ModelRegistry) -> None:
     words = shares(models, [[0.9, 0]] * 4).answer().words
     assert words == "At 256 tokens every method fails; no method stays within 10% of the model itself at 64 tokens."

@@ -99,7 +99,7 @@ class TestIntervals:
                 at.interval.low, at.interval.high = at.perplexity / 1.5, at.perplexity * 1.5
         picture = pictures_of(result)[0]
         assert shaded(picture) == 0
-        assert "with the numbers" in subtitle(picture)
+        assert "the CSV file has them" in subtitle(picture)
         assert all("95 % interval" in hover for hover in picture.figure.data[0].customdata)
         result.methods = result.methods[:1]
         assert shaded(pictures_of(result)[0]) == 1

@@ -155,6 +155,13 @@ class TestTerminal:
         assert str(table.caption).endswith(f"; {30 - len(shown)} more measured")
         assert [str(cell) for cell in table.columns[0].cells] == ["default", "alibi on other"]
 
+    def test_shares_have_their_intervals(self) -> None:
+        result = examples.passkey(["default"])
+        at = result.methods[0].lengths[0]
+        cell = str(next(iter(table_of(result, 200).columns[1].cells)))
+        assert cell == f"{at.score:.2f}\n[{at.interval.low:.3g}, {at.interval.high:.3g}]"
+        assert "below: 95 % interval" in str(table_of(result, 200).caption)
+
     def test_equally_good_methods_are_all_marked(self) -> None:
         result = examples.sweep()
         for method, rank in zip(result.methods, (1, 3, 1, 4), strict=True):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +127,51 @@ def test_weights_that_transformers_ignores_are_not_told(folder: Path, monkeypatc
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     load("tiny", folder, Settings(_env_file=None, device="cpu"))
     assert not log.calls
+
+
+class Lines(logging.Handler):
+    """Everything that transformers logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    handler, logger = Lines(), logging.getLogger("transformers.modeling_utils")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)  # a server for one command raises that of its parent
+    yield handler.told
+    logger.setLevel(before)
+    logger.removeHandler(handler)
+    assert not logger.filters
+
+
+@pytest.mark.parametrize("layers", [1, 3], ids=["unexpected", "missing"])
+def test_transformers_does_not_tell_of_the_weights_again(folder: Path, lines: list[str], layers: int) -> None:
+    edit(folder / "config.json", num_hidden_layers=layers)
+    with suppress(ModelLoadError):
+        load("tiny", folder, Settings(_env_file=None, device="cpu"))
+    assert [line for line in lines if "LOAD REPORT" in line] == []
+
+
+def test_a_report_of_failed_conversions_stays(folder: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error after it refers to it."""
+    told = logging.getLogger("transformers.modeling_utils")
+
+    def fails(*_: Any, **__: Any) -> None:
+        told.warning("Tiny LOAD REPORT from: tiny\nq_proj | CONVERSION |")
+        raise RuntimeError("look at the CONVERSION entries of the above report")
+
+    monkeypatch.setattr("transformers.LlamaForCausalLM.from_pretrained", fails)
+    with pytest.raises(ModelLoadError, match="CONVERSION"):
+        load("tiny", folder, Settings(_env_file=None, device="cpu"))
+    assert ["CONVERSION" in line for line in lines] == [True]
 
 
 # The end of an answer

@@ -300,3 +300,17 @@ def test_autoscaling_counts_jobs() -> None:
     (application,) = config("--set", "max_replicas=4")["applications"]
     (deployment,) = application["deployments"]
     assert deployment["autoscaling_config"]["policy"] == {"policy_function": autoscaling.POLICY}
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["a file", "below a file"])
+def test_a_folder_for_ray_that_takes_no_files_is_one_line(
+    is_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" if is_file else tmp_path / "file" / "ray"
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    monkeypatch.setattr(private_names, "require_ray", lambda: None)
+    result = CliRunner().invoke(app, ["serve", "--replicas", "2", "--set", "port=0"])
+    assert result.exit_code == 1
+    assert f"error: RAY_TMPDIR: {str(folder)!r} must be a folder that takes files: " in result.stderr.replace("\n", " ")
+    assert "Traceback" not in result.output

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -115,6 +116,41 @@ async def test_places_of_a_lost_replica_expire_and_those_at_work_are_renewed(sha
     await asyncio.sleep(1.0)
     assert await alive.enter("ann"), "one place is free, the other is still taken"
     assert await alive.enter("ann") is None
+    await shared.close()
+
+
+async def test_a_store_that_was_emptied_learns_the_running_requests_again(shared_url: str) -> None:
+    shared = SharedLimits(shared_url)
+    working, other = (SharedConcurrency(1, shared, lease_s=0.6) for _ in range(2))
+    place = await working.enter("ann")
+    assert place
+    await shared.client.flushall()
+    await asyncio.sleep(0.4)
+    assert await other.enter("ann") is None
+    await working.leave("ann", place)
+    assert await other.enter("ann")
+    await shared.close()
+
+
+async def test_a_request_that_ends_while_it_is_renewed_gives_its_place_back(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "RETRY_S", 0.1)
+    shared = SharedLimits(shared_url)
+    working, other = SharedConcurrency(1, shared, lease_s=30), SharedConcurrency(1, shared)
+    place = await working.enter("ann")
+    assert place
+    renew = working._renew
+
+    async def late(**arguments: Any) -> None:
+        await working.leave("ann", place)
+        await renew(**arguments)
+
+    monkeypatch.setattr(working, "_renew", late)
+    await working._renewed(place, "ann")
+    assert await other.enter("ann") is None, "the store has renewed it"
+    await asyncio.sleep(0.3)
+    assert await other.enter("ann")
     await shared.close()
 
 

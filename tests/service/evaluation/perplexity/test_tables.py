@@ -93,6 +93,23 @@ class TestTerminal:
         assert f"{256 - len(shown)} more measured" in " ".join(text.split())
         assert max(map(len, text.splitlines())) <= 80
 
+    def test_intervals_are_below_the_numbers(self) -> None:
+        lines = printed(table_of(RESULT, 80), width=80).splitlines()
+        row = next(at for at, line in enumerate(lines) if line.strip().startswith("default"))
+        assert lines[row].split() == ["default", "6.500", "70.25", "81,234"]
+        assert lines[row + 1].split() == ["[6.17,", "6.89]", "[66.7,", "74.5]", "[77,173,", "86,109]"]
+        assert "below: 95 % interval over blocks of 64 tokens" in " ".join(" ".join(lines).split())
+
+    def test_without_room_a_table_names_the_place_of_its_intervals(self) -> None:
+        text = printed(table_of(result_of({"default": [7.0] * 7}, [256 << n for n in range(7)]), 80), width=80)
+        assert "[" not in text
+        assert "95 % interval over blocks of 64 tokens: in --csv" in " ".join(text.split())
+
+    def test_without_intervals_a_table_gives_the_reason(self) -> None:
+        text = printed(table_of(result_of({"default": [7.0]}, [256], kind=None), 80))
+        assert "too few documents or tokens for an interval" in " ".join(text.split())
+        assert "--csv" not in text
+
     def test_markup_in_a_label_is_shown_as_it_is(self) -> None:
         assert "[red]x[/red]" in printed(table_of(result_of({"[red]x[/red]": [6.5]}, [256])))
 
