@@ -13,7 +13,6 @@ import typer
 
 from service.cli.client import client_of
 from service.cli.measuring import show
-from service.cli.perplexity import measured
 from service.cli.server import local_server
 from service.client import Ropeway
 from service.evaluation.perplexity.results import PerplexityResult
@@ -65,7 +64,7 @@ def measure(
         RopewayError: when a method does not apply to the model at one of the lengths.
     """
     body = {"input": list(documents.values()), "methods": methods, "lengths": lengths, "protocol": "disjoint"}
-    result = measured(client, body)
+    result = client.perplexity(**body)
     for document, name in zip(result.documents, documents, strict=True):
         document.name = name
     return result

@@ -328,7 +328,7 @@ def _of_cuda(made: Card) -> dict[str, Any]:
             made.current = before
 
     return {
-        "Stream": lambda *_: Stream(made),
+        "Stream": lambda *_, **__: Stream(made),
         "stream": on,
         "device": nullcontext,
         "current_stream": lambda *_: made.current,

@@ -25,6 +25,9 @@ class Stream:
     def wait_stream(self, stream: Stream) -> None:
         self._card.end(stream)
 
+    def wait_event(self, event: Event) -> None:
+        self._card.end(event.stream, event.count)
+
     def synchronize(self, count: int | None = None) -> None:
         """Have the host wait, for the first ``count`` operations or all."""
         self._card.wait("synchronize")

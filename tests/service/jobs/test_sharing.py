@@ -24,7 +24,10 @@ BODY: dict[str, Any] = {
     "lengths": [64, 128],
     "evaluations": [
         {"evaluation": "perplexity", "input": DOCUMENTS, "protocol": "curve"},
-        {"evaluation": "long_perplexity", "input": DOCUMENTS, "long_context": 64, "alpha": 0.1, "beta": -9.0},
+        {
+            **{"evaluation": "long_perplexity", "input": DOCUMENTS, "protocol": "curve"},
+            **{"long_context": 64, "alpha": 0.1, "beta": -9.0},
+        },
     ],
 }
 

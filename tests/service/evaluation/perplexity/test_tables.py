@@ -98,12 +98,12 @@ class TestTerminal:
         row = next(at for at, line in enumerate(lines) if line.strip().startswith("default"))
         assert lines[row].split() == ["default", "6.500", "70.25", "81,234"]
         assert lines[row + 1].split() == ["[6.17,", "6.89]", "[66.7,", "74.5]", "[77,173,", "86,109]"]
-        assert "below: 95 % interval over blocks of 64 tokens" in " ".join(" ".join(lines).split())
+        assert "below: 95 % interval over quarters of the document" in " ".join(" ".join(lines).split())
 
     def test_without_room_a_table_names_the_place_of_its_intervals(self) -> None:
         text = printed(table_of(result_of({"default": [7.0] * 7}, [256 << n for n in range(7)]), 80), width=80)
         assert "[" not in text
-        assert "95 % interval over blocks of 64 tokens: in --csv" in " ".join(text.split())
+        assert "95 % interval over quarters of the document: in --csv" in " ".join(text.split())
 
     def test_without_intervals_a_table_gives_the_reason(self) -> None:
         text = printed(table_of(result_of({"default": [7.0]}, [256], kind=None), 80))
