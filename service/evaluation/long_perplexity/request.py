@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from patches import KnownFields, PositionEncoding, examples
 from service.evaluation.documents import DEFAULT_DOCUMENT
-from service.evaluation.perplexity.request import tail_in_sweep
-from service.evaluation.request import Bos, DocumentsRequest, Tokens
+from service.evaluation.perplexity.request import ScoringRequest
+from service.evaluation.request import Bos, Tokens
 from service.inputs import TextOrTokens
 
 Scoring = Literal["curve", "sliding", "disjoint", "tail"]
@@ -27,7 +26,7 @@ class Evaluator(KnownFields):
     )
 
 
-class LongPerplexityRequest(DocumentsRequest):
+class LongPerplexityRequest(ScoringRequest):
     """Perplexity over key tokens against context length, several encodings in one call."""
 
     evaluation: Literal["long_perplexity"] = "long_perplexity"
@@ -39,9 +38,6 @@ class LongPerplexityRequest(DocumentsRequest):
         "curve",
         description="The scored tokens and their context, as in `perplexity`, with its defaults. `tail` "
         "has the same key tokens at every length.",
-    )
-    windows: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="`tail`: most windows of each document, the first ones; all when absent."
     )
     bos: Bos = Field("auto", description="BOS at the start of every window; `auto` does what the tokenizer does.")
     evaluator: Evaluator = Field(default_factory=Evaluator, description="The model that chooses the key tokens.")
@@ -61,16 +57,6 @@ class LongPerplexityRequest(DocumentsRequest):
     beta: Annotated[float, Field(le=0)] = Field(
         -2.0, description="A key token has more log-probability (nats) than this in the long context."
     )
-
-    @model_validator(mode="after")
-    def _windows_of_the_protocol(self) -> Self:
-        if self.windows is not None and self.protocol != "tail":
-            raise ValueError(f"windows has no meaning for protocol {self.protocol}")
-        return self
-
-    @classmethod
-    def in_sweep(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return tail_in_sweep(fields)
 
     @classmethod
     def example(cls) -> dict[str, Any]:

@@ -17,12 +17,27 @@ SWEEP_WINDOWS = 8
 """Windows of each document in a sweep that names no protocol."""
 
 
-def tail_in_sweep(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without a protocol `tail`: a sweep compares lengths, so each has the same tokens."""
-    return dict(fields) if "protocol" in fields else {"windows": SWEEP_WINDOWS, **fields, "protocol": "tail"}
+class ScoringRequest(DocumentsRequest):
+    """An evaluation that scores tokens by a ``protocol``."""
+
+    protocol: str
+    windows: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="`tail`: most windows of each document, the first ones; all when absent."
+    )
+
+    @model_validator(mode="after")
+    def _windows_of_the_protocol(self) -> Self:
+        if self.windows is not None and self.protocol != "tail":
+            raise ValueError(f"windows has no meaning for protocol {self.protocol}")
+        return self
+
+    @classmethod
+    def in_sweep(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Without a protocol `tail`: a sweep compares lengths, so each has the same tokens."""
+        return dict(fields) if "protocol" in fields else {"windows": SWEEP_WINDOWS, **fields, "protocol": "tail"}
 
 
-class PerplexityRequest(DocumentsRequest):
+class PerplexityRequest(ScoringRequest):
     """Perplexity against context length, several encodings in one call."""
 
     evaluation: Literal["perplexity"] = "perplexity"
@@ -37,9 +52,6 @@ class PerplexityRequest(DocumentsRequest):
     tail: Annotated[int, Field(ge=1)] | None = Field(
         None, description="`tail`: scored tokens at the end of each window (256)."
     )
-    windows: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="`tail`: most windows of each document, the first ones; all when absent."
-    )
     bos: Bos = Field(
         "auto",
         description="BOS at the start of every window; `auto` does what the tokenizer does. `rolling`: once before the "
@@ -52,13 +64,7 @@ class PerplexityRequest(DocumentsRequest):
             raise ValueError(f"stride has no meaning for protocol {self.protocol}: use sliding or tail")
         if self.tail is not None and self.protocol != "tail":
             raise ValueError(f"tail has no meaning for protocol {self.protocol}")
-        if self.windows is not None and self.protocol != "tail":
-            raise ValueError(f"windows has no meaning for protocol {self.protocol}")
         return self
-
-    @classmethod
-    def in_sweep(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return tail_in_sweep(fields)
 
     @classmethod
     def example(cls) -> dict[str, Any]:

@@ -67,9 +67,9 @@ def effective_length_picture(result: RulerResult) -> Picture:
     figure = new_figure(title, f"{threshold} · {_asked(result)}")
     first, last = min(*result.lengths, result.trained_length), max(*result.lengths, result.trained_length)
     x = log_axis("effective length, tokens", first / 2, last * 1.1, ticks=result.lengths)
-    lengths = [method.effective_length for method in result.methods]
+    lengths, look = [method.effective_length for method in result.methods], looks(names)
     bars = [
-        Bar(name, method.effective_length, _length_text(method, result), looks(names)[name])
+        Bar(name, method.effective_length, _length_text(method, result), look[name])
         for name, method in zip(names, result.methods, strict=True)
     ]
     add_bars(figure, bars, x)
