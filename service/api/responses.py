@@ -212,7 +212,8 @@ class ModelInfo(BaseModel):
     setting asks for, ``engine_reason`` says why. With ``cuda_graphs``, decode steps are captured and replayed, or
     ``engine_reason`` says why not. With ``recorded_steps``, those of ``segments`` on a CPU run from a list of their
     calls of torch. They run without the Python of the model. ``tensor_parallel`` processes compute the model together,
-    and ``memory`` is that of one of them.
+    and ``memory`` is that of one of them. ``products`` are those of linear layers on a CPU other than torch's, with the
+    rows up to which they are taken: "by_groups up to 1".
     """
 
     id: str
@@ -237,6 +238,7 @@ class ModelInfo(BaseModel):
     base: str | None = None
     quantization: QuantizationInfo | None = None
     packed_weights: bool
+    products: list[str]
     memory: MemoryInfo
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from service.models.packing import products_of
+from service.models.linear.layers import products_of
 from service.models.weights import parts, whole
 
 UNRELATED = {"_name_or_path", "transformers_version", "distributed_config"}

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from service.models import architecture, configuration, hub, huge_pages
 from service.models.chat import TemplateUnusable, use_template
 from service.models.ends import refuse_ends_that_are_no_tokens
-from service.models.packing import NotPacked, pack
+from service.models.linear.packing import NotPacked, pack
 from service.models.quantization import NotQuantized, Quantization, of_checkpoint, quantize
 from service.models.reasons import reason_of
 from service.models.response_templates import use_response_template

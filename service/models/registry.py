@@ -19,8 +19,8 @@ from service.engine.verification import checked_length
 from service.metrics import Metrics
 from service.models.cache_size import cache_bytes_per_token, cache_tokens
 from service.models.grammars import Grammars
+from service.models.linear.packing import packed_bytes
 from service.models.loading import Checkpoint
-from service.models.packing import packed_bytes
 from service.models.parallel.group import check
 from service.models.parallel.leader import leading
 from service.models.quantization import Quantization

@@ -14,7 +14,7 @@ from service.engine.choice import Attention, AttentionUnavailable, EngineChoice,
 from service.engine.verification import verify
 from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
-from service.models.grouping import group, most_rows
+from service.models.linear.layers import use_fastest
 from service.models.loading import Checkpoint, ModelLoadError, load, packed, quantized, sources
 from service.models.reasons import reason_of
 from service.models.text_model import forward
@@ -52,7 +52,7 @@ def started(settings: Settings) -> Iterator[list[AbstractContextManager[Started]
 @contextmanager
 def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
     model = checkpoint.model
-    group(model, most_rows(model))
+    use_fastest(model)
     weights = contents(model)  # before anything runs
     identity = fingerprint(model, weights)
     try:

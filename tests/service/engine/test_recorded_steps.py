@@ -16,8 +16,9 @@ from service.engine.choice import PAGED
 from service.engine.request import EngineRequest
 from service.engine.verification import verify
 from service.models import huge_pages
-from service.models.grouping import MOST, group
-from service.models.packing import pack
+from service.models.linear.layers import UNBOUNDED, ChosenLinear, replace
+from service.models.linear.packing import pack
+from service.models.linear.products import Product, by_columns, by_groups, by_onednn, products_by
 from tests.models import OTHER_FAMILIES, VOCAB_SIZE, by_tier, every_family, tiny_model
 from tests.patches.model.test_other_families import FAMILY, REQUESTS
 from tests.service.engine.test_paged_attention import LIMITS, requests_of
@@ -46,7 +47,17 @@ def test_tokens_of_families_with_seams_of_their_own(name: str) -> None:
     check(tiny_model(name)[1], REQUESTS[FAMILY[name]][:3])
 
 
-@pytest.mark.parametrize("change", [partial(group, most=MOST), pack], ids=["grouped", "packed"])
+def use(model: nn.Module, product: Product) -> None:
+    linears = [module for module in model.modules() if type(module) is nn.Linear and product in products_by(module)]
+    if not linears:
+        pytest.skip("this torch has no such product")
+    replace(model, {linear: ChosenLinear(linear, ((UNBOUNDED, product),)) for linear in linears})
+
+
+PRODUCTS = {product.__name__: partial(use, product=product) for product in (by_groups, by_columns, by_onednn)}
+
+
+@pytest.mark.parametrize("change", [*PRODUCTS.values(), pack], ids=[*PRODUCTS, "packed"])
 @pytest.mark.parametrize("requests", [1, 3])
 def test_tokens_of_other_products(change: Callable[[nn.Module], None], requests: int) -> None:
     model = tiny_model("llama", hidden_size=256, intermediate_size=256)[1]

@@ -1,0 +1,144 @@
+"""Linear layers with the fastest products: which product has which rows, and the served model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from torch import nn
+
+from service.cli.server import local_server
+from service.models import start
+from service.models.fingerprint import fingerprint
+from service.models.linear import layers
+from service.models.linear.layers import EDGES, UNBOUNDED, ChosenLinear, products_of, replace, use_fastest
+from service.models.linear.packing import pack
+from service.models.linear.products import by_columns, by_groups, by_onednn, plain, products_by
+from service.models.loading import DEMO
+from service.settings import Settings
+from tests.models import tiny_model, tiny_tokens
+
+pytestmark = pytest.mark.skipif(
+    len(products_by(nn.Linear(512, 192))) < 4, reason="this torch lacks MKL or oneDNN, so it has fewer products"
+)
+
+ALL = ((1, by_groups), (4, by_columns), (UNBOUNDED, by_onednn))
+
+
+def layer(bias: bool = False) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(512, 192, bias=bias).requires_grad_(False)
+
+
+def use(model: nn.Module, choice: layers.Choice) -> None:
+    """``use_fastest``, as if these products were the fastest."""
+    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    replace(model, {each: ChosenLinear(each, choice) for each in linears if len(products_by(each)) > 1})
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(0, 512), (2, 0, 512), (1, 512), (2, 2, 512), (9, 512)], ids=str)
+def test_a_layer_gives_the_products_of_its_weight(shape: tuple[int, ...], bias: bool) -> None:
+    linear, x = layer(bias), torch.randn(shape)
+    with torch.no_grad():
+        torch.testing.assert_close(ChosenLinear(linear, ALL)(x), linear(x), rtol=0, atol=3e-6)
+
+
+def test_each_number_of_rows_has_its_product() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def counted(name: str) -> Any:
+        return lambda linear, x: (seen.append((name, len(x))), plain(linear, x))[1]
+
+    linear = ChosenLinear(layer(), ((1, counted("one")), (4, counted("few")), (UNBOUNDED, counted("more"))))
+    with torch.no_grad():
+        for rows in (0, 1, 2, 4, 5, 1000):
+            linear(torch.randn(rows, 512))
+    assert seen == [("one", 1), ("few", 2), ("few", 4), ("more", 5), ("more", 1000)]
+
+
+def test_where_gradients_are_on_the_layer_is_plain() -> None:
+    linear, x = layer().requires_grad_(True), torch.randn(3, 512)
+    expected = torch.autograd.grad(linear(x).square().sum(), linear.weight)[0]
+    found = torch.autograd.grad(ChosenLinear(linear, ALL)(x).square().sum(), linear.weight)[0]
+    assert torch.equal(found, expected)
+
+
+def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers with other products decide for themselves."""
+    asked: list[int] = []
+
+    def timed(linears: list[nn.Linear], rows: int, *products: Any) -> Any:
+        asked.append(rows)
+        return products[-1] if rows < 16 else products[0]
+
+    monkeypatch.setattr(layers, "fastest", timed)
+    model = nn.Sequential(layer(), nn.Linear(192, 1000), nn.Linear(64, 64))
+    use_fastest(model)
+    assert [type(each) for each in model] == [ChosenLinear, ChosenLinear, nn.Linear]
+    assert [[product for _, product in each.choice] for each in model[:2]] == [
+        [by_groups, by_groups, plain, plain],
+        [by_columns, by_columns, plain, plain],
+    ]
+    assert asked == [*EDGES.values()] * 2
+    assert products_of(model) == ["by_columns up to 1", "by_columns up to 4", "by_groups up to 1", "by_groups up to 4"]
+
+
+def test_a_model_whose_products_are_the_fastest_keeps_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "fastest", lambda linears, rows, *products: products[0])
+    model = nn.Sequential(layer())
+    use_fastest(model)
+    assert type(model[0]) is nn.Linear
+    assert products_of(model) == []
+
+
+def test_packed_layers_multiply_few_rows_by_their_plain_weights_where_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(layer(), nn.Linear(64, 64))
+    monkeypatch.setattr(layers, "fastest", lambda linears, rows, *products: products[-1 if rows == 1 else 0])
+    pack(model)
+    first, second = ([product for _, product in each.choice] for each in model)
+    assert (first[0], second[0]) == (by_groups, plain)
+    assert first[1:] == second[1:]
+    assert first[1].__name__ in ("by_packed_onednn", "by_packed_mkl")
+    packed = model[0]
+    use_fastest(model)
+    assert model[0] is packed
+
+
+def test_a_model_keeps_its_parameters() -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 640}
+    _, model = tiny_model("llama", tie_word_embeddings=True, **sizes)
+    before, ids = dict(model.named_parameters()), tiny_tokens(2, 40)
+    contents = fingerprint(model)
+    with torch.no_grad():
+        logits, one = model(ids).logits, model(ids[:1, :1]).logits
+        use(model, ALL)
+        torch.testing.assert_close(model(ids).logits, logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(model(ids[:1, :1]).logits, one, rtol=0, atol=3e-6)
+    after = dict(model.named_parameters())
+    assert {name: id(each) for name, each in after.items()} == {name: id(each) for name, each in before.items()}
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert isinstance(model.lm_head, ChosenLinear)
+    assert fingerprint(model) != contents, "outcomes of plain products are not its own"
+
+
+def test_the_demo_model_is_served_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stream decodes one row per step; its tokens are those of four streams, whose products are others."""
+    monkeypatch.setattr(start, "use_fastest", lambda model: use(model, ALL))
+    settings = Settings(_env_file=None, device="cpu", cache_tokens=2048, model=str(DEMO / "ropeway-demo"))
+    prompt = list(range(5, 60))
+    with local_server(settings) as url:
+        assert httpx.get(f"{url}/models").json()["models"][0]["products"] == [
+            "by_groups up to 1",
+            "by_columns up to 4",
+            "by_onednn",
+        ]
+        alone, among = (
+            httpx.post(f"{url}/generate", json={"prompt": prompts, "max_new_tokens": 24}, timeout=60).json()
+            for prompts in (prompt, [prompt, *(list(range(n, n + 30)) for n in (7, 90, 200))])
+        )
+    assert alone["results"][0]["token_ids"] == among["results"][0]["token_ids"]
