@@ -1,7 +1,7 @@
 """Products of an input and a linear layer's weight on a CPU: the layer's output, each with its own rounding.
 
-``F.linear`` calls MKL. On AMD's processors, it takes up to twice as long as others. For few rows it does not read the
-weight at full speed, and for many it uses half of the instructions' width. On Intel's processors it is mostly the
+``F.linear`` calls MKL. On AMD's processors, it takes up to twice as long as others. It reads the weight
+slowly for few rows, and for many it uses half of the instructions' width. On Intel's processors it is mostly the
 fastest. So products are timed.
 """
 

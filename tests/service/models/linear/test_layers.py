@@ -83,7 +83,7 @@ def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         [by_columns, by_columns, plain, plain],
     ]
     assert asked == [*EDGES.values()] * 2
-    assert products_of(model) == ["by_columns up to 1", "by_columns up to 4", "by_groups up to 1", "by_groups up to 4"]
+    assert products_of(model) == ["by_columns up to 1", "by_groups up to 1", "by_columns up to 4", "by_groups up to 4"]
 
 
 def test_a_model_whose_products_are_the_fastest_keeps_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
