@@ -28,6 +28,7 @@ from service.engine.cpu import end_openmp_threads
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
+from service.models.linear.layers import use_fastest
 
 REQUESTS = 16
 NEW_TOKENS = 64
@@ -97,6 +98,7 @@ def measure(name: str, rounds: int, report: Report) -> None:
     """Add the rows of the subject ``name`` to the report."""
     subject = SUBJECTS[name]()
     prompts = Prompts(subject.model.config.vocab_size)
+    use_fastest(subject.model)
     uniform, mixed, banded = methods_of(ENCODINGS[:1]), methods_of(ENCODINGS), methods_of(BANDED)
     with ExitStack() as stack:
         patch = stack.enter_context(patched(subject.model))

@@ -14,6 +14,7 @@ from benchmarks.typical import Fields, typical
 from patches import METHODS, Patched, encode, parse, patched
 from service.engine.cpu import Wake, generation_thread
 from service.models import architecture
+from service.models.linear.layers import use_fastest
 
 TOKENS = 4096
 DECODED = 16
@@ -39,6 +40,7 @@ def run(quick: bool = False) -> Report:
     )
     ratios = {}
     for family, model in models():
+        use_fastest(model)
         with patched(model) as patch, generation_thread(Wake()):
             for fields in requests(patch, family):
                 bands, ratio = measure(patch, PLAIN.get(patch.geometry.family), fields, (tokens, rounds), report)

@@ -13,6 +13,7 @@ from benchmarks.models import llama, random_model
 from benchmarks.timing import Report, interleaved
 from patches import Patched, patched
 from service.evaluation.scoring import token_nll
+from service.models.linear.layers import use_fastest
 
 CHUNK = 512
 WIDE = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
@@ -31,6 +32,7 @@ def run(quick: bool = False) -> Report:
     for tokens, rounds, changes in [(1024, 2, {})] if quick else CASES:
         plain, model = (random_model(llama(max_position_embeddings=tokens, **changes)) for _ in range(2))
         ids = torch.randint(3, 2048, (tokens,), generator=torch.Generator().manual_seed(3)).tolist()
+        use_fastest(model)
         with patched(model) as patch:
             measure(plain, patch, ids, rounds, report)
     return report

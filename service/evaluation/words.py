@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.evaluation.formatting import listed, percent
-from service.evaluation.results import EvaluationResult, Interval, Score, Scores
+from service.evaluation.results import EvaluationResult, Score, Scores
+from service.evaluation.separation import are_apart
 
 TOLERANCE = 0.1
 """Share by which a perplexity near the reference may exceed it."""
@@ -31,10 +32,9 @@ def best_method(result: EvaluationResult) -> list[str]:
     if equal:
         return [f"{where}, {listed([best, *equal])} are equally good: {scores.measure} {number}."]
     sentences = [f"{where}, {best} is best: {scores.measure} {number}."]
-    near = [name for name in at if name != best and _overlap(at[name].interval, at[best].interval)]
+    near = [name for name in at if name != best and _is_doubtful(at[best], at[name], 1.0, same_tokens=True)]
     if near:
-        those = f"interval of {near[0]} overlaps" if len(near) == 1 else f"intervals of {listed(near)} overlap"
-        sentences.append(f"The {those} with that: these intervals do not separate them.")
+        sentences.append(f"By 95 % intervals it is not surely better than {listed(near)}.")
     return sentences
 
 
@@ -52,7 +52,11 @@ def near_reference(result: EvaluationResult) -> list[str]:
     reached: dict[tuple[int, ...], list[str]] = {}
     for name, by_length in zip(result.names(), scores.by_method, strict=True):
         near = tuple(n for n, at in sorted(by_length.items()) if n >= length and at.value <= limit)
-        reached.setdefault(near, []).append(_doubtful(name, by_length.get(max(near, default=0)), limit))
+        farthest = by_length.get(max(near, default=0))
+        same = result.scores_the_same() or max(near, default=0) == length
+        if farthest is not None and _is_doubtful(farthest, score, 1 + TOLERANCE, same_tokens=same):
+            name = f"{name} (by 95 % intervals not surely there)"
+        reached.setdefault(near, []).append(name)
     measured = [n for n in scores.lengths() if n >= length]
     order = sorted(reached, key=lambda near: -max(near, default=0))
     groups = "; ".join(f"{listed(reached[near])} {_where(near, measured)}" for near in order)
@@ -107,14 +111,10 @@ def _reference(result: EvaluationResult, scores: Scores) -> tuple[int, Score] | 
     return None
 
 
-def _doubtful(name: str, at: Score | None, limit: float) -> str:
-    """The name, with a remark where the interval at its longest length crosses the limit."""
-    crosses = at is not None and at.interval is not None and at.interval.high > limit
-    return f"{name} (its interval there crosses the limit)" if crosses else name
-
-
-def _overlap(a: Interval | None, b: Interval | None) -> bool:
-    return a is not None and b is not None and a.low <= b.high and b.low <= a.high
+def _is_doubtful(score: Score, other: Score, factor: float, *, same_tokens: bool) -> bool:
+    """True if both have intervals, and these do not separate ``score`` from ``factor`` times ``other``."""
+    is_known = score.interval is not None and other.interval is not None
+    return is_known and not are_apart(score, other, factor, same_tokens=same_tokens)
 
 
 def _number(score: Score, scores: Scores) -> str:

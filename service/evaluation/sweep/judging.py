@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import fmean
 
 from service.evaluation.formatting import listed, probability
 from service.evaluation.results import EvaluationResult, Score, Scores
-from service.evaluation.statistics import are_paired, paired_probability, surely_apart
+from service.evaluation.separation import are_apart
+from service.evaluation.statistics import paired_probability
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
 from service.evaluation.unit import Subject
 
@@ -125,10 +125,7 @@ class Judge:
         """True if 95 % intervals separate the score from ``factor`` times the reference, paired where they can be."""
         if score is None or reference is None:
             return False
-        a, b = score.pieces, reference.pieces
-        if self._same_tokens[part] and a is not None and b is not None and are_paired(a, b):
-            return surely_apart(a, b, factor)
-        return _are_apart(score, reference, factor)
+        return are_apart(score, reference, factor, same_tokens=self._same_tokens[part])
 
     def _confidence(self, best: int, other: int) -> float | None:
         first = self._scores[0]
@@ -223,15 +220,3 @@ def _better(a: Score, b: Score, scores: Scores) -> bool:
 
 def _within_limit(value: float, limit: float, scores: Scores) -> bool:
     return value <= limit if scores.lower_is_better else value >= limit
-
-
-def _are_apart(score: Score, reference: Score, factor: float) -> bool:
-    """True if independent intervals separate the score from ``factor`` times the reference (Zou and Donner 2008,
-    Statistics in Medicine 27, p. 1693-1702). False without both intervals."""
-    own, other = score.interval, reference.interval
-    if own is None or other is None:
-        return False
-    gap = score.value - factor * reference.value
-    if gap > 0:
-        return gap >= math.hypot(score.value - own.low, factor * (other.high - reference.value))
-    return -gap >= math.hypot(own.high - score.value, factor * (reference.value - other.low))

@@ -19,17 +19,35 @@ class TestPerplexity:
         assert result.words() == [
             "At 1,024 tokens, a is best: perplexity 6.300 (95 % interval 5.985 to 6.678).",
             "The model's own encoding has 6.000 (95 % interval 5.700 to 6.360) at 256 tokens. Within 10 % of that "
-            "(6.600): a (its interval there crosses the limit) up to 1,024 tokens; b (its interval there crosses the "
-            "limit) up to 512 tokens; default up to 256 tokens.",
+            "(6.600): a (by 95 % intervals not surely there) up to 1,024 tokens; b (by 95 % intervals not surely there) "
+            "up to 512 tokens; default up to 256 tokens.",
         ]
 
     def test_an_interval_below_the_limit_is_not_doubted(self) -> None:
         result = result_of({"default": [6.0, 60.0], "a": [6.0, 6.0]}, LENGTHS[:2])
         assert result.words()[-1].endswith(": a up to 512 tokens; default up to 256 tokens.")
 
-    def test_overlapping_intervals_are_said(self) -> None:
+    @pytest.mark.parametrize(("shift", "is_sure"), [((0.1, 0.1, 0.1, 0.1), True), ((2.0, -1.2, 0.9, -1.3), False)])
+    def test_the_interval_of_the_ratio_decides(self, shift: tuple[float, ...], is_sure: bool) -> None:
+        """Both methods find the same quarters hard, so their own intervals overlap in either case."""
         result = result_of({"default": [6.0, 90.0], "a": [6.0, 7.0], "b": [6.0, 7.1]}, LENGTHS[:2])
-        assert result.words()[1] == ("The interval of b overlaps with that: these intervals do not separate them.")
+        nll = (50.0, 100.0, 200.0, 130.0)
+        _, a, b = (method.lengths[1] for method in result.methods)
+        a.groups = [(each, 64) for each in nll for _ in range(2)]
+        b.groups = [(each + more, 64) for each, more in zip(nll, shift, strict=True) for _ in range(2)]
+        assert a.interval is not None and b.interval is not None and a.interval.high > b.interval.low
+        sentence = "By 95 % intervals it is not surely better than b."
+        assert result.words()[1:-1] == ([] if is_sure else [sentence])
+
+    def test_other_tokens_are_not_paired(self) -> None:
+        """Under ``curve`` a longer length scores other tokens than the reference. Under ``tail`` they are the same."""
+        result = result_of({"default": [6.0, 60.0], "a": [6.0, 6.2]}, LENGTHS[:2])
+        for method in result.methods:
+            for at in method.lengths:
+                at.groups = [(at.nll_mean * 64, 64)] * 8
+        assert "not surely there" in result.words()[-1]
+        result.protocol = "tail"
+        assert "not surely there" not in result.words()[-1]
 
     def test_near_at_longer_lengths_only(self) -> None:
         result = result_of({"default": [6.0, 90.0, 90.0], "a": [9.0, 6.0, 6.0], "b": [9.0, 9.0, 9.0]}, LENGTHS)
