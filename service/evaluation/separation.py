@@ -1,4 +1,4 @@
-"""Whether 95 % intervals separate two scores: of their ratio over the same tokens, of each over others."""
+"""Do 95 % intervals separate two scores? Over the same tokens that of their ratio, over others those of both."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from service.evaluation.statistics import are_paired, surely_apart
 def are_apart(score: Score, other: Score, factor: float = 1.0, *, same_tokens: bool = True) -> bool:
     """True if intervals separate ``score`` from ``factor`` times ``other``.
 
-    With ``same_tokens`` and equal pieces, that is the interval of their ratio, so text that is hard for both counts for
-    nothing.
+    With ``same_tokens`` and equal pieces, it is the interval of their ratio. So hard text costs no certainty.
     """
     a, b = score.pieces, other.pieces
     if same_tokens and a is not None and b is not None and are_paired(a, b):
