@@ -226,7 +226,7 @@ class RecommendResult(EvaluationResult):
             **compared,
             **intervals,
             "rounds": method.rounds,
-            "verdict": method.verdict,
+            "verdict": method.verdict if at.length == self.target_length else None,
             "attentions": method.cost.attentions,
             "rotated_when_read": method.cost.rotated_when_read,
             "bias": method.cost.bias,

@@ -207,6 +207,9 @@ def test_shorter_lengths_get_the_proposals_for_them(models: ModelRegistry) -> No
         {"up_to": 128, "pe": {"method": "yarn", "factor": 2.0}},
         {"up_to": 256, "pe": {"method": "yarn", "factor": 4.0}},
     ]
+    rows = result.rows()
+    assert {row["length"] for row in rows} == {64, 128, 256}
+    assert all((row["verdict"] is None) == (row["length"] != 256) for row in rows), "a verdict is of the target length"
 
 
 def test_named_candidates_stay_as_they_are(models: ModelRegistry) -> None:
