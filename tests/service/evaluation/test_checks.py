@@ -51,6 +51,14 @@ def planned(models: ModelRegistry, evaluation: str, **fields: Any) -> Plan:
     return plan_of(request, models, settings_of(Path("tiny")))
 
 
+@pytest.mark.parametrize("evaluation", [name for name in BODIES if name != "sweep"])
+def test_an_encoding_is_named_once(models: ModelRegistry, evaluation: str) -> None:
+    """However it is written. A sweep takes each once anyway, since factors may repeat one."""
+    methods = [{"method": "linear", "factor": 2}, {"method": "default"}, {"method": "linear", "factor": 2.0}]
+    with pytest.raises(InvalidEvaluation, match=r"methods\.2: is the same encoding as methods\.0: name each one once"):
+        planned(models, evaluation, methods=methods)
+
+
 @pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "recommend"])
 @pytest.mark.parametrize(
     ("given", "cut"),
