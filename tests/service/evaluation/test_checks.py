@@ -51,9 +51,9 @@ def planned(models: ModelRegistry, evaluation: str, **fields: Any) -> Plan:
     return plan_of(request, models, settings_of(Path("tiny")))
 
 
-@pytest.mark.parametrize("evaluation", [name for name in BODIES if name != "sweep"])
+@pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "passkey", "probe"])
 def test_an_encoding_is_named_once(models: ModelRegistry, evaluation: str) -> None:
-    """However it is written. A sweep takes each once anyway, since factors may repeat one."""
+    """However it is written. Sweeps and recommendations take each once anyway: factors and proposals may repeat one."""
     methods = [{"method": "linear", "factor": 2}, {"method": "default"}, {"method": "linear", "factor": 2.0}]
     with pytest.raises(InvalidEvaluation, match=r"methods\.2: is the same encoding as methods\.0: name each one once"):
         planned(models, evaluation, methods=methods)

@@ -19,8 +19,8 @@ class TestPerplexity:
         assert result.words() == [
             "At 1,024 tokens, a is best: perplexity 6.300 (95 % interval 5.985 to 6.678).",
             "The model's own encoding has 6.000 (95 % interval 5.700 to 6.360) at 256 tokens. Within 10 % of that "
-            "(6.600): a (by 95 % intervals not surely there) up to 1,024 tokens; b (by 95 % intervals not surely there) "
-            "up to 512 tokens; default up to 256 tokens.",
+            "(6.600): a (by 95 % intervals not surely there) up to 1,024 tokens; "
+            "b (by 95 % intervals not surely there) up to 512 tokens; default up to 256 tokens.",
         ]
 
     def test_an_interval_below_the_limit_is_not_doubted(self) -> None:
@@ -35,7 +35,9 @@ class TestPerplexity:
         _, a, b = (method.lengths[1] for method in result.methods)
         a.groups = [(each, 64) for each in nll for _ in range(2)]
         b.groups = [(each + more, 64) for each, more in zip(nll, shift, strict=True) for _ in range(2)]
-        assert a.interval is not None and b.interval is not None and a.interval.high > b.interval.low
+        assert a.interval is not None
+        assert b.interval is not None
+        assert a.interval.high > b.interval.low
         sentence = "By 95 % intervals it is not surely better than b."
         assert result.words()[1:-1] == ([] if is_sure else [sentence])
 
