@@ -41,10 +41,12 @@ from patches.rope_parameters import (
 from patches.routes import one_per_route
 from patches.rule import ranges_by_rule
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
+from patches.timing import fastest
 
 if TYPE_CHECKING:
     from patches.attention.fused import LONG_CONTEXT
     from patches.attention.mass import AttentionMass
+    from patches.attention.onednn import attends_by_onednn
     from patches.attention.paged.batch import PagedBackend, PagedBatch, decode_batch, paged_batch, runs_triton
     from patches.attention.paged.decode import DecodeStep, DecodeSteps
     from patches.attention.paged.step import PagedSequence
@@ -93,6 +95,7 @@ __all__ = [
     "UnsupportedModel",
     "alike",
     "allowed_rounding",
+    "attends_by_onednn",
     "candidates",
     "closest",
     "decode",
@@ -104,6 +107,7 @@ __all__ = [
     "effective_distance",
     "encode",
     "examples",
+    "fastest",
     "field_value",
     "from_shorthand",
     "from_text",
@@ -138,6 +142,7 @@ _NEEDS_TORCH = {
     "patches.attention.fused": {"LONG_CONTEXT"},
     "patches.attention.strided": {"ALIKE"},
     "patches.attention.mass": {"AttentionMass"},
+    "patches.attention.onednn": {"attends_by_onednn"},
     "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "decode_batch", "paged_batch", "runs_triton"},
     "patches.attention.paged.decode": {"DecodeStep", "DecodeSteps"},
     "patches.attention.paged.step": {"PagedSequence"},
