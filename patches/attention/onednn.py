@@ -5,9 +5,11 @@ On a CPU, torch's kernel multiplies by MKL, which gives AMD's processors kernels
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 
 import torch
+import torch.nn.functional as F
 
 from patches.timing import fastest
 
@@ -50,23 +52,34 @@ def attend(
     lse = query.new_empty(rows, heads, new)
     for row in range(rows):
         for head in range(heads):
-            blocks = [
-                (keys.contiguous(), values.t().contiguous())
-                for keys, values in zip(key[row, head].split(KEYS), value[row, head].split(KEYS), strict=True)
-            ]
+            pairs = zip(key[row, head].split(KEYS), value[row, head].split(KEYS), strict=True)
+            blocks = [(_whole(keys, KEYS), _whole(values, KEYS).t().contiguous(), len(keys)) for keys, values in pairs]
             for start in range(0, new, QUERIES):
-                place = row, head, slice(start, start + QUERIES)
-                out[place], lse[place] = _block(query[place] * scaling, blocks)
+                part = query[row, head, start : start + QUERIES] * scaling
+                found, sums = _block(_whole(part, QUERIES), blocks)
+                place = row, head, slice(start, start + len(part))
+                out[place], lse[place] = found[: len(part)], sums[: len(part)]
     return out, lse
 
 
-def _block(query: torch.Tensor, blocks: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [q, dim] and log-sum-exp [q] by one online softmax over ``blocks`` of keys and transposed values."""
+def _whole(states: torch.Tensor, size: int) -> torch.Tensor:
+    """``states`` [n, dim] with rows of zeros up to ``size``. oneDNN compiles a kernel for each shape, and keeps it."""
+    return F.pad(states, (0, 0, 0, size - len(states))) if len(states) < size else states.contiguous()
+
+
+def _block(
+    query: torch.Tensor, blocks: Sequence[tuple[torch.Tensor, torch.Tensor, int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [q, dim] and log-sum-exp [q] by one online softmax over ``blocks``.
+
+    A block has keys, transposed values, and the number of keys that count.
+    """
     multiplied = torch.ops.mkldnn._linear_pointwise
     top = query.new_full((len(query), 1), float("-inf"))
     total, out = torch.zeros_like(top), query.new_zeros(len(query), blocks[0][1].shape[0])
-    for keys, values in blocks:
+    for keys, values, count in blocks:
         scores = multiplied(query, keys, None, "none", [], "")
+        scores[:, count:] = float("-inf")
         new = torch.maximum(top, scores.amax(1, keepdim=True))
         weights, shrink = scores.sub_(new).exp_(), top.sub_(new).exp_()
         out = torch.addcmul(multiplied(weights, values, None, "none", [], ""), out, shrink)

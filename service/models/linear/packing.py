@@ -14,7 +14,7 @@ from torch import nn
 
 from service.models.huge_pages import advise
 from service.models.linear.layers import UNBOUNDED, ChosenLinear, choose, replace
-from service.models.linear.products import Product, has_onednn
+from service.models.linear.products import Product, has_onednn, in_sizes
 from service.models.linear.timing import fastest, some
 
 ROWS = 16
@@ -41,8 +41,7 @@ class PackedLinear(ChosenLinear):
 
 def by_packed_onednn(linear: PackedLinear, input: torch.Tensor) -> torch.Tensor:
     """[..., out_features], the layer's output by its weight in oneDNN's layout."""
-    output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, linear.packed, linear.bias, "none", [], "")
-    return output
+    return in_sizes(input, linear.packed, linear.bias, linear.out_features)
 
 
 def by_packed_mkl(linear: PackedLinear, input: torch.Tensor) -> torch.Tensor:

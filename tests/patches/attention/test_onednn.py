@@ -50,6 +50,22 @@ ONE = (1, 1, LEAST_QUERIES, LEAST_KEYS), torch.float32
 """Heads of queries and of keys, queries, keys; their dtype."""
 
 
+def test_few_kernels_serve_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps a kernel for each shape."""
+    shapes = set()
+    multiplied = torch.ops.mkldnn._linear_pointwise
+
+    def counted(x: torch.Tensor, weight: torch.Tensor, *others: object) -> torch.Tensor:
+        shapes.add((*x.shape, *weight.shape))
+        output: torch.Tensor = multiplied(x, weight, *others)
+        return output
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
+    for new, keys in ((1, 1), (300, 1500), (QUERIES, 3 * KEYS)):
+        attend(*states(1, new, keys), SCALING)  # type: ignore[call-arg]
+    assert shapes == {(QUERIES, 16, KEYS, 16), (QUERIES, KEYS, 16, KEYS)}
+
+
 @pytest.mark.parametrize(
     ("sizes", "dtype", "is_faster", "takes"),
     [
