@@ -80,6 +80,7 @@ PARITY = "tests/patches/model/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
 RECOMMEND = "tests/service/evaluation/test_recommend.py"
 PICTURES = "tests/service/figures/test_pictures.py"
+WORDS = "tests/service/figures/test_words.py"
 EXPORTS = "tests/service/export/test_targets.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
@@ -389,6 +390,12 @@ CARRIED = [
              (f"{RECOMMEND}::test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is",)),
     Mutation("key tokens of other windows", "service/evaluation", '"protocol", "windows", "bos")', '"protocol", "bos")',
              ("tests/service/evaluation/test_long_perplexity.py::test_windows_bound_the_passes_of_tail_alone",)),
+    Mutation("a partial result speaks of all methods", "service/evaluation",
+             'return f"{scope[0].upper()}{scope[1:]}: {text}" if scope else text', "return text",
+             (f"{WORDS}::TestPartial::test_words_and_heading_begin_with_the_scope",)),
+    Mutation("pictures of a partial result without its scope", "service/figures", "if scope := result.scope():",
+             "if (scope := result.scope()) and False:",
+             (f"{WORDS}::TestPartial::test_every_picture_has_it_above",)),
     Mutation("looks by the order of the request", "service/figures", "enumerate((OWN, *others, AUTO))",
              "enumerate(names)",
              (f"{PICTURES}::TestLooks::test_a_method_has_one_look_in_all_figures_of_the_same_methods",)),

@@ -65,7 +65,7 @@ def report_of(
     shown = asked if include_text or not asked else without_texts(asked)
     numbers, tables = all_numbers(result, MOST_ROWS), summaries(result)
     return template("service.reports", "report.html").render(
-        title=f"{result.evaluation.replace('_', ' ').capitalize()}: {result.model}",
+        title=_title(result),
         css=css(),
         facts=facts_of(result, job),
         answer=result.words(),
@@ -84,6 +84,11 @@ def report_of(
         plotly=plotly_script(plotly),
         drawing=drawing(),
     )
+
+
+def _title(result: EvaluationResult) -> str:
+    partial = " (partial)" if result.scope() else ""
+    return f"{result.evaluation.replace('_', ' ').capitalize()}: {result.model}{partial}"
 
 
 def _files(job: JobInfo | None) -> Sequence[str]:

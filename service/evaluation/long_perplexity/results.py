@@ -96,7 +96,7 @@ class LongPerplexityResult(EvaluationResult):
         ]
         return Scores("perplexity of key tokens", True, by_method)
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """The best method, and the lengths at which each stays near the reference."""
         if not any(self.scores().by_method):
             return ["Nothing could be measured: no scored token needs long context."]

@@ -62,13 +62,13 @@ class PerplexityResult(EvaluationResult):
         """Under ``curve`` a longer length scores more of the document."""
         return self.protocol != "curve"
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """The best method, and the lengths at which each stays near the reference."""
         return [*best_method(self), *near_reference(self)]
 
-    def heading(self) -> str:
+    def title(self) -> str:
         """Model, protocol and documents in one line."""
-        return f"{super().heading()}: {self.protocol_note()}, {documents_text(self.documents)}"
+        return f"{super().title()}: {self.protocol_note()}, {documents_text(self.documents)}"
 
     def protocol_note(self) -> str:
         """The protocol with the parameters that had an effect, such as ``sliding (stride 256)``."""

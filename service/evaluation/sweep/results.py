@@ -104,7 +104,7 @@ class SweepResult(EvaluationResult):
         """
         raise TypeError("a sweep has no scores: its parts have")
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """The answer, the methods that are adequate by every evaluation, and the cautions of each."""
         adequate = [name for name, method in zip(self.names(), self.methods, strict=True) if method.adequate]
         several = len(self.evaluations) > 1 and adequate
@@ -118,7 +118,7 @@ class SweepResult(EvaluationResult):
     def parts(self) -> Sequence[EvaluationResult]:
         return self.evaluations
 
-    def heading(self) -> str:
+    def title(self) -> str:
         return self.answer.words
 
     def overview(self) -> Overview:

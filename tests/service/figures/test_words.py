@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from rich.text import Text
 
-from service.evaluation.results import Interval
+from service.evaluation.results import EvaluationResult, Interval, Part, Partial
+from service.figures import pictures_of
+from service.reports.html import report_of
 from service.reports.terminal import table_of
 from tests.service.figures import examples
 from tests.service.results import result_of
@@ -160,6 +164,54 @@ class TestOthers:
     @pytest.mark.parametrize("evaluation", examples.EVERY)
     def test_every_evaluation_has_words(self, evaluation: str) -> None:
         assert all(sentence.endswith(".") for sentence in examples.EVERY[evaluation]().words())
+
+
+@pytest.mark.parametrize("evaluation", examples.EVERY)
+class TestPartial:
+    """Whatever a partial result says or draws names its scope. A whole one has none."""
+
+    def test_words_and_heading_begin_with_the_scope(self, evaluation: str) -> None:
+        whole, part = examples.EVERY[evaluation](), partial_of(evaluation)
+        first, *others = whole.words()
+        assert part.words() == [f"Of the methods that finished: {first}", *others]
+        assert part.heading() == f"Of the methods that finished: {whole.heading()}"
+
+    def test_every_picture_has_it_above(self, evaluation: str) -> None:
+        drawn = pictures_of(partial_of(evaluation))
+        assert all("of the methods that finished · " in picture.subtitle for picture in drawn)
+        assert not any("finished" in picture.subtitle for picture in examples.pictures(evaluation))
+
+    def test_a_report_has_it_in_title_answer_and_tables(self, evaluation: str) -> None:
+        page = report_of(partial_of(evaluation))
+        assert f"<title>{evaluation.replace('_', ' ').capitalize()}: tiny (partial)</title>" in page
+        assert "<p>Of the methods that finished: " in page
+        captions = re.findall(r'<h3 id="table-\d+">(.*?)</h3>', page)
+        assert captions
+        assert all(caption.endswith("is better), of the methods that finished") for caption in captions)
+        assert "(partial)" not in report_of(examples.EVERY[evaluation]())
+
+
+def partial_of(evaluation: str, *lacks: Part) -> EvaluationResult:
+    result: EvaluationResult = examples.EVERY[evaluation]()
+    result.partial = Partial(units_done=4, units_total=6, missing={"ntk": 2}, lacks=[*(lacks or ("methods",))])
+    return result
+
+
+def test_a_partial_result_names_what_it_lacks() -> None:
+    lead = [partial_of("sweep", *lacks).words()[0].partition(":")[0] for lacks in SCOPES]
+    assert lead == list(SCOPES.values())
+    nothing = partial_of("perplexity")
+    assert nothing.partial is not None
+    nothing.partial.lacks = []
+    assert nothing.words() == examples.perplexity().words()
+
+
+SCOPES: dict[tuple[Part, ...], str] = {
+    ("methods",): "Of the methods that finished",
+    ("evaluations",): "By the evaluations that finished",
+    ("methods", "evaluations"): "Of the methods and by the evaluations that finished",
+    ("rounds",): "By the rounds that finished",
+}
 
 
 class TestTerminal:
