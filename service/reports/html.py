@@ -14,7 +14,7 @@ from service.evaluation.results import DocumentInfo, EvaluationResult
 from service.figures.picture import Picture
 from service.figures.results import pictures_of
 from service.figures.web.page import css, drawing, embedded, plotly_script, template
-from service.reports.numbers import Table, all_numbers, columns_left_out, summaries
+from service.reports.numbers import Table, all_numbers, columns_left_out, intervals_note, summaries
 from service.reports.texts import without_texts
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def report_of(
         pictures=[_shown(picture, index) for index, picture in enumerate(pictures_of(result))],
         summaries=tables,
         left_out=columns_left_out(result),
-        has_intervals=any(cell.interval for table in tables for _, cells in table.rows for cell in cells),
+        intervals=intervals_note(result)
+        if any(cell.interval for table in tables for _, cells in table.rows for cell in cells)
+        else "",
         methods=[MethodShown(method.label, method.model, _json(method.pe)) for method in result.methods],
         numbers=_titled(numbers.table),
         numbers_told=_told(len(numbers.table.rows), numbers.rows),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from service.evaluation.results import EvaluationResult, Score, Scores
+from service.evaluation.separation import ratio_note
 from service.figures.drawing.axes import spread
 
 MOST_COLUMNS = 16
@@ -38,6 +39,12 @@ class AllNumbers(NamedTuple):
 def summaries(result: EvaluationResult) -> list[Table]:
     """The main numbers by method and length; of a sweep, one table per part. Of many lengths some are shown."""
     return [_summary(part, result.scope()) for part in result.parts()]
+
+
+def intervals_note(result: EvaluationResult) -> str:
+    """The sentence on the intervals below the numbers."""
+    by_ratio = next(filter(None, (ratio_note(part.scores()) for part in result.parts())), "")
+    return f"Below the numbers: 95 % intervals.{by_ratio and f' {by_ratio}.'}"
 
 
 def columns_left_out(result: EvaluationResult) -> str:
