@@ -79,6 +79,13 @@ class Overview(NamedTuple):
     caption: str
 
 
+class Overlap(BaseModel):
+    """Index of an earlier document, and the share of the shorter one's text that both have."""
+
+    document: int
+    share: float
+
+
 class DocumentInfo(BaseModel):
     """A document as it was used; ``cut_from`` is its number of tokens before ``max_tokens`` cut it."""
 
@@ -86,6 +93,7 @@ class DocumentInfo(BaseModel):
     tokens: int
     bytes: int
     cut_from: int | None = None
+    overlap: Overlap | None = Field(None, description="With the earlier document that shares most, from a tenth on.")
 
 
 class MethodInResult(BaseModel):
@@ -240,3 +248,15 @@ def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
     cut = [document for document in documents if document.cut_from is not None]
     more = f", {len(cut)} cut to {cut[0].tokens:,}" if cut else ""
     return f"{shown} ({sum(document.tokens for document in documents):,} tokens{more})"
+
+
+def overlaps_text(documents: Sequence[DocumentInfo], most: int = 3) -> list[str]:
+    """The caution about documents that are not independent, as intervals take them."""
+    found = [
+        f"{document.name} and {documents[document.overlap.document].name} share {percent(document.overlap.share)}"
+        for document in documents
+        if document.overlap is not None
+    ]
+    more = f", and {len(found) - most} more do" if len(found) > most else ""
+    shown = "; ".join(found[:most])
+    return [f"Intervals take documents as independent, but {shown} of the shorter text{more}."] if found else []

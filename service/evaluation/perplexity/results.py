@@ -16,6 +16,7 @@ from service.evaluation.results import (
     Score,
     Scores,
     documents_text,
+    overlaps_text,
 )
 from service.evaluation.words import best_method, near_reference
 
@@ -64,7 +65,11 @@ class PerplexityResult(EvaluationResult):
 
     def sentences(self) -> list[str]:
         """The best method, and the lengths at which each stays near the reference."""
-        return [*best_method(self), *near_reference(self)]
+        return [*best_method(self), *near_reference(self), *self.cautions()]
+
+    def cautions(self) -> list[str]:
+        """Documents that share text."""
+        return overlaps_text(self.documents)
 
     def title(self) -> str:
         """Model, protocol and documents in one line."""

@@ -47,6 +47,7 @@ def perplexity_picture(result: PerplexityResult) -> Picture:
         f"Lower is better. {INTERVALS}{by_ratio and f' {by_ratio}.'} Right of the trained length the model reads "
         "positions that it never saw in training."
     )
+    caption = " ".join([caption, *result.cautions()])
     return Picture("perplexity", title, figure, result.rows(), caption)
 
 
