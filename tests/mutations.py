@@ -80,6 +80,7 @@ PARITY = "tests/patches/model/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
 RECOMMEND = "tests/service/evaluation/test_recommend.py"
 PICTURES = "tests/service/figures/test_pictures.py"
+WORDS = "tests/service/figures/test_words.py"
 EXPORTS = "tests/service/export/test_targets.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
@@ -391,6 +392,24 @@ CARRIED = [
              (f"{RECOMMEND}::test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is",)),
     Mutation("key tokens of other windows", "service/evaluation", '"protocol", "windows", "bos")', '"protocol", "bos")',
              ("tests/service/evaluation/test_long_perplexity.py::test_windows_bound_the_passes_of_tail_alone",)),
+    Mutation("a partial result speaks of all methods", "service/evaluation",
+             'return f"{scope[0].upper()}{scope[1:]}: {text}" if scope else text', "return text",
+             (f"{WORDS}::TestPartial::test_words_and_heading_begin_with_the_scope",)),
+    Mutation("pictures of a partial result without its scope", "service/figures", "if scope := result.scope():",
+             "if (scope := result.scope()) and False:",
+             (f"{WORDS}::TestPartial::test_every_picture_has_it_above",)),
+    Mutation("tables of paired perplexities say nothing of the ratio", "service/reports",
+             'by_ratio = ratio_note(scores) if below else ""', 'by_ratio = ""',
+             (f"{WORDS}::TestByRatio::test_tables_figures_and_reports_of_perplexities_name_it",)),
+    Mutation("shares are compared by a ratio", "service/evaluation",
+             "by_ratio=limit is not None and self._is_by_ratio(part, score, reference),", "by_ratio=True,",
+             ("tests/service/evaluation/test_sweep.py::test_shares_and_other_tokens_are_not_judged_by_a_ratio",)),
+    Mutation("shared text counts against the longer document", "service/evaluation",
+             "np.minimum(sizes[:, None], sizes)", "np.maximum(sizes[:, None], sizes)",
+             ("tests/service/evaluation/test_overlap.py::test_shares_are_those_of_sets_of_windows",)),
+    Mutation("labels of encodings that begin alike are equal", "service/figures",
+             "text if len(group) == 1 else _around(name, differs, most)", "text",
+             (f"{PICTURES}::TestLooks::test_names_that_begin_alike_stay_different_in_every_picture",)),
     Mutation("looks by the order of the request", "service/figures", "enumerate((OWN, *others, AUTO))",
              "enumerate(names)",
              (f"{PICTURES}::TestLooks::test_a_method_has_one_look_in_all_figures_of_the_same_methods",)),

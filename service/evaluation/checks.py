@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from patches import Method
 from service.evaluation import pass_memory
@@ -16,7 +17,9 @@ from service.evaluation.documents import (
     from_token_ids,
     mistaken,
 )
+from service.evaluation.overlap import overlaps
 from service.evaluation.request import Bos
+from service.evaluation.results import Overlap
 from service.evaluation.unit import Plan, Subject, token_digest
 from service.inputs import as_list
 from service.models.policies import check_ranges
@@ -105,13 +108,15 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings, most
 
 
 def _all_different(documents: list[Document]) -> list[Document]:
-    """The documents themselves. Intervals take them as independent, and repeated ones would look like certainty."""
+    """The documents, with the text that they share. Intervals take them as independent, so repeats look certain."""
     first: dict[str, int] = {}
     for index, document in enumerate(documents):
         before = first.setdefault(token_digest(document.token_ids), index)
         if before != index:
             problem = f"input[{index}] has the same tokens as input[{before}]: send each document once"
             raise InvalidEvaluation("input", problem)
+    for index, (earlier, share) in overlaps([document.token_ids for document in documents]).items():
+        documents[index] = replace(documents[index], overlap=Overlap(document=earlier, share=share))
     return documents
 
 

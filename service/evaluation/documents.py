@@ -12,7 +12,7 @@ from importlib.resources import files
 from itertools import accumulate
 from typing import Any
 
-from service.evaluation.results import DocumentInfo
+from service.evaluation.results import DocumentInfo, Overlap
 from service.models.tokenizing import with_ends
 
 SPACES = re.compile(r"\s+")
@@ -35,11 +35,18 @@ class Document:
     byte_ends: list[int] | None = field(default=None, repr=False)
     spaces: list[int] = field(default_factory=list, repr=False)
     cut_from: int | None = None
+    overlap: Overlap | None = None
 
     @property
     def info(self) -> DocumentInfo:
         """The document as results describe it."""
-        return DocumentInfo(name=self.name, tokens=len(self.token_ids), bytes=self.total_bytes, cut_from=self.cut_from)
+        return DocumentInfo(
+            name=self.name,
+            tokens=len(self.token_ids),
+            bytes=self.total_bytes,
+            cut_from=self.cut_from,
+            overlap=self.overlap,
+        )
 
     def bytes_between(self, first: int, last: int) -> int:
         """UTF-8 bytes of the tokens first <= i < last."""

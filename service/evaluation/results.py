@@ -79,6 +79,13 @@ class Overview(NamedTuple):
     caption: str
 
 
+class Overlap(BaseModel):
+    """Index of an earlier document, and the share of the shorter one's text that both have."""
+
+    document: int
+    share: float
+
+
 class DocumentInfo(BaseModel):
     """A document as it was used; ``cut_from`` is its number of tokens before ``max_tokens`` cut it."""
 
@@ -86,6 +93,7 @@ class DocumentInfo(BaseModel):
     tokens: int
     bytes: int
     cut_from: int | None = None
+    overlap: Overlap | None = Field(None, description="With the earlier document that shares most, from a tenth on.")
 
 
 class MethodInResult(BaseModel):
@@ -96,12 +104,24 @@ class MethodInResult(BaseModel):
     model: str = Field(description="The served model that answered: a method may name a variant of the requested one.")
 
 
+Part = Literal["methods", "evaluations", "rounds"]
+"""Parts of an evaluation that a partial result may lack."""
+
+_SCOPES: dict[Part, str] = {"methods": "of the methods", "evaluations": "by the evaluations", "rounds": "by the rounds"}
+
+
 class Partial(BaseModel):
     """Progress of a job that ended early, and the units that its result lacks."""
 
     units_done: int
     units_total: int
     missing: dict[str, int] = Field(description="Units that are not finished, by the label of their method.")
+    lacks: list[Part] = Field(default=["methods"], description="The result compares without some of these.")
+
+    @property
+    def scope(self) -> str:
+        """The bounds of the comparison: "of the methods that finished". Empty where all are compared."""
+        return f"{' and '.join(_SCOPES[part] for part in self.lacks)} that finished" if self.lacks else ""
 
     def words(self) -> str:
         """The same in one line."""
@@ -143,8 +163,13 @@ class EvaluationResult(BaseModel, ABC):
         """
 
     @abstractmethod
+    def sentences(self) -> list[str]:
+        """The answer in a few sentences, made from the numbers alone."""
+
     def words(self) -> list[str]:
-        """The answer in a few sentences, made from the numbers alone. The caller escapes them."""
+        """``sentences``; those of a partial result begin with its scope. The caller escapes them."""
+        first, *others = self.sentences()
+        return [self._scoped(first), *others]
 
     def cautions(self) -> list[str]:
         """Sentences on numbers that mean little; tables and pictures have them too."""
@@ -166,10 +191,22 @@ class EvaluationResult(BaseModel, ABC):
         """The results that have scores: this one, or those of a sweep."""
         return [self]
 
-    def heading(self) -> str:
-        """A title of one line."""
+    def title(self) -> str:
+        """The subject of the result in one line."""
         scores = self.scores()
         return f"{scores.title} of {self.model} by {scores.by}"
+
+    def heading(self) -> str:
+        """``title``; that of a partial result begins with its scope."""
+        return self._scoped(self.title())
+
+    def scope(self) -> str:
+        """The bounds of a partial comparison; empty for a whole one."""
+        return "" if self.partial is None else self.partial.scope
+
+    def _scoped(self, text: str) -> str:
+        scope = self.scope()
+        return f"{scope[0].upper()}{scope[1:]}: {text}" if scope else text
 
     def names(self) -> list[str]:
         """The methods as tables name them."""
@@ -211,3 +248,15 @@ def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
     cut = [document for document in documents if document.cut_from is not None]
     more = f", {len(cut)} cut to {cut[0].tokens:,}" if cut else ""
     return f"{shown} ({sum(document.tokens for document in documents):,} tokens{more})"
+
+
+def overlaps_text(documents: Sequence[DocumentInfo], most: int = 3) -> list[str]:
+    """The caution about documents that are not independent, as intervals take them."""
+    found = [
+        f"{document.name} and {documents[document.overlap.document].name} share {percent(document.overlap.share)}"
+        for document in documents
+        if document.overlap is not None
+    ]
+    more = f", and {len(found) - most} more do" if len(found) > most else ""
+    shown = "; ".join(found[:most])
+    return [f"Intervals take documents as independent, but {shown} of the shorter text{more}."] if found else []

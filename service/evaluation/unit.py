@@ -22,7 +22,7 @@ import numpy as np
 
 from patches import Method, Patched, ResolvedRecipe, label_of
 from service.evaluation.cost import Cost
-from service.evaluation.results import EvaluationResult, Progress
+from service.evaluation.results import EvaluationResult, Part, Progress
 
 Outcome = dict[str, np.ndarray]
 """Named arrays, for ``numpy.savez``."""
@@ -108,6 +108,8 @@ class Plan(ABC):
 
     in_stages: ClassVar[bool] = False
     """True if ``extended`` may add units."""
+    parts_are: ClassVar[Part] = "evaluations"
+    """Parts that ``reduced`` may leave out, besides methods."""
 
     @property
     @abstractmethod

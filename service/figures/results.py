@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import EvaluationResult
+from service.figures.drawing.charts import note
 from service.figures.picture import Picture
 from service.figures.web.page import plot_page
 
 
 def pictures_of(result: EvaluationResult) -> list[Picture]:
     """Every picture of a result, the main one first."""
-    return list(EVALUATIONS[result.evaluation].pictures(result))
+    return list(_drawn(result))
 
 
 def png_of(result: EvaluationResult) -> bytes:
@@ -28,5 +31,12 @@ def html_of(result: EvaluationResult, plotly: str | None = None) -> str:
 
 def _main_picture(result: EvaluationResult) -> Picture:
     """Drawn without waiting for the others, which are generated one by one."""
-    picture: Picture = next(iter(EVALUATIONS[result.evaluation].pictures(result)))
-    return picture
+    return next(_drawn(result))
+
+
+def _drawn(result: EvaluationResult) -> Iterator[Picture]:
+    """One by one; those of a partial result name its scope."""
+    for picture in EVALUATIONS[result.evaluation].pictures(result):
+        if scope := result.scope():
+            note(picture.figure, scope)
+        yield picture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import select
@@ -11,8 +11,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import undefer
 
 from service.evaluation.checks import InvalidEvaluation
-from service.evaluation.results import EvaluationResult, Partial
-from service.evaluation.unit import Outcome
+from service.evaluation.results import EvaluationResult, Part, Partial
+from service.evaluation.unit import Outcome, Plan
 from service.jobs.planning import planned, replayed, request_of
 from service.jobs.records import ENDED_EARLY, JobState
 from service.jobs.storage import outcomes, results
@@ -89,5 +89,14 @@ def partial_result(
     result = part.plan.result(found)
     missing = Counter(unit.subject.label for position, unit in enumerate(plan.units) if position not in finished)
     result.id, result.seconds = job.id, None
-    result.partial = Partial(units_done=len(finished), units_total=len(keys), missing=dict(missing))
+    lacks = lacking(plan, part.plan, finished)
+    result.partial = Partial(units_done=len(finished), units_total=len(keys), missing=dict(missing), lacks=lacks)
     return result
+
+
+def lacking(whole: Plan, compared: Plan, finished: Collection[int]) -> list[Part]:
+    """The parts of ``whole`` that ``compared`` leaves out."""
+    subjects = {unit.subject for unit in compared.units}
+    unfinished = {unit.subject for position, unit in enumerate(whole.units) if position not in finished}
+    found: list[Part] = ["methods"] if unfinished - subjects else []
+    return [*found, whole.parts_are] if unfinished & subjects else found

@@ -14,7 +14,7 @@ from service.evaluation.results import DocumentInfo, EvaluationResult
 from service.figures.picture import Picture
 from service.figures.results import pictures_of
 from service.figures.web.page import css, drawing, embedded, plotly_script, template
-from service.reports.numbers import Table, all_numbers, columns_left_out, summaries
+from service.reports.numbers import Table, all_numbers, columns_left_out, intervals_note, summaries
 from service.reports.texts import without_texts
 
 if TYPE_CHECKING:
@@ -65,14 +65,16 @@ def report_of(
     shown = asked if include_text or not asked else without_texts(asked)
     numbers, tables = all_numbers(result, MOST_ROWS), summaries(result)
     return template("service.reports", "report.html").render(
-        title=f"{result.evaluation.replace('_', ' ').capitalize()}: {result.model}",
+        title=_title(result),
         css=css(),
         facts=facts_of(result, job),
         answer=result.words(),
         pictures=[_shown(picture, index) for index, picture in enumerate(pictures_of(result))],
         summaries=tables,
         left_out=columns_left_out(result),
-        has_intervals=any(cell.interval for table in tables for _, cells in table.rows for cell in cells),
+        intervals=intervals_note(result)
+        if any(cell.interval for table in tables for _, cells in table.rows for cell in cells)
+        else "",
         methods=[MethodShown(method.label, method.model, _json(method.pe)) for method in result.methods],
         numbers=_titled(numbers.table),
         numbers_told=_told(len(numbers.table.rows), numbers.rows),
@@ -84,6 +86,11 @@ def report_of(
         plotly=plotly_script(plotly),
         drawing=drawing(),
     )
+
+
+def _title(result: EvaluationResult) -> str:
+    partial = " (partial)" if result.scope() else ""
+    return f"{result.evaluation.replace('_', ' ').capitalize()}: {result.model}{partial}"
 
 
 def _files(job: JobInfo | None) -> Sequence[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from service.evaluation.results import EvaluationResult, Score, Scores
+from service.evaluation.separation import ratio_note
 from service.figures.drawing.axes import spread
 
 MOST_COLUMNS = 16
@@ -37,7 +38,13 @@ class AllNumbers(NamedTuple):
 
 def summaries(result: EvaluationResult) -> list[Table]:
     """The main numbers by method and length; of a sweep, one table per part. Of many lengths some are shown."""
-    return [_summary(part) for part in result.parts()]
+    return [_summary(part, result.scope()) for part in result.parts()]
+
+
+def intervals_note(result: EvaluationResult) -> str:
+    """The sentence on the intervals below the numbers."""
+    by_ratio = next(filter(None, (ratio_note(part.scores()) for part in result.parts())), "")
+    return f"Below the numbers: 95 % intervals.{by_ratio and f' {by_ratio}.'}"
 
 
 def columns_left_out(result: EvaluationResult) -> str:
@@ -62,7 +69,7 @@ def exact(value: object) -> str:
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
-def _summary(result: EvaluationResult) -> Table:
+def _summary(result: EvaluationResult, scope: str) -> Table:
     scores = result.scores()
     lengths = spread(scores.lengths(), MOST_COLUMNS)
     best = {n: _best([by[n].value for by in scores.by_method if n in by], scores) for n in lengths}
@@ -71,7 +78,7 @@ def _summary(result: EvaluationResult) -> Table:
         for name, by_length in zip(result.names(), scores.by_method, strict=True)
     ]
     better = "lower is better" if scores.lower_is_better else "higher is better"
-    caption = f"{scores.title} by {scores.by}, tokens ({better})"
+    caption = f"{scores.title} by {scores.by}, tokens ({better}){scope and f', {scope}'}"
     return Table(caption, ["method", *(f"{length:,}" for length in lengths)], rows)
 
 

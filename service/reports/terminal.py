@@ -10,6 +10,7 @@ from rich.text import Text
 
 from service.evaluation.formatting import short_number, spaced
 from service.evaluation.results import EvaluationResult, Overview, Score, Scores
+from service.evaluation.separation import ratio_note
 
 MOST_COLUMNS = 8
 """Lengths that a terminal of 80 columns has room for."""
@@ -36,7 +37,8 @@ def _by_length(result: EvaluationResult, scores: Scores, width: int) -> Table:
     room = width - NAME_WIDTH - (GAP + len("effective length")) * any(scores.effective_lengths)
     below = bool(intervals) and len(shown) * (GAP + max(map(len, intervals.values()))) <= room
     parts = [f"{scores.by}, tokens", f"trained length {result.trained_length:,}", _note(scores, intervals, below=below)]
-    table = _new(*parts, *result.cautions(), f"{left_out} more measured" if left_out else "")
+    by_ratio = ratio_note(scores) if below else ""
+    table = _new(*parts, by_ratio, *result.cautions(), f"{left_out} more measured" if left_out else "")
     table.add_column("method", overflow="fold", min_width=NAME_WIDTH)
     for length in shown:
         style = "bold" if length <= result.trained_length else "bold yellow"

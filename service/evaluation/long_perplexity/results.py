@@ -18,6 +18,7 @@ from service.evaluation.results import (
     Row,
     Score,
     Scores,
+    overlaps_text,
 )
 from service.evaluation.words import best_method, near_reference
 
@@ -96,7 +97,7 @@ class LongPerplexityResult(EvaluationResult):
         ]
         return Scores("perplexity of key tokens", True, by_method)
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """The best method, and the lengths at which each stays near the reference."""
         if not any(self.scores().by_method):
             return ["Nothing could be measured: no scored token needs long context."]
@@ -107,14 +108,16 @@ class LongPerplexityResult(EvaluationResult):
         return dict(sorted({at.length: at.key_tokens for method in self.methods for at in method.lengths}.items()))
 
     def cautions(self) -> list[str]:
-        """The lengths with too few key tokens for a number."""
+        """The lengths with too few key tokens for a number, and documents that share text."""
         few = {length: count for length, count in self.key_tokens().items() if count < FEW}
+        shared = overlaps_text(self.documents)
         if not few:
-            return []
+            return shared
         counts = f"{min(few.values())} to {max(few.values())}" if len(set(few.values())) > 1 else f"{min(few.values())}"
         lengths = listed([f"{length:,}" for length in few])
         return [
-            f"Key tokens are too few at {lengths} tokens ({counts}; {FEW} are the least): these numbers mean little."
+            f"Key tokens are too few at {lengths} tokens ({counts}; {FEW} are the least): these numbers mean little.",
+            *shared,
         ]
 
     def _row(self, method: LongMethodResult, at: LongLengthResult) -> Row:

@@ -16,6 +16,7 @@ from service.evaluation.results import (
     Score,
     Scores,
     documents_text,
+    overlaps_text,
 )
 from service.evaluation.words import best_method, near_reference
 
@@ -62,13 +63,17 @@ class PerplexityResult(EvaluationResult):
         """Under ``curve`` a longer length scores more of the document."""
         return self.protocol != "curve"
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """The best method, and the lengths at which each stays near the reference."""
-        return [*best_method(self), *near_reference(self)]
+        return [*best_method(self), *near_reference(self), *self.cautions()]
 
-    def heading(self) -> str:
+    def cautions(self) -> list[str]:
+        """Documents that share text."""
+        return overlaps_text(self.documents)
+
+    def title(self) -> str:
         """Model, protocol and documents in one line."""
-        return f"{super().heading()}: {self.protocol_note()}, {documents_text(self.documents)}"
+        return f"{super().title()}: {self.protocol_note()}, {documents_text(self.documents)}"
 
     def protocol_note(self) -> str:
         """The protocol with the parameters that had an effect, such as ``sliding (stride 256)``."""

@@ -104,7 +104,7 @@ class ProbeResult(EvaluationResult):
         by_method = [{at.distance: Score(at.accuracy, at.interval) for at in m.copying} for m in self.methods]
         return Scores("copying accuracy", False, by_method, by="distance")
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """The best method at copying, and the attention beyond the trained length."""
         return [*best_method(self), *self._far_attention()]
 

@@ -18,6 +18,7 @@ from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import RecommendResult
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import SHORTEST, Layout, RecallUnit
+from service.evaluation.results import Part
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
@@ -48,6 +49,7 @@ class RecommendPlan(Plan):
     ``proposed``: the candidates are the methods' own."""
 
     in_stages: ClassVar[bool] = True
+    parts_are: ClassVar[Part] = "rounds"
 
     model: str
     fingerprint: str

@@ -171,11 +171,11 @@ class RecommendResult(EvaluationResult):
         ]
         return Scores("perplexity", True, by_method, note="95 % interval over windows")
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """The answer with its evidence, its doubt, its cost, and the encodings to avoid."""
         return self.answer.words
 
-    def heading(self) -> str:
+    def title(self) -> str:
         """The answer in one sentence."""
         return self.answer.words[0]
 

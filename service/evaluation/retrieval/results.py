@@ -94,7 +94,7 @@ class DepthResult(EvaluationResult):
         """The share found, over all depths."""
         return Scores("share found", False, [scores_by_length(method.lengths) for method in self.methods])
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """The best method, and the length up to which each finds half."""
         return [*best_method(self), *found_up_to(self)]
 

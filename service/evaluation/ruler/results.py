@@ -66,7 +66,7 @@ class RulerResult(EvaluationResult):
         by_method = [scores_by_length(method.lengths) for method in self.methods]
         return Scores("RULER score", False, by_method, effective_lengths=self._effective_lengths())
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """The best method, and the effective length of each."""
         reached = reaches(self, self._effective_lengths())
         return [*best_method(self), f"Effective length, above {percent(self.threshold)}: {reached}."]

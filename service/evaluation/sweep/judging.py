@@ -7,7 +7,7 @@ from statistics import fmean
 
 from service.evaluation.formatting import listed, probability
 from service.evaluation.results import EvaluationResult, Score, Scores
-from service.evaluation.separation import are_apart
+from service.evaluation.separation import are_apart, is_by_ratio
 from service.evaluation.statistics import paired_probability
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
 from service.evaluation.unit import Subject
@@ -116,6 +116,7 @@ class Judge:
                     limit=limit,
                     adequate=_within_limit(score.value, limit, scores) if score and limit is not None else None,
                     sure=limit is not None and self._is_sure(part, score, reference, factor),
+                    by_ratio=limit is not None and self._is_by_ratio(part, score, reference),
                     rank=worse + 1,
                 )
             )
@@ -126,6 +127,11 @@ class Judge:
         if score is None or reference is None:
             return False
         return are_apart(score, reference, factor, same_tokens=self._same_tokens[part])
+
+    def _is_by_ratio(self, part: int, score: Score | None, reference: Score | None) -> bool:
+        if score is None or reference is None:
+            return False
+        return is_by_ratio(score, reference, same_tokens=self._same_tokens[part])
 
     def _confidence(self, best: int, other: int) -> float | None:
         first = self._scores[0]

@@ -19,6 +19,7 @@ from service.evaluation.results import (
     Scores,
     name_of,
 )
+from service.evaluation.separation import verdict_note
 
 if TYPE_CHECKING:
     PartResult = EvaluationResult
@@ -55,7 +56,13 @@ class Judgement(BaseModel):
     limit: float | None
     adequate: bool | None = Field(description="Null where there is no value, or no limit to compare it with.")
     sure: bool
+    by_ratio: bool = Field(False, description="`sure` is by the interval of the ratio, and not by `interval`.")
     rank: int
+
+    @property
+    def is_doubtful(self) -> bool:
+        """The verdict has a question mark."""
+        return self.adequate is not None and not self.sure
 
 
 class SweepMethod(MethodInResult):
@@ -104,7 +111,7 @@ class SweepResult(EvaluationResult):
         """
         raise TypeError("a sweep has no scores: its parts have")
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """The answer, the methods that are adequate by every evaluation, and the cautions of each."""
         adequate = [name for name, method in zip(self.names(), self.methods, strict=True) if method.adequate]
         several = len(self.evaluations) > 1 and adequate
@@ -118,20 +125,25 @@ class SweepResult(EvaluationResult):
     def parts(self) -> Sequence[EvaluationResult]:
         return self.evaluations
 
-    def heading(self) -> str:
+    def title(self) -> str:
         return self.answer.words
 
     def overview(self) -> Overview:
         """One row per method by rank: its number by every evaluation, and whether it is good enough."""
         ranked = sorted(self.methods, key=lambda method: method.rank)
+        trained = f"trained length {self.trained_length:,}"
         return Overview(
             columns=["method", *(part.evaluation.replace("_", " ") for part in self.evaluations), "good enough"],
             rows=[[name_of(method, self), *map(_text, method.judgements), _verdict(method)] for method in ranked],
             best=frozenset(row for row, method in enumerate(ranked) if self.answer.best and method.rank == 1),
             caption="; ".join(
-                [f"at {self.target_length:,} tokens", f"trained length {self.trained_length:,}", *self.cautions()]
+                filter(None, [f"at {self.target_length:,} tokens", trained, self._verdict_note(), *self.cautions()])
             ),
         )
+
+    def _verdict_note(self) -> str:
+        by_ratio = any(at.by_ratio for method in self.methods for at in method.judgements)
+        return verdict_note(by_ratio=by_ratio, doubtful=not all(method.sure for method in self.methods))
 
     def rows(self) -> list[Row]:
         """One row per method, evaluation and length. Only those at the target length are judged."""

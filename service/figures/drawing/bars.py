@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from service.figures.drawing.axes import category_axis
-from service.figures.drawing.charts import BOTTOM, TITLE_Y, TOP, error_bar, label, room_for
+from service.figures.drawing.charts import BOTTOM, TITLE_Y, TOP, error_bar, labels, room_for
 from service.figures.drawing.style import COLOURS, INK
 
 HATCHES = ("", "/", "x", ".", "\\", "-", "|", "+")
@@ -35,9 +35,10 @@ class Bar:
 
 def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> None:
     """Add bars from the top, in the colours of the lines, with hatches for print. Texts are right of the intervals."""
-    names = [f"★ {label(bar.name)}" if bar.best else label(bar.name) for bar in bars]
+    texts = labels(bar.name for bar in bars)
+    names = [f"★ {texts[bar.name]}" if bar.best else texts[bar.name] for bar in bars]
     for index, bar in enumerate(bars):
-        name = label(bar.name)
+        name = texts[bar.name]
         figure.add_bar(
             x=[bar.value],
             y=[index],

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
-from service.figures.drawing.style import FAINT, GRID, INK, PAPER, RULE, shortened
+from service.figures.drawing.style import FAINT, GRID, INK, PAPER, RULE, different, shortened
 
 LABEL_CHARS = 40
 CHAR, LINE = 7.0, 22
@@ -38,8 +38,17 @@ TEMPLATE: dict[str, Any] = {
 
 def label(text: str, most: int = LABEL_CHARS) -> str:
     """A name from a request as the text of a figure."""
+    return _written(shortened(text, most))
+
+
+def labels(names: Iterable[str]) -> dict[str, str]:
+    """The label of each of ``names``, which differ where the names do."""
+    return {name: _written(text) for name, text in different(names, LABEL_CHARS).items()}
+
+
+def _written(text: str) -> str:
     # A pair of dollar signs would be read as a formula.
-    return html.escape(shortened(text, most)).replace("$", "&#36;")
+    return html.escape(text).replace("$", "&#36;")
 
 
 def new_figure(title: str, subtitle: str, *, height: int = HEIGHT, left: int = LEFT, right: int = RIGHT) -> go.Figure:

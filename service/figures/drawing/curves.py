@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from service.evaluation.results import Interval
 from service.figures.drawing.axes import leave_room
-from service.figures.drawing.charts import LINE, error_bar, grow, label, note, room_for
+from service.figures.drawing.charts import LINE, error_bar, grow, label, labels, note, room_for
 from service.figures.drawing.style import LineStyle, line_style
 
 MARKED = 32
@@ -89,13 +89,19 @@ def add_curves(
     """
     most = max(MOST_POINTS // max(len(curves), 1), 4)
     drawn = [thinned(curve, most) for curve in curves]
-    shaded = intervals_fit(figure, drawn)
+    shaded, texts = intervals_fit(figure, drawn), labels(curve.name for curve in drawn)
     for index, curve in enumerate(drawn):
         figure.add_traces(
-            curve_traces(curve, line_style((looks or {}).get(curve.name, index)), str(index), shaded=shaded)
+            curve_traces(
+                curve,
+                line_style((looks or {}).get(curve.name, index)),
+                str(index),
+                text=texts[curve.name],
+                shaded=shaded,
+            )
         )
         if end is not None:
-            name = f"{label(curve.name)}: {end(curve.known[-1])}"
+            name = f"{texts[curve.name]}: {end(curve.known[-1])}"
             figure.data[-1].update(name=name, legendrank=sum(other.known[-1] > curve.known[-1] for other in drawn))
     figure.update_layout(margin_r=room_for([curve.name for curve in curves], 76 if end is None else 130))
     grow(figure, (len(curves) + (end is not None)) * LINE)
@@ -122,10 +128,13 @@ def intervals_fit(figure: go.Figure, curves: Sequence[Curve]) -> bool:
 
 
 def curve_traces(
-    curve: Curve, style: LineStyle, group: str, *, faint: bool = False, shaded: bool = True
+    curve: Curve, style: LineStyle, group: str, *, text: str = "", faint: bool = False, shaded: bool = True
 ) -> list[go.Scatter]:
-    """The interval as a closed shape if ``shaded``, then the line; a single point has its interval as a bar."""
-    name = label(curve.name)
+    """The interval as a closed shape if ``shaded``, then the line; a single point has its interval as a bar.
+
+    ``text`` is the curve's label among several.
+    """
+    name = text or label(curve.name)
     traces, bar = [], None
     if curve.low is not None and curve.high is not None and len(curve.x) == 1 and curve.y[0] is not None:
         bar = error_bar(curve.y[0], curve.low[0], curve.high[0], style.colour)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from service.figures.drawing.axes import spread
-from service.figures.drawing.charts import BOTTOM, GAP, TOP, label, write_layout
+from service.figures.drawing.charts import BOTTOM, GAP, TOP, labels, write_layout
 from service.figures.drawing.style import INK
 
 COLUMNS = 3
@@ -51,11 +51,12 @@ def grid(
     """
     columns = min(columns, len(titles))
     lines = -(-len(titles) // columns)
+    texts_of = labels(titles)
     inner = lines * panel_height + (lines - 1) * GAP
     figure = make_subplots(
         rows=lines,
         cols=columns,
-        subplot_titles=[label(title) for title in titles],
+        subplot_titles=[texts_of[title] for title in titles],
         horizontal_spacing=spacing if columns > 1 else 0.0,
         vertical_spacing=GAP / inner if lines > 1 else 0.0,
     )

@@ -7,6 +7,7 @@ Markers and dashes distinguish lines in print.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
@@ -84,3 +85,34 @@ def tick_text(value: float) -> str:
 def shortened(text: str, most: int) -> str:
     """``text`` cut to ``most`` characters, the last one an ellipsis."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def different(names: Iterable[str], most: int) -> dict[str, str]:
+    """Every name in at most ``most`` characters, so that different names stay different.
+
+    Names that begin alike show the part that differs instead of their middle. A number follows if that is alike too.
+    """
+    ordered, alike = sorted(set(names)), dict[str, list[str]]()
+    short = {name: name for name in ordered if len(name) <= most}
+    for name in ordered:
+        if name not in short:
+            alike.setdefault(shortened(name, most), []).append(name)
+    for text, group in alike.items():
+        first, last = group[0], group[-1]  # sorted: no two of the others differ before these do
+        differs = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        for name in group:
+            short[name] = _unused(text if len(group) == 1 else _around(name, differs, most), most, short.values())
+    return short
+
+
+def _around(name: str, at: int, most: int) -> str:
+    """The beginning of ``name``, and its text from the word at ``at`` on."""
+    begin = name[:at].rfind(" ") + 1
+    head, room = name[: most // 3] + "…", most - most // 3 - 1
+    return head + shortened(name[begin if at - begin < room // 2 else at :], room)
+
+
+def _unused(text: str, most: int, used: Collection[str]) -> str:
+    """``text``, numbered where it is used already."""
+    numbered = (f"{shortened(text, most - 4)} {number}" for number in range(2, 1000))
+    return next(one for one in (text, *numbered) if one not in used)

@@ -13,7 +13,7 @@ import torch
 
 from patches import ResolvedRecipe, effective_distance
 from service.figures.drawing.axes import category_axis, linear_axis, percent_bar, share_axis, token_axis
-from service.figures.drawing.charts import mark_trained, new_figure, room_for
+from service.figures.drawing.charts import labels, mark_trained, new_figure, room_for
 from service.figures.drawing.curves import Curve, add_curves, curve_traces
 from service.figures.drawing.panels import Panel, grid, heat_maps
 from service.figures.drawing.style import line_style
@@ -88,6 +88,7 @@ def similarity_figure(
     titles = [f"up to {near} tokens", f"up to {far:,} tokens, means of {near}"]
     texts = "Similarity of a query and an equal key", "share of their product without rotation"
     figure = grid(titles, texts, columns=2, panel_height=HEIGHT, right=room_for(list(encodings), 76))
+    labels_of = labels(encodings)
     stretches = torch.arange(far // near * near).unflatten(0, (-1, near))
     low, high = 0.0, 1.0
     for index, (name, resolved) in enumerate(encodings.items()):
@@ -97,7 +98,8 @@ def similarity_figure(
         for column, (x, y) in enumerate(panels, start=1):
             curve = Curve(name, x.tolist(), values_of(y))
             low, high = min(low, *curve.known), max(high, *curve.known)
-            (line,) = curve_traces(curve, line_style((looks or {}).get(name, index)), str(index))
+            style = line_style((looks or {}).get(name, index))
+            (line,) = curve_traces(curve, style, str(index), text=labels_of[name])
             figure.add_trace(line.update(mode="lines", showlegend=column == 1), row=1, col=column)
     figure.update_layout(showlegend=True)
     figure.update_yaxes(**linear_axis("similarity", low, 1.05 * high))

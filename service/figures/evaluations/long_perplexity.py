@@ -7,6 +7,7 @@ from collections.abc import Callable
 from service.evaluation.formatting import short_number
 from service.evaluation.long_perplexity.results import LongLengthResult, LongMethodResult, LongPerplexityResult
 from service.evaluation.results import documents_text, name_of
+from service.evaluation.separation import ratio_note
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import mark_trained, new_figure
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
@@ -19,6 +20,7 @@ Value = Callable[[LongLengthResult], float | None]
 def long_perplexity_pictures(result: LongPerplexityResult) -> list[Picture]:
     """Long perplexity if any was measured, then perplexity over all scored tokens."""
     key = result.evaluator
+    by_ratio = ratio_note(result.scores())
     chosen = f"key tokens chosen by {name_of(key, result)}: context {key.long_context:,} against {key.short_context:,}"
     pictures = [
         _picture(
@@ -30,6 +32,7 @@ def long_perplexity_pictures(result: LongPerplexityResult) -> list[Picture]:
                     "Only over tokens that a model predicts clearly better with long context than with short: "
                     f"{key.key_tokens:,} of {key.tokens:,}, each length those below it. Lower is better.",
                     INTERVALS,
+                    *([f"{by_ratio}."] if by_ratio else []),
                     *result.cautions(),
                 ]
             ),

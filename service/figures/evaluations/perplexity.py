@@ -9,6 +9,7 @@ from service.evaluation.formatting import short_number, spaced
 from service.evaluation.nll import LengthResult
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
 from service.evaluation.results import documents_text, name_of
+from service.evaluation.separation import ratio_note
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import counted, mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
@@ -41,10 +42,12 @@ def perplexity_picture(result: PerplexityResult) -> Picture:
     mark_trained(figure, result.trained_length, x)
     if add_curves(figure, curves, end=short_number, looks=looks(result.names())):
         note(figure, result.interval_note())
+    by_ratio = ratio_note(result.scores())
     caption = (
-        f"Lower is better. {INTERVALS} Right of the trained length the model reads positions that it never saw in "
-        "training."
+        f"Lower is better. {INTERVALS}{by_ratio and f' {by_ratio}.'} Right of the trained length the model reads "
+        "positions that it never saw in training."
     )
+    caption = " ".join([caption, *result.cautions()])
     return Picture("perplexity", title, figure, result.rows(), caption)
 
 

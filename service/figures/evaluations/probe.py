@@ -10,7 +10,7 @@ from service.evaluation.formatting import percent
 from service.evaluation.probe.results import Attention, DistanceBucket, HeadAttention, ProbeResult
 from service.evaluation.results import Row, documents_text, name_of
 from service.figures.drawing.axes import linear_axis, log_axis, share_axis, spread, token_axis
-from service.figures.drawing.charts import counted, mark_trained, new_figure, note, room_for
+from service.figures.drawing.charts import counted, labels, mark_trained, new_figure, note, room_for
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, curve_traces, interval_text
 from service.figures.drawing.panels import COLUMNS, grid, place
 from service.figures.drawing.style import line_style
@@ -38,7 +38,7 @@ def probe_pictures(result: ProbeResult) -> Iterator[Picture]:
 def attention_picture(result: ProbeResult, length: int) -> Picture:
     """Attention mass per bucket of distance: the mean of all heads of every method, then each method's heads."""
     names = result.names()
-    look = looks(names)
+    look, texts = looks(names), labels(names)
     means = [_at(method.attention_mean, length) for method in result.methods]
     heads = [_by_head(method.attention, length) for method in result.methods]
     title = f"Attention by distance at {length:,} tokens: {result.model}"
@@ -54,7 +54,9 @@ def attention_picture(result: ProbeResult, length: int) -> Picture:
     panel = place(figure, 0, count, COLUMNS, (x, y))
     for index, (name, mean) in enumerate(zip(names, means, strict=True)):
         figure.add_traces(
-            curve_traces(_curve(name, mean), line_style(look[name]), str(index)), rows=panel["row"], cols=panel["col"]
+            curve_traces(_curve(name, mean), line_style(look[name]), str(index), text=texts[name]),
+            rows=panel["row"],
+            cols=panel["col"],
         )
     mark_trained(figure, result.trained_length, x, named=False, **panel)
     for index, (name, mean) in enumerate(zip(names, means, strict=True)):
@@ -62,7 +64,7 @@ def attention_picture(result: ProbeResult, length: int) -> Picture:
         chosen = spread(list(heads[index].items()), max(MOST_HEADS // len(names), 2))
         faint = curve_traces(_heads_curve(dict(chosen)), line_style(look[name]), "", faint=True)
         figure.add_traces(faint, rows=panel["row"], cols=panel["col"])
-        bold = curve_traces(_curve(name, mean), line_style(look[name]), str(index))
+        bold = curve_traces(_curve(name, mean), line_style(look[name]), str(index), text=texts[name])
         bold[-1].showlegend = False
         figure.add_traces(bold, rows=panel["row"], cols=panel["col"])
         mark_trained(figure, result.trained_length, x, named=False, **panel)

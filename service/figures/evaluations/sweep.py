@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import Row, Scores, name_of
+from service.evaluation.separation import verdict_note
 from service.evaluation.sweep.results import Judgement, SweepResult
 from service.figures.drawing.axes import linear_axis, log_axis
 from service.figures.drawing.bars import Bar, add_bars
@@ -66,7 +67,10 @@ def target_picture(result: SweepResult, index: int) -> Picture:
         note(figure, "nothing was found at this length")
     start = "nothing found" if share else "a perfect prediction"
     enough = f" Good enough is {'right' if share else 'left'} of the dotted line." if limit else ""
-    caption = f"Bars begin at {start}.{enough} Whiskers: 95 % intervals."
+    verdicts = verdict_note(
+        by_ratio=any(at.by_ratio for _, at in judged), doubtful=any(at.is_doubtful for _, at in judged)
+    )
+    caption = f"Bars begin at {start}.{enough} Whiskers: 95 % intervals.{verdicts and f' {verdicts}.'}"
     return Picture(f"target-{index + 1}", title, figure, rows, caption)
 
 
@@ -90,4 +94,4 @@ def _verdict(at: Judgement, scores: Scores) -> str:
     text = scores.text(at.value)
     if at.adequate is None:
         return text
-    return f"{text}, {'good enough' if at.adequate else 'not enough'}{'' if at.sure else '?'}"
+    return f"{text}, {'good enough' if at.adequate else 'not enough'}{'?' if at.is_doubtful else ''}"

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from patches import parse, patched
 from service.evaluation import pass_memory
 from service.evaluation.catalogue import EVALUATIONS, plan_of
-from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.checks import InvalidEvaluation, documents_of
 from service.evaluation.chunks import shortened
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.pass_memory import WORKING, free_bytes, pass_bytes
@@ -57,6 +57,14 @@ def test_an_encoding_is_named_once(models: ModelRegistry, evaluation: str) -> No
     methods = [{"method": "linear", "factor": 2}, {"method": "default"}, {"method": "linear", "factor": 2.0}]
     with pytest.raises(InvalidEvaluation, match=r"methods\.2: is the same encoding as methods\.0: name each one once"):
         planned(models, evaluation, methods=methods)
+
+
+def test_a_part_of_a_document_is_named(models: ModelRegistry) -> None:
+    given = documents_of([TEXT[:4000], TEXT[6000:9000], TEXT[:2000]], models.default, settings_of(Path("tiny")))
+    overlap = given[2].info.overlap
+    assert overlap is not None
+    assert (overlap.document, overlap.share) == (0, pytest.approx(1, abs=0.05))
+    assert [document.info.overlap for document in given[:2]] == [None, None]
 
 
 @pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "recommend"])

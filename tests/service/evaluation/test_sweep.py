@@ -254,6 +254,7 @@ def test_what_is_hard_for_both_is_no_doubt(models: ModelRegistry) -> None:
     methods = Judge(subjects, [wide], 0, 64, 256, 0.1).methods()
     assert [method.adequate for method in methods] == [False, True, False, True]
     assert all(method.sure for method in methods)
+    assert all(method.judgements[0].by_ratio for method in methods)
     assert not judged(models, curve, half=0.02).methods()[3].sure, "10.9 is 0.9 % below the limit of 11"
 
 
@@ -331,6 +332,21 @@ def test_one_method_alone_is_not_called_the_best(models: ModelRegistry) -> None:
 def test_nothing_found_by_anyone_is_no_victory(models: ModelRegistry) -> None:
     words = shares(models, [[0.9, 0]] * 4).answer().words
     assert words == "At 256 tokens every method fails; no method stays within 10% of the model itself at 64 tokens."
+
+
+def test_shares_and_other_tokens_are_not_judged_by_a_ratio(models: ModelRegistry) -> None:
+    judged_by_share = shares(models, [[1, 1]] * 4).methods()
+    assert not any(at.by_ratio for method in judged_by_share for at in method.judgements if at.measure != "perplexity")
+    subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
+    found = result(subjects, [[10, 90], [10, 10.2], [11, 10.9], [10, 11.5]], 0.0)
+    for protocol, by_ratio in (("tail", True), ("curve", False)):
+        found.protocol = protocol
+        for method in found.methods:
+            for at in method.lengths:
+                at.interval = Interval(low=1, high=100, kind="quarters")
+                at.groups = [(at.nll_mean * 64, 64)] * 8
+        of_method = [method.judgements[0] for method in Judge(subjects, [found], 0, 64, 256, 0.1).methods()]
+        assert [at.by_ratio for at in of_method] == [by_ratio] * 4
 
 
 def test_a_reference_that_finds_nothing_is_no_limit(models: ModelRegistry) -> None:

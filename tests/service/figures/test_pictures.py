@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from patches import from_text, parse, resolve
 from service.evaluation.recommend.results import OTHERS
 from service.evaluation.results import Interval
 from service.figures import Picture, pictures_of
-from service.figures.drawing.style import COLOURS, LineStyle, line_style
+from service.figures.drawing.style import COLOURS, LineStyle, different, line_style
 from service.figures.encodings.overview import Setting, encoding_pictures
 from service.figures.encodings.samples import GEOMETRY
 from service.figures.results import html_of, png_of
@@ -250,6 +252,31 @@ class TestLooks:
         heat, by_length = pictures_of(examples.passkey([name, "b", "c"]))[:2]
         assert name in {note.text for note in heat.figure.layout.annotations}
         assert name in lines(by_length)
+
+    @pytest.mark.parametrize("evaluation", EVERY)
+    def test_names_that_begin_alike_stay_different_in_every_picture(self, evaluation: str) -> None:
+        names = [f"self_extend(group_size=4, neighbor_window=256, base=yarn:{n})" for n in ("4", "8", "16")]
+        for picture in pictures_of(EVERY[evaluation](["default", *names])):
+            drawn = [trace.name for trace in picture.figure.data if trace.name and trace.showlegend is not False]
+            panels = [note.text for note in picture.figure.layout.annotations if "self_extend" in note.text]
+            ticks = [text for text in picture.figure.layout.yaxis.ticktext or () if "self_extend" in text]
+            for shown in (drawn, panels, ticks):
+                assert len(set(shown)) == len(shown)
+            whole = [text for shown in (drawn, panels, ticks) for text in shown if "self_extend" in text]
+            assert whole or picture.name == "attention", picture.name
+            assert all("base=yarn:" in text for text in whole), "the part that differs is there"
+
+    @given(
+        st.lists(st.text("ab, (", max_size=60), unique=True, max_size=40),
+        st.sampled_from((12, 40)),
+    )
+    def test_short_names_differ_and_do_not_depend_on_their_order(self, names: list[str], most: int) -> None:
+        short = different(names, most)
+        assert list(map(len, map(set, (short, short.values())))) == [len(names), len(names)]
+        assert all(len(text) <= most for text in short.values())
+        assert different(names[::-1], most) == short
+        whole = [name for name in names if len(name) <= most]
+        assert [short[name] for name in whole] == whole, "a name that fits is kept"
 
     @pytest.mark.parametrize("evaluation", ["passkey", "ruler"])
     def test_the_legend_has_room(self, evaluation: str) -> None:

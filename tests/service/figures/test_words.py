@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from rich.text import Text
 
-from service.evaluation.results import Interval
+from service.evaluation.results import EvaluationResult, Interval, Part, Partial
+from service.figures import pictures_of
+from service.reports.html import report_of
 from service.reports.terminal import table_of
 from tests.service.figures import examples
 from tests.service.results import result_of
@@ -160,6 +164,97 @@ class TestOthers:
     @pytest.mark.parametrize("evaluation", examples.EVERY)
     def test_every_evaluation_has_words(self, evaluation: str) -> None:
         assert all(sentence.endswith(".") for sentence in examples.EVERY[evaluation]().words())
+
+
+class TestByRatio:
+    """Readers see the intervals of single perplexities: a note says where verdicts go by another one."""
+
+    NOTE = "Perplexities are compared by the interval of their ratio, which is usually narrower"
+
+    def shown(self, result: EvaluationResult, picture: int = 0) -> list[bool]:
+        texts = str(table_of(result, 200).caption), pictures_of(result)[picture].caption, report_of(result)
+        return [self.NOTE in text for text in texts]
+
+    def test_tables_figures_and_reports_of_perplexities_name_it(self) -> None:
+        curves = {"default": [6.0, 60.0, 90.0], "a": [6.1, 6.2, 6.3]}
+        assert self.shown(result_of(curves, LENGTHS)) == [True] * 3
+
+    @pytest.mark.parametrize("kind", [None, "other tokens", "one method"])
+    def test_nothing_else_has_it(self, kind: str | None) -> None:
+        curves = {"default": [6.0, 60.0], "a": [6.1, 6.2]}
+        result = result_of(curves if kind != "one method" else {"a": [6.1, 6.2]}, LENGTHS[:2])
+        for method in result.methods:
+            for at in method.lengths:
+                at.interval = at.interval if kind else None
+                at.groups = at.groups if kind != "other tokens" or method.label == "a" else [(60.0, 30)] * 8
+        assert self.shown(result) == [False] * 3
+        assert self.shown(examples.ruler()) == [False] * 3
+
+    def test_a_hidden_interval_needs_no_note(self) -> None:
+        assert self.NOTE not in str(table_of(result_of({"default": [6.0], "a": [6.1]}, [256]), 20).caption)
+
+    @pytest.mark.parametrize("by_ratio", [True, False])
+    def test_a_sweep_explains_its_question_marks(self, by_ratio: bool) -> None:
+        result = examples.sweep()
+        judgements = [at for method in result.methods for at in method.judgements if at.evaluation == 0]
+        for at in judgements:
+            at.by_ratio, at.sure = by_ratio, True
+        doubt = f'{self.NOTE}; "?": it does not decide' if by_ratio else '"?": 95 % intervals do not decide'
+        for is_sure in (True, False):
+            judgements[0].sure = result.methods[0].sure = is_sure
+            for text in (str(table_of(result).caption), pictures_of(result)[0].caption):
+                assert (self.NOTE in text) is by_ratio
+                assert ('"?"' in text) is not is_sure
+                assert is_sure or doubt in text
+        assert self.NOTE not in pictures_of(result)[1].caption, "shares have no ratio"
+
+
+@pytest.mark.parametrize("evaluation", examples.EVERY)
+class TestPartial:
+    """Whatever a partial result says or draws names its scope. A whole one has none."""
+
+    def test_words_and_heading_begin_with_the_scope(self, evaluation: str) -> None:
+        whole, part = examples.EVERY[evaluation](), partial_of(evaluation)
+        first, *others = whole.words()
+        assert part.words() == [f"Of the methods that finished: {first}", *others]
+        assert part.heading() == f"Of the methods that finished: {whole.heading()}"
+
+    def test_every_picture_has_it_above(self, evaluation: str) -> None:
+        drawn = pictures_of(partial_of(evaluation))
+        assert all("of the methods that finished · " in picture.subtitle for picture in drawn)
+        assert not any("finished" in picture.subtitle for picture in examples.pictures(evaluation))
+
+    def test_a_report_has_it_in_title_answer_and_tables(self, evaluation: str) -> None:
+        page = report_of(partial_of(evaluation))
+        assert f"<title>{evaluation.replace('_', ' ').capitalize()}: tiny (partial)</title>" in page
+        assert "<p>Of the methods that finished: " in page
+        captions = re.findall(r'<h3 id="table-\d+">(.*?)</h3>', page)
+        assert captions
+        assert all(caption.endswith("is better), of the methods that finished") for caption in captions)
+        assert "(partial)" not in report_of(examples.EVERY[evaluation]())
+
+
+def partial_of(evaluation: str, *lacks: Part) -> EvaluationResult:
+    result: EvaluationResult = examples.EVERY[evaluation]()
+    result.partial = Partial(units_done=4, units_total=6, missing={"ntk": 2}, lacks=[*(lacks or ("methods",))])
+    return result
+
+
+def test_a_partial_result_names_what_it_lacks() -> None:
+    lead = [partial_of("sweep", *lacks).words()[0].partition(":")[0] for lacks in SCOPES]
+    assert lead == list(SCOPES.values())
+    nothing = partial_of("perplexity")
+    assert nothing.partial is not None
+    nothing.partial.lacks = []
+    assert nothing.words() == examples.perplexity().words()
+
+
+SCOPES: dict[tuple[Part, ...], str] = {
+    ("methods",): "Of the methods that finished",
+    ("evaluations",): "By the evaluations that finished",
+    ("methods", "evaluations"): "Of the methods and by the evaluations that finished",
+    ("rounds",): "By the rounds that finished",
+}
 
 
 class TestTerminal:

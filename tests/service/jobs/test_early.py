@@ -13,6 +13,8 @@ import pytest
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.cost import Cost
 from service.evaluation.unit import Plan
+from service.jobs.early import lacking
+from service.jobs.planning import body_of
 from service.jobs.storage.queue import Recorded
 from service.jobs.storage.refusals import JobDone, UnknownJob
 from service.jobs.storage.results import Packed
@@ -89,7 +91,8 @@ def test_the_methods_that_are_complete_are_the_result(client: httpx.Client) -> N
     assert result_of(client, job_id) == result, "it was kept"
     rows = list(csv.DictReader(io.StringIO(client.get(f"/jobs/{job_id}/results.csv").text)))
     assert {row["method"] for row in rows} == set(labels[:finished])
-    assert client.get(f"/jobs/{job_id}/report.html").status_code == 200
+    assert result["partial"]["lacks"] == ["methods"]
+    assert "Of the methods that finished: At 64 tokens" in client.get(f"/jobs/{job_id}/report.html").text
 
 
 def test_the_finished_units_are_a_table_in_any_state(client: httpx.Client) -> None:
@@ -224,6 +227,10 @@ def test_a_sweep_keeps_whole_evaluations_or_the_first_ones_methods(planning: Any
     some = plan.reduced(request, set(range(2)))
     assert [part.evaluation for part in some.evaluations] == ["perplexity"]
     assert [method.method for method in some.methods] == ["default", "yarn"]
+    for done, lacks in ((first + 1, ["evaluations"]), (2, ["methods", "evaluations"]), (len(plan.units), [])):
+        finished = set(range(done))
+        _, reduced = planning(body_of(plan.reduced(request, finished)))
+        assert lacking(plan, reduced, finished) == lacks
     assert plan.reduced(request, set()) is None
 
 

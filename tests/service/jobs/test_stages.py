@@ -106,6 +106,7 @@ async def test_a_cancelled_job_has_the_result_of_its_finished_rounds(
     result = early.partial_result(job, models, job_settings, partial(early.outcome_of, store.database))
     assert isinstance(result, RecommendResult)
     assert result.partial is not None
+    assert result.partial.lacks == ["rounds"], "every candidate was in the first"
     assert result.partial.units_total > len(plan.units), "the stage that was at work counts"
     request = RecommendRequest.model_validate(BODY | {"rounds": 1})
     alone = in_one_run(plan_of(request, models, job_settings))

@@ -24,5 +24,5 @@ class LastTokenResult(EvaluationResult):
         by_method = [{n: Score(math.exp(nll), None) for n, nll in method.nll.items()} for method in self.methods]
         return Scores("last perplexity", True, by_method)
 
-    def words(self) -> list[str]:
+    def sentences(self) -> list[str]:
         return best_method(self)
