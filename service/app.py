@@ -22,24 +22,39 @@ from service.api.docs.openapi import ABOUT, TAGS
 from service.api.files import RenderedFiles
 from service.api.generation import generate
 from service.api.http.access import AccessControl, ApiKeys
+from service.api.http.key_file import InvalidKeyFile
+from service.api.http.ports import PortUnusable
 from service.api.http.scope import RequestScope, Traffic
 from service.api.jobs import events, files, routes
 from service.api.quotas import TokenRate
 from service.api.responses import failures
 from service.jobs.runner import CLOSE_S, JobRunner
 from service.jobs.storage.calls import StoreCalls
-from service.jobs.storage.database import StoreOutOfReach, default_url
+from service.jobs.storage.database import StoreOutOfReach, StoreUnusable, default_url
 from service.jobs.storage.store import JobStore
 from service.metrics import Metrics
+from service.models.loading import ModelLoadError
 from service.models.policies import assign_policies
+from service.models.reasons import reason_of
 from service.models.registry import ModelRegistry
-from service.policy.policy import read_policies
+from service.policy.policy import InvalidPolicy, read_policies
 from service.settings import Settings
 from service.sharing import cpus
 from service.sharing.admission import Admission
-from service.sharing.limits import Concurrency, SharedConcurrency, SharedLimits, opened
+from service.sharing.limits import Concurrency, LimitsUnusable, SharedConcurrency, SharedLimits, opened
 from service.sharing.workers import Workers
 from service.ui import routes as ui
+
+REFUSALS = (
+    InvalidKeyFile,
+    InvalidPolicy,
+    LimitsUnusable,
+    ModelLoadError,
+    PortUnusable,
+    StoreUnusable,
+    tracing.TracingUnavailable,
+)
+"""Errors of a start whose message is for people."""
 
 COMPRESSED_ALREADY = (*DEFAULT_EXCLUDED_CONTENT_TYPES, files.PARQUET)
 """Pictures, tables and event streams go out as they are."""
@@ -110,6 +125,13 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(metrics.router, responses=failures([]))
     page.install(app, keys_asked_for=keys.asked_for)
     return app
+
+
+def failure(error: Exception | None) -> str:
+    """The reason of a failed start in one sentence; that of an unexpected one has its class and its place."""
+    if error is None:
+        return "the server stopped while starting"
+    return str(error) if isinstance(error, REFUSALS) else f"the server cannot start: {reason_of(error)}"
 
 
 def _set_threads(settings: Settings) -> None:

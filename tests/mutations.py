@@ -413,6 +413,8 @@ CARRIED = [
     Mutation("looks by the order of the request", "service/figures", "enumerate((OWN, *others, AUTO))",
              "enumerate(names)",
              (f"{PICTURES}::TestLooks::test_a_method_has_one_look_in_all_figures_of_the_same_methods",)),
+    Mutation("a status without the reason of a replica", "service/scale", 'message=reason_in(deployment["message"]) or',
+             "message=", ("tests/service/scale/test_command.py::TestCluster",)),
 ]  # fmt: skip
 
 MUTATIONS = [*ATTENTION, *CARRIED, *ENCODING, *SERVED, *JOBS]

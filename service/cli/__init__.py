@@ -3,6 +3,11 @@ listings."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import signal
+import sys
+import threading
 from typing import Annotated
 
 import typer
@@ -33,13 +38,24 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _end_quietly() -> None:
+    """From the end of a command on, Ctrl-C ends the process at once. Python would print a traceback as it exits."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    sys.stdout.flush()
+    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Python resets handlers soon after
+
+
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """One loaded language model, a positional encoding per request."""
+    context.call_on_close(_end_quietly)
 
 
 for command in (serve, generate):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -18,7 +18,18 @@ from rich.text import Text
 from service.cli.budget import MINUTES, minutes_of, tokens_within
 from service.cli.client import connected
 from service.cli.files import check_outputs, save
-from service.cli.measuring import AsCsv, AsJson, Files, LengthList, MaxTokens, Plots, body_of, deliver, naming
+from service.cli.measuring import (
+    AsCsv,
+    AsJson,
+    Files,
+    LengthList,
+    MaxTokens,
+    Plots,
+    body_of,
+    deliver,
+    naming,
+    show_early,
+)
 from service.cli.options import Encodings, ModelName, Server, encodings_option
 from service.cli.progress import progress
 from service.cli.terminal import fail, new_table, print_table, stderr, stdout
@@ -160,11 +171,12 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
             if background:
                 stdout.print(job.id)
                 return
-            finish(client, job, server, cancel=cancel)
+            finish(client, job, server, cancel=cancel, as_json=as_json, as_csv=as_csv)
             result = client.result(job.id)
+            # Before the server stops: Ctrl-C may come while it does.
+            deliver(result, names, plots, as_json=as_json, as_csv=as_csv)
             if report is not None:
                 save(report, client.download(job.id, "report.html", include_text=include_text))
-        deliver(result, names, plots, as_json=as_json, as_csv=as_csv)
         if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:
             save(policy, made.model_dump_json(indent=2).encode())
 
@@ -183,9 +195,12 @@ def _fit_options(run: Callable[..., None], evaluation: Evaluation) -> None:
     run.__signature__ = signature.replace(parameters=list(options.values()))  # type: ignore[attr-defined] # typer reads it
 
 
-def finish(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> JobInfo:
+def finish(
+    client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool, as_json: bool = False, as_csv: bool = False
+) -> JobInfo:
     """Follow a job of ``server`` to its end and show how far it is. Ctrl-C leaves it alone and says how to come back.
-    With ``cancel``, and without a server that goes on, it cancels the job.
+    With ``cancel``, and without a server that goes on, it cancels the job. Without a server, its finished part is
+    printed.
 
     Raises:
         RopewayError: when the server cannot be reached any more.
@@ -203,21 +218,28 @@ def finish(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -
                     job = item
                     show(job.tokens_done, job.tokens_total, label)
     except KeyboardInterrupt:
-        _leave(client, job, server, cancel=cancel)
+        job = _leave(client, job, server, cancel=cancel)
+        if job.state != "done":
+            if server is None and job.units_done:
+                show_early(client, job.id, as_json=as_json, as_csv=as_csv)
+            raise typer.Exit(128 + signal.SIGINT) from None
     if job.state != "done":
         why = f": {job.error.message}" if job.error else ""
         fail(f"the job has {job.state}{why}{_how_to_go_on(job, server)}")
     return job
 
 
-def _leave(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> NoReturn:
+def _leave(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> JobInfo:
+    """The job after Ctrl-C, which may have come after its end."""
     if server is None or cancel:
         client.cancel(job.id)
-        message = f"cancelled{_how_to_go_on(client.job(job.id), server)}"
+        job = client.job(job.id)
+        message = f"cancelled{_how_to_go_on(job, server)}"
     else:
         message = f"the job goes on; come back to it: ropeway jobs follow {job.id[:12]} --server {server}"
-    stderr.print(message, markup=False, soft_wrap=True)
-    raise typer.Exit(128 + signal.SIGINT)
+    if job.state != "done":
+        stderr.print(message, markup=False, soft_wrap=True)
+    return job
 
 
 def _how_to_go_on(job: JobInfo, server: str | None) -> str:

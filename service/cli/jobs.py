@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +14,9 @@ from rich.text import Text
 from service.cli.client import connected
 from service.cli.evaluations import IncludeText, finish
 from service.cli.files import save
-from service.cli.measuring import AsCsv, AsJson, show
+from service.cli.measuring import AsCsv, AsJson, show, show_early
 from service.cli.options import Server
-from service.cli.terminal import new_table, print_table, printable, stderr, stdout
+from service.cli.terminal import new_table, print_table, printable, stdout
 from service.jobs.records import JobState
 
 if TYPE_CHECKING:
@@ -134,34 +133,12 @@ def results(
     server: Server = None,
 ) -> None:
     """The result of a job. After a cancel or a failure: that of its complete methods, or its finished units."""
-    from service.client import RopewayError
-
     with _connected(server) as client:
         whole = _whole(client, job_id)
         if parquet is not None:
             save(parquet, client.download(whole, "results.parquet"))
             return
-        try:
-            show(client.result(whole), as_json=as_json, as_csv=as_csv)
-        except RopewayError as error:
-            if error.status != 409 or "units.csv" not in client.job(whole).links:
-                raise
-            _show_units(client, whole, as_json=as_json, as_csv=as_csv)
-
-
-def _show_units(client: Ropeway, job_id: str, *, as_json: bool, as_csv: bool) -> None:
-    stderr.print("the job has no result; these are its finished units", style="yellow")
-    units = client.units(job_id)
-    if as_json:
-        typer.echo(json.dumps([unit.model_dump() for unit in units], indent=2))
-    elif as_csv:
-        typer.echo(client.download(job_id, "units.csv").decode(), nl=False)
-    else:
-        table = new_table("unit", "length", "of", "numbers", numbers=("length",))
-        for unit in units:
-            numbers = ", ".join(f"{name} {value:.4g}" for name, value in unit.summary.items())
-            table.add_row(*map(Text, (unit.label, f"{unit.length:,}", unit.name, numbers)))
-        print_table(table)
+        show_early(client, whole, as_json=as_json, as_csv=as_csv)
 
 
 def report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,10 @@ from rich.text import Text
 
 from service.cli.files import by_file, documents, picture, save
 from service.cli.options import check_body, different, encodings, lengths
-from service.cli.terminal import fail, print_table, printable, stderr, stdout
+from service.cli.terminal import fail, new_table, print_table, printable, stderr, stdout
 
 if TYPE_CHECKING:
-    from service.client import EvaluationResult
+    from service.client import EvaluationResult, Ropeway
 
 Files = Annotated[
     list[str] | None,
@@ -119,3 +120,34 @@ def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = Fals
     else:
         stdout.print(Text(printable(result.heading()), style="bold"))
         print_table(table_of(result, stdout.width))
+
+
+def show_early(client: Ropeway, job_id: str, *, as_json: bool = False, as_csv: bool = False) -> None:
+    """Print the result of a job that may have ended early: of its complete methods, else its finished units.
+
+    Raises:
+        RopewayError: when there is neither.
+    """
+    from service.client import RopewayError
+
+    try:
+        show(client.result(job_id), as_json=as_json, as_csv=as_csv)
+    except RopewayError as error:
+        if error.status != 409 or "units.csv" not in client.job(job_id).links:
+            raise
+        _show_units(client, job_id, as_json=as_json, as_csv=as_csv)
+
+
+def _show_units(client: Ropeway, job_id: str, *, as_json: bool, as_csv: bool) -> None:
+    stderr.print("the job has no result; these are its finished units", style="yellow")
+    units = client.units(job_id)
+    if as_json:
+        typer.echo(json.dumps([unit.model_dump() for unit in units], indent=2))
+    elif as_csv:
+        typer.echo(client.download(job_id, "units.csv").decode(), nl=False)
+    else:
+        table = new_table("unit", "length", "of", "numbers", numbers=("length",))
+        for unit in units:
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in unit.summary.items())
+            table.add_row(*map(Text, (unit.label, f"{unit.length:,}", unit.name, numbers)))
+        print_table(table)

@@ -214,7 +214,7 @@ def _warn(settings: Settings) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    from service.cli.server import StartWatch, failure, load_libraries
+    from service.cli.server import StartWatch, load_libraries
     from service.sharing.heap import share_arenas
 
     share_arenas()
@@ -225,7 +225,7 @@ def _serve(settings: Settings) -> None:
     from service.api.http.connections import allow_descriptors, connection_options
     from service.api.http.draining import DrainingServer
     from service.api.http.key_file import InvalidKeyFile
-    from service.app import create_app
+    from service.app import create_app, failure
     from service.sharing.limits import LimitsUnusable
     from service.tracing import TracingUnavailable
 

@@ -64,21 +64,6 @@ def settings_with(**given: Any) -> Settings:
         raise StartFailed("; ".join(problems)) from None
 
 
-def failure(error: Exception | None) -> str:
-    """The reason of a failed start in one sentence; that of an unexpected one has its class and its place."""
-    from service.api.http.ports import PortUnusable
-    from service.jobs.storage.database import StoreUnusable
-    from service.models.loading import ModelLoadError
-    from service.models.reasons import reason_of
-    from service.policy.policy import InvalidPolicy
-    from service.sharing.limits import LimitsUnusable
-
-    if error is None:
-        return "the server stopped while starting"
-    refusals = ModelLoadError | InvalidPolicy | LimitsUnusable | StoreUnusable | PortUnusable
-    return str(error) if isinstance(error, refusals) else f"the server cannot start: {reason_of(error)}"
-
-
 def load_libraries() -> None:
     """Import the server without garbage collection: objects made at import stay, and scanning them takes a sixth of the
     time."""
@@ -105,7 +90,7 @@ def local_server(settings: Settings) -> Iterator[str]:
     import uvicorn
 
     from service.api.http.connections import connection_options
-    from service.app import create_app
+    from service.app import create_app, failure
 
     logs.configure("error")
     # They warn that the manager stopped before its first request, which is normal in a shell command.

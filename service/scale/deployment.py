@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -16,6 +16,7 @@ from service.engine import SWITCH_S
 from service.scale import options, private_names
 from service.scale.autoscaling import JOBS
 from service.scale.cluster import settings_on_node
+from service.scale.reasons import NotStarted
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Ropeway:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._app: FastAPI | None = None
+        self._refusal: NotStarted | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The same application as without Ray, built here: models do not travel between processes."""
@@ -58,17 +60,46 @@ class Ropeway:
         from service.app import create_app
 
         logs.configure(self._settings.log_level, self._settings.log_format)
-        app = create_app(self._settings)
-        app.router.lifespan_context = _draining(app.router.lifespan_context, self._settings.shutdown_grace_s)
+        try:
+            app = create_app(self._settings)
+        except Exception as error:
+            raise self._not_started(error) from None
+        lifespan = _draining(app.router.lifespan_context, self._settings.shutdown_grace_s)
+        app.router.lifespan_context = self._without_failure(lifespan)
         self._app = app
         return app
 
+    def _without_failure(self, lifespan: Any) -> Any:
+        """``lifespan``, which keeps the error of its start for ``check_health``. Serve would drop its reason. Before it
+        sends requests, it asks for the health."""
+
+        @asynccontextmanager
+        async def kept(app: FastAPI) -> AsyncIterator[None]:
+            async with AsyncExitStack() as stack:
+                try:
+                    await stack.enter_async_context(lifespan(app))
+                except Exception as error:
+                    self._refusal = self._not_started(error)
+                yield
+
+        return kept
+
+    def _not_started(self, error: Exception) -> NotStarted:
+        from service.app import failure
+
+        message = " ".join(failure(error).split())
+        if self._settings.log_level == "debug":
+            log.critical("start_failed", error=message, exc_info=error)
+        return NotStarted(message)
+
     async def check_health(self) -> None:
         """Raises:
-        NotServing: where /health/ready would answer 503.
+        NotStarted: with the reason of a failed start; NotServing: where /health/ready would answer 503.
         """
         from service.api.health import not_ready
 
+        if self._refusal is not None:
+            raise self._refusal
         if self._app is None or not hasattr(self._app.state, "models") or self._app.state.traffic.draining:
             return
         refusal = not_ready(self._app)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 import ray
@@ -24,7 +24,11 @@ from ray.exceptions import RayError
 from service.engine import FORCED
 from service.scale import options, private_names
 from service.scale.deployment import bound
+from service.scale.reasons import last_line, reason_in
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ApplicationStatusOverview
 
 OBJECT_STORE_BYTES = 80 << 20
 """Near Ray's minimum: requests and answers do not pass through the object store."""
@@ -39,7 +43,7 @@ log = structlog.get_logger()
 
 
 class ReplicasFailed(RuntimeError):
-    """No replica could start; the replica's log lines have the reason."""
+    """No replica could start; the message has the reason."""
 
 
 def run(settings: Settings) -> None:
@@ -80,7 +84,7 @@ def _start_serve(host: str, port: int) -> None:
     try:
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config=options.QUIET)
     except (RayError, RuntimeError, TimeoutError) as error:
-        raise ReplicasFailed(f"Ray Serve did not start: {str(error).splitlines()[-1]}") from None
+        raise ReplicasFailed(f"Ray Serve did not start: {last_line(str(error))}") from None
 
 
 def _start(signals: _Signals) -> bool:
@@ -94,10 +98,17 @@ def _start(signals: _Signals) -> bool:
         if found is not None and found.status == "RUNNING":
             return True
         if found is not None and found.status == "DEPLOY_FAILED":
-            raise ReplicasFailed(f"the replicas did not start, for the reason in their lines above: {found.message}")
+            raise ReplicasFailed(_why(found))
     if not _has_ready_replicas():
         _end(0)
     return False
+
+
+def _why(found: ApplicationStatusOverview) -> str:
+    """The reason of a failed start; that of a replica without its own words is the end of Serve's message."""
+    deployment = found.deployments.get(options.NAME)
+    told = found.message if deployment is None else deployment.message
+    return reason_in(told) or f"the replicas did not start, and their lines above say more: {last_line(told)}"
 
 
 def _has_ready_replicas() -> bool:

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.scale.options import NAME
 from service.scale.private_names import ClusterClient
+from service.scale.reasons import reason_in
 
 RUNNING, QUEUED = "ray_serve_replica_processing_queries", "ray_serve_deployment_queued_queries"
 
@@ -88,7 +89,7 @@ def _combined(details: Mapping[str, Any], found: Mapping[tuple[str, str], float]
     queued = [value for (metric, _), value in found.items() if metric == QUEUED]
     return Status(
         state=application["status"],
-        message=application["message"] or deployment["message"],
+        message=reason_in(deployment["message"]) or application["message"] or deployment["message"],
         wanted=deployment["target_num_replicas"],
         queued=int(sum(queued)) if queued else None,
         replicas=[_replica(given, found) for given in deployment["replicas"]],

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from service.cli import progress
 from service.client import Ropeway, UnitDone
 from tests.conftest import ROOT
 from tests.forks.parent import SERVERS
-from tests.forks.process import fork
+from tests.forks.process import fork, forked
 from tests.service.cli.shell import ropeway
 from tests.service.conftest import TEXT
 from tests.service.serving import command, serving, wait_for
@@ -129,6 +130,49 @@ def test_a_job_without_a_complete_method_shows_its_units(server: str, client: Ro
     assert len(json.loads(ropeway("jobs", "results", endless, "--server", server, "--json").stdout)) == done
     rows = list(csv.DictReader(io.StringIO(ropeway("jobs", "results", endless, "--server", server, "--csv").stdout)))
     assert len(rows) == done
+
+
+@pytest.mark.slow
+def test_ctrl_c_without_a_server_shows_the_complete_methods(tiny: Path, tmp_path: Path) -> None:
+    file, log = tmp_path / "text.txt", tmp_path / "log"
+    file.write_text(LONG["input"])
+    given = ("--pe", "default", "--pe", "yarn:4", "--lengths", "64", "--protocol", "sliding", "--stride", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        patch.setenv("ROPEWAY_DATABASE_URL", f"sqlite:///{tmp_path / 'jobs.db'}")
+        arguments = ["perplexity", str(file), *given, "--model", str(tiny)]
+        running = forked(reporting_at_once, arguments, log=log)
+    try:
+        wait_for(lambda: "tokens, default" in log.read_text() or running.poll() is not None, 120)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    finally:
+        running.kill()
+    shown = log.read_text()
+    assert "partial: 1 of 2 units are finished; missing: yarn(factor=4) (1)" in shown
+    assert "Perplexity of" in shown
+    assert "1 of 2 units are finished: the same command takes them over" in shown
+    assert "Traceback" not in shown
+
+
+def interrupted_by_typer(arguments: list[str]) -> None:
+    """`ropeway`, for a fork, with Ctrl-C as the command has ended."""
+    usual = sys.exit
+
+    def leave(code: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        usual(code)
+
+    sys.exit = leave  # type: ignore[assignment]
+    command(arguments)
+
+
+def test_ctrl_c_behind_the_end_of_a_command_prints_no_traceback(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    running = forked(interrupted_by_typer, ["methods"], log=log)
+    assert running.wait(60) == 130
+    assert "yarn" in log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import threading
@@ -237,6 +238,25 @@ class TestCluster:
         table = scale("status")
         assert "one replica starts" in table.stdout
         assert "127.0.0.1:1" in table.stderr
+
+    @pytest.mark.parametrize(
+        ("ending", "shown"),
+        [
+            ("service.scale.reasons.NotStarted: ROPEWAY_MODEL: none\n", "ROPEWAY_MODEL: none"),
+            ("service.scale.reasons.NotStarted: not this\nValueError: other: this", "Failed to update"),
+            ("RuntimeError: ROPEWAY_MODEL: none", "Failed to update"),
+            ("", "Failed to update"),
+        ],
+    )
+    def test_the_status_has_the_reason_of_a_replica(
+        self, monkeypatch: pytest.MonkeyPatch, ending: str, shown: str
+    ) -> None:
+        details = copy.deepcopy(DETAILS)
+        application = details["applications"]["ropeway"]
+        application["message"] = "Failed to update"
+        application["deployments"]["ropeway"]["message"] = f"Error:\nTraceback\n  File\n{ending}"
+        answers(monkeypatch, Dashboard(details))
+        assert json.loads(scale("status", "--json").stdout)["message"] == shown
 
     def test_a_cluster_without_the_application(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answers(monkeypatch, Dashboard({"proxies": {}, "applications": {}}))

@@ -1,17 +1,23 @@
-"""The start of `ropeway serve` with replicas: signals and a taken port. Tests are skipped where Ray is absent."""
+"""The start of `ropeway serve` with replicas: signals, a taken port, faults. Tests are skipped where Ray is absent."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import socket
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
 from service.api.http import ports
 from service.scale import private_names
 from tests.forks.process import forked
-from tests.service.serving import command, ends, serve_arguments, signalled
+from tests.service.scale.test_replicas import replica_processes
+from tests.service.serving import command, ends, serve_arguments, signalled, wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -71,3 +77,83 @@ def test_a_port_that_is_taken_meanwhile_is_named_in_the_last_line(checkpoints: P
     own = [line for line in log.read_text().splitlines() if not line.startswith("(")]
     assert own[-1].endswith(f"Failed to bind to address '127.0.0.1:{port}'.")
     assert not [line for line in own if "Traceback" in line]
+
+
+def refusals(checkpoints: Path, folder: Path, *arguments: str) -> list[str]:
+    """The last line of the single server, and that of replicas. Both end with exit code 1."""
+    database, found = f"database_url=sqlite:///{folder / 'jobs.db'}", []
+    for count in (1, 2):
+        log = folder / f"log{count}"
+        given = [*serve_arguments(checkpoints / "tiny", database), "--replicas", str(count), *arguments]
+        running = forked(command, given, log=log)
+        try:
+            assert ends(running, 120) == 1, log.read_text()
+        finally:
+            running.kill()
+        found.append(log.read_text().splitlines()[-1])
+    return found
+
+
+def damaged(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ')
+
+
+@pytest.mark.parametrize(("damage", "told"), [(shutil.rmtree, "the hub: "), (damaged, "its config.json: ")])
+def test_replicas_refuse_a_model_in_the_words_of_the_single_server(
+    damage: Callable[[Path], object], told: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(checkpoints / "tiny", model)
+    damage(model)
+    alone, replicas = refusals(checkpoints, tmp_path, "--model", str(model))
+    assert replicas == alone
+    assert replicas.startswith(f"error: ROPEWAY_MODEL: model '{model}' cannot be loaded: {told}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--policy", "/no/policy.json"), "ROPEWAY_POLICY: "),
+        (("--set", "api_keys_file=/no/keys"), "the file of API keys cannot be read: "),
+        (
+            ("--set", "database_url=sqlite:////no/jobs.db"),
+            "the database of jobs sqlite:////no/jobs.db cannot be ",
+        ),
+    ],
+    ids=["policy", "keys", "database"],
+)
+def test_replicas_refuse_a_setting_in_the_words_of_the_single_server(
+    arguments: tuple[str, str], told: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    alone, replicas = refusals(checkpoints, tmp_path, *arguments)
+    assert replicas == alone
+    assert replicas.startswith(f"error: {told}")
+
+
+def test_a_log_as_json_ends_with_the_reason(checkpoints: Path, tmp_path: Path) -> None:
+    lines = refusals(checkpoints, tmp_path, "--set", "log_format=json", "--model", str(tmp_path / "none"))
+    alone, replicas = ({name: json.loads(line)[name] for name in ("event", "error", "level")} for line in lines)
+    assert replicas == alone
+    assert replicas["error"].startswith("ROPEWAY_MODEL: ")
+
+
+def test_replicas_that_are_killed_as_they_start_are_a_clear_error(checkpoints: Path, tmp_path: Path) -> None:
+    settings, log = ("replicas=2", f"database_url=sqlite:///{tmp_path / 'jobs.db'}"), tmp_path / "log"
+    running = forked(command, serve_arguments(checkpoints / "tiny", *settings), log=log)
+
+    def has_ended() -> bool:
+        if (ended := running.poll()) is None:
+            with suppress(psutil.Error):  # processes may end as they are listed
+                for process in replica_processes(psutil.Process(running.pid)):
+                    process.kill()
+        return ended is not None
+
+    try:
+        wait_for(has_ended, 120)
+        assert running.wait(0) == 1, log.read_text()
+    finally:
+        running.kill()
+    last = log.read_text().splitlines()[-1]
+    opening, _, reason = last.partition(" say more: ")
+    assert opening == "error: the replicas did not start, and their lines above"
+    assert reason
