@@ -368,8 +368,6 @@ CARRIED = [
              ("tests/service/evaluation/test_sweep.py",)),
     Mutation("a reference without doubt of its own", "service/evaluation",
              "factor * (other.value - others.low)", "0", ("tests/service/evaluation/test_sweep.py",)),
-    Mutation("an encoding twice", "service/evaluation", "if subject in subjects:", "if False:",
-             ("tests/service/evaluation/test_checks.py::test_an_encoding_is_named_once",)),
     Mutation("a product for one row more", "service/models", "for most, product in self.choice if rows <= most",
              "for most, product in self.choice if rows <= most + 1", ("tests/service/models/linear/test_layers.py",)),
     Mutation("a product without a gradient", "service/models", "if rows == 0 or torch.is_grad_enabled():",

@@ -57,10 +57,10 @@ def subjects_of(
     the numbers of an answer is checked there.
 
     Raises:
-        InvalidEvaluation: when there are too many, or one is repeated or does not fit its model at ``longest`` tokens.
+        InvalidEvaluation: when there are too many, or one does not fit its model at ``longest`` tokens.
     """
     at_most("methods", len(methods), settings.max_methods)
-    subjects: list[Subject] = []
+    subjects = []
     for index, method in enumerate(methods):
         model = models.for_method(served, method)
         try:
@@ -70,11 +70,7 @@ def subjects_of(
             model.patch.resolve(confirmed, longest)
         except ValueError as error:
             raise InvalidEvaluation(f"methods.{index}", str(error)) from error
-        subject = Subject(confirmed, model.patch, model.name)
-        if subject in subjects:
-            problem = f"is the same encoding as methods.{subjects.index(subject)}: name each one once"
-            raise InvalidEvaluation(f"methods.{index}", problem)
-        subjects.append(subject)
+        subjects.append(Subject(confirmed, model.patch, model.name))
     return subjects
 
 

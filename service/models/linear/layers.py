@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from service.models.linear.products import Product, plain, products_by
+from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain, products_by
 from service.models.linear.timing import fastest
 
 UNBOUNDED = 1 << 62
-EDGES = {1: 1, 4: 2, 64: 16, UNBOUNDED: 256}
-"""Rows up to which one product is taken -> rows for which it is timed: one stream, some, many, and prompts."""
+EDGES: dict[int, tuple[int, set[Product]]] = {
+    1: (1, {by_groups}),
+    2: (2, {by_columns}),
+    4: (4, {by_columns}),
+    64: (16, {by_groups}),
+    UNBOUNDED: (256, set()),
+}
+"""Rows up to which one product is taken -> rows for which it is timed, and products that are timed only there.
+
+``plain`` and ``by_onednn`` may be it everywhere.
+"""
+FEW = 4
+"""Rows up to which a product by the plain weight may replace one by a packed weight."""
 
 Choice = tuple[tuple[int, Product], ...]
 """(rows up to which it is taken, product), in order; the last is unbounded."""
@@ -41,23 +53,46 @@ class ChosenLinear(nn.Linear):
 def use_fastest(model: nn.Module) -> None:
     """Replace the linear layers of a model on a CPU for which some product is faster than ``F.linear``.
 
-    Their outputs differ in the last bits.
+    Their outputs differ in the last bits. Layers with hooks, or with another ``forward``, stay.
     """
-    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    linears = [module for module in model.modules() if type(module) is nn.Linear and _is_ordinary(module)]
     chosen = {linear: ChosenLinear(linear) for linear in linears if len(products_by(linear)) > 1}
     choose(chosen.values())
     replace(model, {linear: layer for linear, layer in chosen.items() if any(p is not plain for _, p in layer.choice)})
 
 
-def choose(layers: Iterable[ChosenLinear], *preferred: Product) -> None:
-    """Time the products that each of ``layers`` has, after ``preferred``, and give it the fastest ones."""
-    alike: dict[tuple[Product, ...], list[ChosenLinear]] = defaultdict(list)
+def _is_ordinary(linear: nn.Linear) -> bool:
+    return not (linear._forward_hooks or linear._forward_pre_hooks or "forward" in vars(linear))
+
+
+def choose(layers: Iterable[ChosenLinear], packed: Product | None = None) -> None:
+    """Give ``layers`` the fastest of their products. Those of one shape are timed together, once in a process.
+
+    A ``packed`` product comes before the others, and has none beside it for more than ``FEW`` rows.
+    """
+    alike: dict[tuple[Any, ...], list[ChosenLinear]] = defaultdict(list)
     for layer in layers:
-        alike[products_by(layer)].append(layer)
-    for products, group in alike.items():
-        choice = tuple((most, fastest(group, rows, *preferred, *products)) for most, rows in EDGES.items())
+        alike[products_by(layer), layer.weight.shape, layer.weight.dtype].append(layer)
+    for (products, *kind), group in alike.items():
+        key = packed, products, *kind, torch.get_num_threads()
+        if key not in _known:
+            _known[key] = _choice(group, products, packed)
         for layer in group:
-            layer.choice = choice
+            layer.choice = _known[key]
+
+
+_known: dict[tuple[Any, ...], Choice] = {}
+"""Choices of this process, by products, shape, dtype and threads: models of one family and adapters have the same."""
+
+
+def _choice(layers: Sequence[ChosenLinear], products: Sequence[Product], packed: Product | None) -> Choice:
+    choice = []
+    for most, (rows, special) in EDGES.items():
+        candidates = [product for product in products if product in special | {plain, by_onednn}]
+        if packed is not None:
+            candidates = [packed, *candidates] if most <= FEW else [packed]
+        choice.append((most, fastest(layers, rows, *candidates) if len(candidates) > 1 else candidates[0]))
+    return tuple(choice)
 
 
 def replace(model: nn.Module, layers: Mapping[nn.Linear, ChosenLinear]) -> None:
@@ -69,7 +104,13 @@ def replace(model: nn.Module, layers: Mapping[nn.Linear, ChosenLinear]) -> None:
 
 
 def products_of(model: nn.Module) -> list[str]:
-    """Products of the model's layers other than ``plain``, with their rows: "by_groups up to 1"."""
+    """The products of each shape of layers that have chosen: "512x2048: by_groups up to 1, by_onednn"."""
     layers = [module for module in model.modules() if isinstance(module, ChosenLinear)]
-    chosen = {(most, product.__name__) for layer in layers for most, product in layer.choice if product is not plain}
-    return [name if most == UNBOUNDED else f"{name} up to {most}" for most, name in sorted(chosen)]
+    return sorted({f"{layer.out_features}x{layer.in_features}: {_ranges(layer.choice)}" for layer in layers})
+
+
+def _ranges(choice: Choice) -> str:
+    """The products in order, each with the rows up to which it is taken."""
+    last = [at for at, (_, product) in enumerate(choice) if at + 1 == len(choice) or choice[at + 1][1] is not product]
+    named = [(choice[at][0], choice[at][1].__name__) for at in last]
+    return ", ".join(name if most == UNBOUNDED else f"{name} up to {most}" for most, name in named)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from patches import fastest as fastest_run
-from service.models.linear.products import Product
+from service.models.linear.products import GROUP, Product
 
 BYTES = 1 << 26
 """Bytes of weights that are multiplied by few rows, one layer at least: more than a core's cache."""
@@ -19,8 +19,12 @@ ROWS = 16
 
 @torch.no_grad()
 def fastest(linears: Sequence[nn.Linear], rows: int, *products: Product) -> Product:
-    """The product that takes the least time for so many ``rows``; an earlier one of ``products`` if times are like."""
-    timed = some(linears, BYTES * ROWS // max(ROWS, rows))
+    """The product that takes the least time for so many ``rows``; an earlier one of ``products`` if times are like.
+
+    ``linears`` have one shape. Packed layers are timed whole.
+    """
+    size = BYTES * ROWS // max(ROWS, rows)
+    timed = [linear if hasattr(linear, "packed") else _part(linear, size) for linear in some(linears, size)]
     cases = [(linear, linear.weight.new_ones(rows, linear.in_features)) for linear in timed]
 
     def run(product: Product) -> None:
@@ -28,6 +32,16 @@ def fastest(linears: Sequence[nn.Linear], rows: int, *products: Product) -> Prod
             product(linear, input)
 
     return products[fastest_run([partial(run, product) for product in products])]
+
+
+def _part(linear: nn.Linear, size: int) -> nn.Linear:
+    """A layer with the first rows of the weight, in ``size`` bytes about: a vocabulary takes seconds."""
+    rows = max(1, size // (linear.weight[0].nbytes * GROUP)) * GROUP
+    if rows >= linear.out_features:
+        return linear
+    part = nn.Linear(linear.in_features, rows, bias=False, device="meta")
+    part.weight = nn.Parameter(linear.weight[:rows], requires_grad=False)
+    return part
 
 
 def some(linears: Sequence[nn.Linear], size: int = BYTES) -> list[nn.Linear]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from patches import parse, patched
 from service.evaluation import pass_memory
 from service.evaluation.catalogue import EVALUATIONS, plan_of
-from service.evaluation.checks import InvalidEvaluation, documents_of
+from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.chunks import shortened
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.pass_memory import WORKING, free_bytes, pass_bytes
@@ -49,22 +49,6 @@ def models(checkpoints: Path) -> Iterator[ModelRegistry]:
 def planned(models: ModelRegistry, evaluation: str, **fields: Any) -> Plan:
     request = EVALUATIONS[evaluation].request.model_validate(BODIES[evaluation] | fields)
     return plan_of(request, models, settings_of(Path("tiny")))
-
-
-@pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "passkey", "probe"])
-def test_an_encoding_is_named_once(models: ModelRegistry, evaluation: str) -> None:
-    """However it is written. Sweeps and recommendations take each once anyway: factors and proposals may repeat one."""
-    methods = [{"method": "linear", "factor": 2}, {"method": "default"}, {"method": "linear", "factor": 2.0}]
-    with pytest.raises(InvalidEvaluation, match=r"methods\.2: is the same encoding as methods\.0: name each one once"):
-        planned(models, evaluation, methods=methods)
-
-
-def test_a_part_of_a_document_is_named(models: ModelRegistry) -> None:
-    given = documents_of([TEXT[:4000], TEXT[6000:9000], TEXT[:2000]], models.default, settings_of(Path("tiny")))
-    overlap = given[2].info.overlap
-    assert overlap is not None
-    assert (overlap.document, overlap.share) == (0, pytest.approx(1, abs=0.05))
-    assert [document.info.overlap for document in given[:2]] == [None, None]
 
 
 @pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "recommend"])

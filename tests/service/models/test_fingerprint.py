@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from service.models.fingerprint import contents, fingerprint, numerics
+from service.models.fingerprint import contents, fingerprint, numerics, products
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.conftest import tiny_checkpoint
@@ -65,9 +65,10 @@ def test_numbers_name_version_device_format_and_threads(
     found = numerics(model)
     assert str(found).count(torch.__version__) == 1
     assert found[1] == "cpu"
-    assert found[3:] == ["torch.float32", torch.get_num_threads()]
+    assert found[3:5] == ["torch.float32", torch.get_num_threads()]
+    assert found[5:] == products(model)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert numerics(model)[-1] == 77
+    assert numerics(model)[4] == 77
 
 
 def test_a_fingerprint_names_contents_and_numerics(

@@ -68,26 +68,44 @@ def test_where_gradients_are_on_the_layer_is_plain() -> None:
 
 
 def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers with other products decide for themselves."""
-    asked: list[int] = []
+    """Layers of one shape decide together, once in a process."""
+    asked: list[tuple[int, int]] = []
 
     def timed(linears: list[nn.Linear], rows: int, *products: Any) -> Any:
-        asked.append(rows)
+        asked.append((len(linears), rows))
         return products[-1] if rows < 16 else products[0]
 
     monkeypatch.setattr(layers, "fastest", timed)
-    model = nn.Sequential(layer(), nn.Linear(192, 1000), nn.Linear(64, 64))
+    monkeypatch.setattr(layers, "_known", {})
+    model = nn.Sequential(layer(), layer(), nn.Linear(192, 1000), nn.Linear(64, 64))
     use_fastest(model)
-    assert [type(each) for each in model] == [ChosenLinear, ChosenLinear, nn.Linear]
-    assert [[product for _, product in each.choice] for each in model[:2]] == [
-        [by_groups, by_groups, plain, plain],
-        [by_columns, by_columns, plain, plain],
+    assert [type(each) for each in model] == [ChosenLinear, ChosenLinear, ChosenLinear, nn.Linear]
+    assert products_of(model) == [
+        "1000x192: by_onednn up to 1, by_columns up to 4, plain",
+        "192x512: by_groups up to 1, by_columns up to 4, plain",
     ]
-    assert asked == [*EDGES.values()] * 2
-    assert products_of(model) == ["by_columns up to 1", "by_groups up to 1", "by_columns up to 4", "by_groups up to 4"]
+    rows = [rows for rows, _ in EDGES.values()]
+    assert asked == [*((2, each) for each in rows), *((1, each) for each in rows)]
+    use_fastest(nn.Sequential(layer()))
+    assert len(asked) == 2 * len(rows)
+
+
+@pytest.mark.parametrize("change", ["hook", "pre_hook", "forward"])
+def test_a_changed_layer_stays(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_known", {})
+    monkeypatch.setattr(layers, "fastest", lambda linears, rows, *products: products[-1])
+    model = nn.Sequential(layer(), layer())
+    if change == "forward":
+        model[0].forward = model[0].forward
+    else:
+        register = model[0].register_forward_hook if change == "hook" else model[0].register_forward_pre_hook
+        register(lambda *_: None)
+    use_fastest(model)
+    assert [type(each) for each in model] == [nn.Linear, ChosenLinear]
 
 
 def test_a_model_whose_products_are_the_fastest_keeps_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_known", {})
     monkeypatch.setattr(layers, "fastest", lambda linears, rows, *products: products[0])
     model = nn.Sequential(layer())
     use_fastest(model)
@@ -99,6 +117,7 @@ def test_packed_layers_multiply_few_rows_by_their_plain_weights_where_that_is_fa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = nn.Sequential(layer(), nn.Linear(64, 64))
+    monkeypatch.setattr(layers, "_known", {})
     monkeypatch.setattr(layers, "fastest", lambda linears, rows, *products: products[-1 if rows == 1 else 0])
     pack(model)
     first, second = ([product for _, product in each.choice] for each in model)
@@ -134,8 +153,8 @@ def test_the_demo_model_is_served_with_them(monkeypatch: pytest.MonkeyPatch) -> 
     prompt = list(range(5, 60))
     with local_server(settings) as url:
         found = httpx.get(f"{url}/models").json()["models"][0]["products"]
-        assert found[:3] == ["by_groups up to 1", "by_columns up to 4", "by_onednn"]
-        assert found[3:] == (["attention by_onednn"] if attends_by_onednn(torch.get_num_threads()) else [])
+        assert "192x448: by_groups up to 1, by_columns up to 4, by_onednn" in found
+        assert found[-1:] == (["attention by_onednn"] if attends_by_onednn(torch.get_num_threads()) else [])
         alone, among = (
             httpx.post(f"{url}/generate", json={"prompt": prompts, "max_new_tokens": 24}, timeout=60).json()
             for prompts in (prompt, [prompt, *(list(range(n, n + 30)) for n in (7, 90, 200))])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from patches.timing import ROUNDS
 from service.models.linear import timing
 from service.models.linear.products import plain
 from service.models.linear.timing import ROWS, fastest
@@ -25,21 +26,26 @@ def test_the_fastest_product() -> None:
     assert fastest([layer(), layer()], 3, plain, slow) is plain
 
 
-def timed(linears: list[nn.Linear], rows: int) -> set[nn.Linear]:
-    seen = set()
+def timed(linears: list[nn.Linear], rows: int) -> list[int]:
+    """Rows of the weight of each layer that is timed, in the order of a round."""
+    seen = []
 
     def product(linear: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-        seen.add(linear)
+        seen.append(linear.out_features)
+        assert torch.equal(linear.weight, linears[0].weight[: linear.out_features])
         return plain(linear, input)
 
     fastest(linears, rows, product)
-    return seen
+    return seen[: len(seen) // (1 + ROUNDS)]
 
 
-def test_weights_of_a_few_layers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    linears = [layer() for _ in range(3)]
-    monkeypatch.setattr(timing, "BYTES", 2 * linears[0].weight.nbytes)
-    assert timed(linears, 1) == timed(linears, ROWS) == set(linears[:2])
-    assert timed(linears, 2 * ROWS) == set(linears[:1]), "more rows take longer"
+def test_a_part_of_the_weights_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes bound it: more rows take longer, and a vocabulary takes seconds."""
+    linears = [layer()] * 3
+    size = linears[0].weight.nbytes
+    monkeypatch.setattr(timing, "BYTES", 2 * size)
+    assert timed(linears, 1) == timed(linears, ROWS) == [192, 192]
+    assert timed(linears, 2 * ROWS) == [192]
+    assert timed(linears, 4 * ROWS) == [64]
     monkeypatch.setattr(timing, "BYTES", 1)
-    assert timed(linears, 1) == set(linears[:1])
+    assert timed(linears, 1) == [64]
