@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain, products_by
-from service.models.linear.timing import fastest
+from service.models.linear.timing import BYTES, fastest
 
 UNBOUNDED = 1 << 62
 EDGES: dict[int, tuple[int, set[Product]]] = {
@@ -20,7 +20,7 @@ EDGES: dict[int, tuple[int, set[Product]]] = {
     64: (16, {by_groups}),
     UNBOUNDED: (256, set()),
 }
-"""Rows up to which one product is taken -> rows for which it is timed, and products that are timed only there.
+"""Rows up to which a product is taken -> rows for which it is timed, and products for these alone.
 
 ``plain`` and ``by_onednn`` may be it everywhere.
 """
@@ -66,23 +66,38 @@ def _is_ordinary(linear: nn.Linear) -> bool:
 
 
 def choose(layers: Iterable[ChosenLinear], packed: Product | None = None) -> None:
-    """Give ``layers`` the fastest of their products. Those of one shape are timed together, once in a process.
+    """Give ``layers`` the fastest of their products. Those timed together have the same, found once in a process.
 
     A ``packed`` product comes before the others, and has none beside it for more than ``FEW`` rows.
     """
-    alike: dict[tuple[Any, ...], list[ChosenLinear]] = defaultdict(list)
-    for layer in layers:
-        alike[products_by(layer), layer.weight.shape, layer.weight.dtype].append(layer)
-    for (products, *kind), group in alike.items():
-        key = packed, products, *kind, torch.get_num_threads()
+    for products, group in _timed_together(layers):
+        shapes = frozenset(layer.weight.shape for layer in group)
+        key = packed, products, shapes, group[0].weight.dtype, torch.get_num_threads()
         if key not in _known:
             _known[key] = _choice(group, products, packed)
         for layer in group:
             layer.choice = _known[key]
 
 
+def _timed_together(layers: Iterable[ChosenLinear]) -> Iterator[tuple[tuple[Product, ...], list[ChosenLinear]]]:
+    """Layers with the same products. Those of a shape are by themselves if they exceed a core's cache, as in a step."""
+    of_shape: dict[Any, list[ChosenLinear]] = defaultdict(list)
+    others: dict[Any, list[ChosenLinear]] = defaultdict(list)
+    given = list(layers)
+    for layer in given:
+        of_shape[products_by(layer), layer.weight.shape].append(layer)
+    for layer in given:
+        products = products_by(layer)
+        group = of_shape[products, layer.weight.shape]
+        if sum(each.weight.nbytes for each in group) < BYTES:
+            others[products].append(layer)
+        elif layer is group[0]:
+            yield products, group
+    yield from others.items()
+
+
 _known: dict[tuple[Any, ...], Choice] = {}
-"""Choices of this process, by products, shape, dtype and threads: models of one family and adapters have the same."""
+"""Choices of this process, by products, shapes, dtype and threads. Adapters have those of their model."""
 
 
 def _choice(layers: Sequence[ChosenLinear], products: Sequence[Product], packed: Product | None) -> Choice:

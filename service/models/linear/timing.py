@@ -21,7 +21,7 @@ ROWS = 16
 def fastest(linears: Sequence[nn.Linear], rows: int, *products: Product) -> Product:
     """The product that takes the least time for so many ``rows``; an earlier one of ``products`` if times are like.
 
-    ``linears`` have one shape. Packed layers are timed whole.
+    Packed layers are timed whole, others by the first rows of their weights.
     """
     size = BYTES * ROWS // max(ROWS, rows)
     timed = [linear if hasattr(linear, "packed") else _part(linear, size) for linear in some(linears, size)]

@@ -68,7 +68,7 @@ def test_where_gradients_are_on_the_layer_is_plain() -> None:
 
 
 def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of one shape decide together, once in a process."""
+    """Once in a process: for layers of a shape that exceed a core's cache, and for the others together."""
     asked: list[tuple[int, int]] = []
 
     def timed(linears: list[nn.Linear], rows: int, *products: Any) -> Any:
@@ -77,16 +77,17 @@ def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(layers, "fastest", timed)
     monkeypatch.setattr(layers, "_known", {})
-    model = nn.Sequential(layer(), layer(), nn.Linear(192, 1000), nn.Linear(64, 64))
+    monkeypatch.setattr(layers, "BYTES", 2 * layer().weight.nbytes)
+    model = nn.Sequential(layer(), layer(), nn.Linear(512, 128), nn.Linear(512, 64), nn.Linear(64, 64))
     use_fastest(model)
-    assert [type(each) for each in model] == [ChosenLinear, ChosenLinear, ChosenLinear, nn.Linear]
+    assert [type(each) for each in model] == [ChosenLinear] * 3 + [nn.Linear] * 2
     assert products_of(model) == [
-        "1000x192: by_onednn up to 1, by_columns up to 4, plain",
+        "128x512: by_groups up to 1, by_columns up to 4, plain",
         "192x512: by_groups up to 1, by_columns up to 4, plain",
     ]
     rows = [rows for rows, _ in EDGES.values()]
     assert asked == [*((2, each) for each in rows), *((1, each) for each in rows)]
-    use_fastest(nn.Sequential(layer()))
+    use_fastest(nn.Sequential(layer(), layer()))
     assert len(asked) == 2 * len(rows)
 
 
