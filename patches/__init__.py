@@ -46,7 +46,6 @@ from patches.timing import fastest
 if TYPE_CHECKING:
     from patches.attention.fused import LONG_CONTEXT
     from patches.attention.mass import AttentionMass
-    from patches.attention.onednn import attends_by_onednn
     from patches.attention.paged.batch import PagedBackend, PagedBatch, decode_batch, paged_batch, runs_triton
     from patches.attention.paged.decode import DecodeStep, DecodeSteps
     from patches.attention.paged.step import PagedSequence
@@ -95,7 +94,6 @@ __all__ = [
     "UnsupportedModel",
     "alike",
     "allowed_rounding",
-    "attends_by_onednn",
     "candidates",
     "closest",
     "decode",
@@ -142,7 +140,6 @@ _NEEDS_TORCH = {
     "patches.attention.fused": {"LONG_CONTEXT"},
     "patches.attention.strided": {"ALIKE"},
     "patches.attention.mass": {"AttentionMass"},
-    "patches.attention.onednn": {"attends_by_onednn"},
     "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "decode_batch", "paged_batch", "runs_triton"},
     "patches.attention.paged.decode": {"DecodeStep", "DecodeSteps"},
     "patches.attention.paged.step": {"PagedSequence"},

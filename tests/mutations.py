@@ -374,8 +374,6 @@ CARRIED = [
              "if rows == 0:", ("tests/service/models/linear/test_layers.py",)),
     Mutation("a product that is hardly faster", "patches", "if taken < GAIN * times[best]:",
              "if taken < times[best]:", ("tests/patches/test_timing.py",)),
-    Mutation("blocks of keys without a common top", "patches", "top.sub_(new).exp_()", "torch.ones_like(top)",
-             ("tests/patches/attention/test_onednn.py",)),
     Mutation("a document twice", "service/evaluation", "        if before != index:\n", "        if False:\n",
              ("tests/service/evaluation/test_checks.py::test_a_repeated_document_is_no_second_one",)),
     Mutation("without a cache, only the last chunk is read", "service/evaluation",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from patches.attention import onednn
 from patches.encoding.rotary import upcast
 
 Attended = tuple[torch.Tensor, torch.Tensor]
@@ -54,8 +53,6 @@ def sdpa_with_lse(
         return out.reshape(query.shape), lse.reshape(query.shape[:3])
     if query.device.type == "cuda":
         return _cuda(query, key, value, bias, scaling, causal)
-    if bias is None and not causal and onednn.takes(query, key):
-        return onednn.attend(query, key, value, scaling)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
     )

@@ -41,7 +41,7 @@ from service.api.responses import (
     QuantizationInfo,
 )
 from service.errors import ApiError, bad_request
-from service.models.fingerprint import products
+from service.models.linear.layers import products_of
 from service.models.linear.packing import packed_bytes
 from service.models.registry import ModelRegistry, ServedModel
 from service.reports.render import frequencies_of
@@ -234,6 +234,6 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         base=served.base,
         quantization=None if served.quantization is None else QuantizationInfo(**asdict(served.quantization)),
         packed_weights=packed_bytes(model) > 0,
-        products=products(model),
+        products=products_of(model),
         memory=MemoryInfo(**asdict(served.memory)),
     )

@@ -213,7 +213,7 @@ class ModelInfo(BaseModel):
     ``engine_reason`` says why not. With ``recorded_steps``, those of ``segments`` on a CPU run from a list of their
     calls of torch. They run without the Python of the model. ``tensor_parallel`` processes compute the model together,
     and ``memory`` is that of one of them. ``products`` are those of linear layers on a CPU other than torch's, with the
-    rows up to which they are taken: "by_groups up to 1". "attention by_onednn" is that of long prompts.
+    rows up to which they are taken: "512x2048: by_groups up to 1, by_onednn".
     """
 
     id: str

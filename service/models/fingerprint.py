@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from patches import attends_by_onednn
 from service.models.linear.layers import products_of
 from service.models.weights import parts, whole
 
@@ -74,15 +73,8 @@ def numerics(model: Any) -> list[Any]:
         hardware = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     versions = [torch.__version__, metadata.version("transformers")]
     ranks = getattr(model, "tp_size", None) or 1  # parts of sums are added in another order
-    more = [*([ranks] if ranks > 1 else []), *products(model)]
+    more = [*([ranks] if ranks > 1 else []), *products_of(model)]
     return [versions, device.type, hardware, dtype, torch.get_num_threads(), *more]
-
-
-def products(model: Any) -> list[str]:
-    """The products of ``products_of``, and that of attention if it is not that of torch."""
-    has_choice = model.device.type == "cpu" and model.dtype == torch.float32
-    by_onednn = has_choice and attends_by_onednn(torch.get_num_threads())
-    return [*products_of(model), *(["attention by_onednn"] if by_onednn else [])]
 
 
 def _digest(value: object) -> str:
