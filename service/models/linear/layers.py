@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,14 +55,19 @@ def use_fastest(model: nn.Module) -> None:
 
     Their outputs differ in the last bits. Layers with hooks, or with another ``forward``, stay.
     """
-    linears = [module for module in model.modules() if type(module) is nn.Linear and _is_ordinary(module)]
-    chosen = {linear: ChosenLinear(linear) for linear in linears if len(products_by(linear)) > 1}
+    chosen = {linear: ChosenLinear(linear) for linear in ordinary(model) if len(products_by(linear)) > 1}
     choose(chosen.values())
     replace(model, {linear: layer for linear, layer in chosen.items() if any(p is not plain for _, p in layer.choice)})
 
 
-def _is_ordinary(linear: nn.Linear) -> bool:
-    return not (linear._forward_hooks or linear._forward_pre_hooks or "forward" in vars(linear))
+def ordinary(model: nn.Module) -> list[nn.Linear]:
+    """The linear layers of a model that nothing has changed."""
+    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    return [
+        linear
+        for linear in linears
+        if not (linear._forward_hooks or linear._forward_pre_hooks or "forward" in vars(linear))
+    ]
 
 
 def choose(layers: Iterable[ChosenLinear], packed: Product | None = None) -> None:
@@ -70,7 +75,7 @@ def choose(layers: Iterable[ChosenLinear], packed: Product | None = None) -> Non
 
     A ``packed`` product comes before the others, and has none beside it for more than ``FEW`` rows.
     """
-    for products, group in _timed_together(layers):
+    for (products, _), group in _timed_together(list(layers)).items():
         shapes = frozenset(layer.weight.shape for layer in group)
         key = packed, products, shapes, group[0].weight.dtype, torch.get_num_threads()
         if key not in _known:
@@ -79,21 +84,16 @@ def choose(layers: Iterable[ChosenLinear], packed: Product | None = None) -> Non
             layer.choice = _known[key]
 
 
-def _timed_together(layers: Iterable[ChosenLinear]) -> Iterator[tuple[tuple[Product, ...], list[ChosenLinear]]]:
-    """Layers with the same products. Those of a shape are by themselves if they exceed a core's cache, as in a step."""
-    of_shape: dict[Any, list[ChosenLinear]] = defaultdict(list)
-    others: dict[Any, list[ChosenLinear]] = defaultdict(list)
-    given = list(layers)
-    for layer in given:
-        of_shape[products_by(layer), layer.weight.shape].append(layer)
-    for layer in given:
-        products = products_by(layer)
-        group = of_shape[products, layer.weight.shape]
-        if sum(each.weight.nbytes for each in group) < BYTES:
-            others[products].append(layer)
-        elif layer is group[0]:
-            yield products, group
-    yield from others.items()
+def _timed_together(layers: Sequence[ChosenLinear]) -> dict[Any, list[ChosenLinear]]:
+    """Layers by products, and by shape if those of a shape exceed a core's cache, as in a step."""
+    size: Counter[Any] = Counter()
+    for layer in layers:
+        size[products_by(layer), layer.weight.shape] += layer.weight.nbytes
+    together: dict[Any, list[ChosenLinear]] = defaultdict(list)
+    for layer in layers:
+        products, shape = products_by(layer), layer.weight.shape
+        together[products, shape if size[products, shape] >= BYTES else None].append(layer)
+    return together
 
 
 _known: dict[tuple[Any, ...], Choice] = {}

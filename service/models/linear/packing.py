@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from service.models.huge_pages import advise
-from service.models.linear.layers import UNBOUNDED, ChosenLinear, choose, replace
+from service.models.linear.layers import UNBOUNDED, ChosenLinear, choose, ordinary, replace
 from service.models.linear.products import Product, has_onednn, in_sizes
 from service.models.linear.timing import fastest, some
 
@@ -70,7 +70,7 @@ def pack(model: nn.Module) -> None:
     """
     if not has_onednn(torch.float32):
         raise NotPacked("this torch has no oneDNN")
-    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    linears = ordinary(model)
     if not linears:
         raise NotPacked("it has no plain linear layer")
     for linear in linears:

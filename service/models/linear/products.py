@@ -16,8 +16,6 @@ from torch.nn import functional as F
 
 GROUP = 64
 """Rows of the weight in one product of ``by_groups``. Groups of 4 to 128 take equal times."""
-FEW = 4
-"""Rows of the input up to which ``by_groups`` has the weight as the left factor, as ``by_columns`` has."""
 SIZES = 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 """Rows of one product by oneDNN. A product of any other number takes at most half of its rows more."""
 DTYPES = torch.float32, torch.bfloat16
@@ -45,6 +43,9 @@ def in_sizes(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     """
     multiplied = torch.ops.mkldnn._linear_pointwise
     x = input.reshape(-1, input.shape[-1])
+    if len(x) in SIZES:  # each call counts in a decode step
+        whole: torch.Tensor = multiplied(input, weight, bias, "none", [], "")
+        return whole
     outputs = []
     for part in x.split(SIZES[-1]):
         missing = next(size for size in SIZES if size >= len(part)) - len(part)
@@ -65,11 +66,8 @@ def by_groups(linear: nn.Linear, input: torch.Tensor) -> torch.Tensor:
     """MKL's batch of products by groups of the weight's rows (``cblas_sgemm_batch``, which ``torch.bmm`` calls)."""
     groups = linear.weight.view(-1, GROUP, linear.in_features)
     x = input.reshape(-1, linear.in_features)
-    rows = len(x)
-    if rows <= FEW:  # a column with the stride of a row: with a stride of 1, MKL takes seven times as long
+    if len(x) == 1:  # a column with the stride of a row: with a stride of 1, MKL takes seven times as long
         output = torch.bmm(groups, x.t().expand(len(groups), -1, -1))
-        if rows > 1:  # each call counts beside the product of one row
-            output = output.view(-1, rows).t().contiguous()
     else:
         output = torch.bmm(x.expand(len(groups), -1, -1), groups.transpose(1, 2)).transpose(0, 1).contiguous()
     output = output.view(*input.shape[:-1], linear.out_features)

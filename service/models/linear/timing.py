@@ -21,10 +21,9 @@ ROWS = 16
 def fastest(linears: Sequence[nn.Linear], rows: int, *products: Product) -> Product:
     """The product that takes the least time for so many ``rows``; an earlier one of ``products`` if times are like.
 
-    Packed layers are timed whole, others by the first rows of their weights.
+    Packed layers are timed whole.
     """
-    size = BYTES * ROWS // max(ROWS, rows)
-    timed = [linear if hasattr(linear, "packed") else _part(linear, size) for linear in some(linears, size)]
+    timed = some(linears, BYTES * ROWS // max(ROWS, rows))
     cases = [(linear, linear.weight.new_ones(rows, linear.in_features)) for linear in timed]
 
     def run(product: Product) -> None:
@@ -34,22 +33,22 @@ def fastest(linears: Sequence[nn.Linear], rows: int, *products: Product) -> Prod
     return products[fastest_run([partial(run, product) for product in products])]
 
 
-def _part(linear: nn.Linear, size: int) -> nn.Linear:
-    """A layer with the first rows of the weight, in ``size`` bytes about: a vocabulary takes seconds."""
-    rows = max(1, size // (linear.weight[0].nbytes * GROUP)) * GROUP
-    if rows >= linear.out_features:
-        return linear
-    part = nn.Linear(linear.in_features, rows, bias=False, device="meta")
-    part.weight = nn.Parameter(linear.weight[:rows], requires_grad=False)
-    return part
-
-
 def some(linears: Sequence[nn.Linear], size: int = BYTES) -> list[nn.Linear]:
-    """The first of ``linears`` that have ``size`` bytes together, one at least."""
-    first, left = [linears[0]], size - linears[0].weight.nbytes
+    """The first of ``linears`` that have ``size`` bytes together. A single one with more is cut to that."""
+    first, left = [_cut(linears[0], size)], size - linears[0].weight.nbytes
     for linear in linears[1:]:
         left -= linear.weight.nbytes
         if left < 0:
             break
         first.append(linear)
     return first
+
+
+def _cut(linear: nn.Linear, size: int) -> nn.Linear:
+    """A layer with the first rows of the weight, in ``size`` bytes about: a vocabulary takes seconds."""
+    rows = max(1, size // (linear.weight[0].nbytes * GROUP)) * GROUP
+    if rows >= linear.out_features or hasattr(linear, "packed"):
+        return linear
+    part = nn.Linear(linear.in_features, rows, bias=False, device="meta")
+    part.weight = nn.Parameter(linear.weight[:rows], requires_grad=False)
+    return part

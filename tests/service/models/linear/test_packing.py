@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 from service.cli.server import local_server
 from service.models.fingerprint import contents, fingerprint
-from service.models.linear import packing
+from service.models.linear import packing, timing
 from service.models.linear.packing import (
     LAYOUTS,
     NotPacked,
@@ -87,6 +88,16 @@ def test_the_processor_decides_on_a_layout(fast: Product, monkeypatch: pytest.Mo
     layouts = {slow if product is not fast else product: layout for product, layout in LAYOUTS.items()}
     monkeypatch.setattr(packing, "LAYOUTS", layouts)
     assert packing._product([nn.Linear(64, 64).requires_grad_(False)]) is fast
+
+
+def test_a_first_layer_larger_than_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "BYTES", 1 << 16)
+    linear, x = nn.Linear(256, 192, bias=False).requires_grad_(False), torch.randn(9, 256)
+    model, expected = nn.Sequential(linear), linear(x)
+    monkeypatch.setattr(packing, "some", partial(timing.some, size=timing.BYTES))
+    pack(model)
+    assert isinstance(model[0], PackedLinear)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
