@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-ROUNDS = 5
+ROUNDS = 30
 """Runs of each computation in turn. The fastest run counts, since other work only slows a run down."""
 LEAST = 3
 LIMIT_S = 0.1
-"""Seconds after which no other round begins, behind the ``LEAST``."""
+"""Seconds after which no other round begins, behind the ``LEAST``. Short computations have more rounds."""
 GAIN = 0.9
 """A computation replaces one before it if it takes less than this part of its time, so noise decides little."""
 

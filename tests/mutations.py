@@ -279,6 +279,8 @@ JOBS = [
              "row.model == model)", (UNITS,)),
     Mutation("a key claimed by two jobs", "service/jobs", "row.owner.is_(None), ~claimed)", "row.owner.is_(None))",
              (UNITS,)),
+    Mutation("units of another plan are taken again", "service/jobs", "if number in self._other_plans:", "if False:",
+             ("tests/service/jobs/test_failing.py", UNITS)),
     Mutation("another plan is not left alone", "service/jobs", "self._other_plans.add(number)", "pass", (UNITS,)),
     Mutation("outcomes shared between tenants", "service/jobs", '"tenant": tenant,\n', '"tenant": "",\n', (ADDRESS,)),
     Mutation("the encoding is not in the address", "service/jobs", '"encoding": encoding(unit),',

@@ -158,8 +158,11 @@ class JobQueue:
             job.plan, job.owner, job.lease_until = plan, None, now(session, self._lease_s)
 
     def take(self, number: int, model: str, most: int, *, again: bool = False) -> Taken | None:
-        """Claim units of a planned job for ``model``, ``most`` at most; None when there are none. ``again``: after a
-        call without an answer. Units of both that this process has are then free: it may not know of them."""
+        """Claim units of a planned job for ``model``, ``most`` at most; None when there are none, and for a plan that
+        is another one here. ``again``: after a call without an answer. Units of both that this process has are then
+        free: it may not know of them."""
+        if number in self._other_plans:
+            return None
         try:
             with self._database.writing() as session:
                 planned = select(Job.plan).where(Job.number == number, Job.state == "running")

@@ -27,7 +27,7 @@ from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.tables import StoredOutcome, UnfinishedUnit
 from service.sharing.admission import QueueFull
 from service.sharing.workers import MAX_WAITING, Workers
-from tests.service.jobs.adding import queue_of
+from tests.service.jobs.adding import planned, queue_of
 from tests.service.jobs.bench import LONG, Bench, only_sqlite
 
 
@@ -196,3 +196,14 @@ async def test_a_job_that_is_dropped_while_units_are_claimed_runs_none_of_them(
         await asyncio.sleep(0.2)
     assert bench.store.get("anna", job_id).state == "cancelled"
     assert not begun
+
+
+@only_sqlite
+async def test_a_job_planned_by_other_code_or_hardware_begins_again(bench: Bench) -> None:
+    """A server that starts anew may have another plan, for example after an update. Its predecessor left free units."""
+    gone = queue_of(bench.store, owner=Owner("elsewhere", 1, 0.0, "gone"), lease_s=0.5)
+    job, _ = planned(bench.store, gone, units=3)
+    async with bench.running():
+        (done,) = await bench.ended(job.id)
+    assert done.state == "done"
+    assert bench.numbers(job.id) == bench.expected()

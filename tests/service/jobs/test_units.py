@@ -166,6 +166,7 @@ def test_a_plan_that_nobody_uses_any_more_is_replaced(store: JobStore) -> None:
     assert taken(other, number, 1) == [0]
     other.leave(number)
     assert other.waiting("tiny", ()) == {"anna": number}
+    assert other.take(number, "tiny", 1) is None, "its units are those of the other plan"
     assert other.claim(number) is not None
     enter(other, number, range(2))
     assert taken(other, number) == [0, 1]
