@@ -17,6 +17,7 @@ NAMES = (
     "scoring_speed",
     "curve_speed",
     "generate_speed",
+    "sampled_rows",
     "patched_overhead",
     "sweep_speed",
     "recommend_regret",

@@ -56,13 +56,14 @@ async def concurrent(
     methods: Sequence[Method],
     new_tokens: int = NEW_TOKENS,
     arrived: Callable[[int, int], None] = lambda request, tokens: None,
+    sampling: SamplingParams | None = None,
 ) -> list[list[int]]:
     """New tokens of every request, all in flight together. ``arrived`` hears how many a request has by now."""
 
     async def one(request: int, prompt: list[int], method: Method) -> list[int]:
         token_ids: list[int] = []
         resolved = engine.patch.resolve(method, len(prompt) + new_tokens)
-        steps = engine.generate(prompt, resolved, SamplingParams(), new_tokens, pe_method=method.method)
+        steps = engine.generate(prompt, resolved, sampling or SamplingParams(), new_tokens, pe_method=method.method)
         async for generation in steps:
             token_ids = generation.token_ids
             arrived(request, len(token_ids))

@@ -12,7 +12,7 @@ import torch
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.sampling import sample, undone_on_error
 from service.engine.sampling.tokens import BLOCK
-from service.engine.sampling.truncation import _least_by_digits, _least_by_order
+from service.engine.sampling.truncation import _least_by_order, _least_of_top_k, _least_of_top_p
 
 
 def request(**sampling: Any) -> EngineRequest:
@@ -91,13 +91,22 @@ def test_company_changes_no_token() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 40.0])
 @pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.9999999])
-def test_sums_by_digits_end_where_a_sort_ends(scale: float, top_p: float) -> None:
-    """Equal weights, whole digits without any, and weights of 0 among them."""
+def test_the_last_of_top_p_is_that_of_all_weights_in_order(scale: float, top_p: float) -> None:
+    """Equal weights, and weights of 0 among them."""
     weights = torch.randn(5000, generator=torch.Generator().manual_seed(3)).mul(scale)
     weights = torch.cat((weights - weights.max(), weights - weights.max(), torch.full((100,), -torch.inf))).exp()
     ordered = weights.sort(descending=True).values[None]
     expected = float(_least_by_order(ordered, torch.tensor([[top_p]], dtype=torch.float64)))
-    assert _least_by_digits(weights.numpy(), top_p) == expected
+    assert _least_of_top_p(weights.numpy(), top_p) == expected
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 40.0])
+@pytest.mark.parametrize("top_k", [1, 5, 40, 300, 5000])
+def test_the_last_of_top_k_is_that_of_all_weights_in_order(scale: float, top_k: int) -> None:
+    """Of 40 blocks: fewer than ``top_k``, and more. Equal weights, and weights of 0 among them."""
+    weights = torch.randn(5000, generator=torch.Generator().manual_seed(4)).mul(scale)
+    weights = torch.cat((weights - weights.max(), weights - weights.max(), torch.full((100,), -torch.inf))).exp()
+    assert _least_of_top_k(weights.numpy(), top_k) == float(weights.topk(top_k).values[-1])
 
 
 @pytest.mark.parametrize("scale", [0.01, 4.0], ids=["flat", "peaked"])
