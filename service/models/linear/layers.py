@@ -104,6 +104,8 @@ def _choice(layers: Sequence[ChosenLinear], products: Sequence[Product], packed:
     choice = []
     for most, (rows, special) in EDGES.items():
         candidates = [product for product in products if product in special | {plain, by_onednn}]
+        if most > FEW and by_onednn in candidates and layers[0].weight.dtype != torch.float32:
+            candidates.remove(plain)  # it is oneDNN's too, which keeps a kernel for each number of rows
         if packed is not None:
             candidates = [packed, *candidates] if most <= FEW else [packed]
         choice.append((most, fastest(layers, rows, *candidates) if len(candidates) > 1 else candidates[0]))

@@ -90,6 +90,14 @@ def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 2 * len(rows)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bfloat16_has_few_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "fastest", lambda linears, rows, *products: products[0])
+    choice = layers._choice([ChosenLinear(layer().to(dtype))], [plain, by_onednn], None)
+    many = plain if dtype == torch.float32 else by_onednn
+    assert [product for _, product in choice] == [plain, plain, plain, many, many]
+
+
 @pytest.mark.parametrize("change", ["hook", "pre_hook", "forward"])
 def test_a_changed_layer_stays(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "_known", {})
