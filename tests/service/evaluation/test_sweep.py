@@ -169,7 +169,7 @@ def test_lengths_that_the_sweep_adds_are_named_where_one_is_at_fault(models: Mod
         ({"evaluations": [{"evaluation": "sweep"}]}, "evaluation"),
         ({"methods": [{"method": "none"}], "factors": [2]}, "none of the methods takes a factor"),
         ({"factors": [0.5], "methods": [YARN]}, "greater than or equal to 1"),
-        ({"factors": [5000], "methods": [YARN]}, "factors: must be at most 4096, not 5000"),
+        ({"factors": [5000], "methods": [YARN]}, "must be at most 4096, not 5000"),
         ({"target": {"tolerance": -0.1}}, "greater than or equal to 0"),
     ],
 )
