@@ -133,6 +133,12 @@ def test_the_order_of_units_does_not_matter(models: ModelRegistry) -> None:
     assert kinds == {"PerplexityResult", "NeedleResult"}
 
 
+def test_a_target_within_training_is_compared_with_the_model_itself_there(models: ModelRegistry) -> None:
+    """It was compared with the longest measured length of the training, where more context helps every token."""
+    sweep = plan(models, methods=[YARN], lengths=[24, 48, 64], target={"length": 32}, evaluations=[PART])
+    assert (sweep.within, sweep.target) == (32, 32)
+
+
 def test_a_length_within_training_and_the_target_are_measured_too(models: ModelRegistry) -> None:
     sweep = plan(models, methods=[YARN], lengths=[128], target={"length": 256}, evaluations=[PART])
     assert sweep.parts[0].lengths == [64, 128, 256]
