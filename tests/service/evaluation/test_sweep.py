@@ -320,6 +320,15 @@ def test_equally_good_methods_share_their_rank_and_are_all_named(models: ModelRe
     assert answer.confidence is None
 
 
+def test_methods_that_differ_by_rounding_share_their_rank(models: ModelRegistry) -> None:
+    """Self-Extend within its window has the numbers of plain rotation, by another order of operations."""
+    judge = judged(models, [[8, 9], [8, 9 * (1 + 1e-7)], [8, 9.001], [8, 12]])
+    assert [method.rank for method in judge.methods()] == [1, 1, 3, 4]
+    answer = judge.answer()
+    assert answer.words.startswith("At 256 tokens default and self_extend are equally good")
+    assert answer.confidence == 0.5
+
+
 def test_one_method_alone_is_not_called_the_best(models: ModelRegistry) -> None:
     """As in the result of a sweep that was cancelled after its first method."""
     subjects = [Subject(parse(METHODS[0]), models.default.patch, "tiny")]
