@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from patches import LONGEST, KnownFields
+from patches import LONGEST, KnownFields, problem
 from service.inputs import MOST_ENCODINGS, as_list
 from service.policy.auto import Encoding
 
@@ -42,14 +42,20 @@ class LengthRange(KnownFields):
         return list(range(self.start, self.stop + 1, self.step))
 
 
-def _list_or_range(value: object) -> str:
-    return "list" if isinstance(value, list) else "range"
+def _list_or_range(value: object) -> str | None:
+    if isinstance(value, list):
+        return "list"
+    return "range" if isinstance(value, Mapping | LengthRange) else None
 
 
 Lengths = Annotated[
     Annotated[list[Tokens], Field(min_length=1, max_length=MOST_IN_RANGE, fail_fast=True), Tag("list")]
     | Annotated[LengthRange, Tag("range")],
-    Discriminator(_list_or_range),
+    Discriminator(
+        _list_or_range,
+        custom_error_type="list_or_range",
+        custom_error_message="Input should be a list of whole numbers, or an object with start, stop and step",
+    ),
 ]
 
 
@@ -91,7 +97,8 @@ class EvaluationRequest(KnownFields, ABC):
     @model_validator(mode="after")
     def _one_way_to_answer(self) -> Self:
         if self.background and (self.stream or self.timeout_s is not None):
-            raise ValueError("background excludes stream and timeout_s: follow the job's events instead")
+            why = "background excludes stream and timeout_s: follow the job's events instead"
+            raise problem("excluded", why, "background")
         return self
 
     def length_values(self) -> list[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -33,6 +34,15 @@ class Interval(BaseModel):
     low: float
     high: float
     kind: Literal["documents", "windows", "quarters", "blocks", "samples"]
+
+
+ROUNDING = 1e-6
+"""Relative difference of two numbers that rounding explains: one encoding by two routes differs by 1e-8 to 2e-7."""
+
+
+def are_equal(a: float, b: float) -> bool:
+    """True for numbers that are equal up to rounding."""
+    return math.isclose(a, b, rel_tol=ROUNDING)
 
 
 class Score(NamedTuple):

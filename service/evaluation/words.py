@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.evaluation.formatting import listed, percent
-from service.evaluation.results import EvaluationResult, Score, Scores
+from service.evaluation.results import EvaluationResult, Score, Scores, are_equal
 
 TOLERANCE = 0.1
 """Share by which a perplexity near the reference may exceed it."""
@@ -27,7 +27,7 @@ def best_method(result: EvaluationResult) -> list[str]:
         return [f"{where}, the {scores.measure} of {best} is {number}."]
     if not scores.lower_is_better and at[best].value == 0:
         return [f"{where}, every method fails: {scores.measure} {number}."]
-    equal = [name for name in at if name != best and at[name].value == at[best].value]
+    equal = [name for name in at if name != best and are_equal(at[name].value, at[best].value)]
     if equal:
         return [f"{where}, {listed([best, *equal])} are equally good: {scores.measure} {number}."]
     sentences = [f"{where}, {best} is best: {scores.measure} {number}."]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from patches import examples
+from patches import examples, problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.perplexity.results import Protocol
 from service.evaluation.request import Bos, DocumentsRequest
@@ -28,7 +28,7 @@ class ScoringRequest(DocumentsRequest):
     @model_validator(mode="after")
     def _windows_of_the_protocol(self) -> Self:
         if self.windows is not None and self.protocol != "tail":
-            raise ValueError(f"windows has no meaning for protocol {self.protocol}")
+            raise problem("without_effect", f"windows has no meaning for protocol {self.protocol}", "windows")
         return self
 
     @classmethod
@@ -61,9 +61,10 @@ class PerplexityRequest(ScoringRequest):
     @model_validator(mode="after")
     def _parameters_of_the_protocol(self) -> Self:
         if self.stride is not None and self.protocol not in ("sliding", "tail"):
-            raise ValueError(f"stride has no meaning for protocol {self.protocol}: use sliding or tail")
+            why = f"stride has no meaning for protocol {self.protocol}: use sliding or tail"
+            raise problem("without_effect", why, "stride")
         if self.tail is not None and self.protocol != "tail":
-            raise ValueError(f"tail has no meaning for protocol {self.protocol}")
+            raise problem("without_effect", f"tail has no meaning for protocol {self.protocol}", "tail")
         return self
 
     @classmethod

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from patches import problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.request import Bos, DocumentsRequest, Seed, Tokens
 from service.inputs import TextOrTokens
@@ -46,9 +47,8 @@ class RecommendRequest(DocumentsRequest):
     @model_validator(mode="after")
     def _candidates_are_encodings(self) -> Self:
         if any(map(is_auto, self.methods)):
-            raise ValueError(
-                f"methods: {AUTO} chooses among encodings and cannot be a candidate: name those to compare"
-            )
+            why = f"{AUTO} chooses among encodings and cannot be a candidate: name those to compare"
+            raise problem("no_candidate", why, "methods")
         return self
 
     def length_values(self) -> list[int] | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from patches import examples
+from patches import examples, problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.request import DocumentsRequest, Seed
 from service.inputs import TextOrTokens
@@ -48,7 +48,8 @@ class PasskeyRequest(DepthRequest):
     @model_validator(mode="after")
     def _only_documents_are_cut(self) -> Self:
         if self.max_tokens is not None and self.input is None:
-            raise ValueError("max_tokens cuts documents: the published filler takes as much as a prompt needs")
+            why = "max_tokens cuts documents: the published filler takes as much as a prompt needs"
+            raise problem("without_effect", why, "max_tokens")
         return self
 
     def texts(self) -> list[str | list[int]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from patches import examples
+from patches import examples, problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.request import DocumentsRequest, Seed
 from service.evaluation.retrieval.request import NewTokens, Samples
@@ -49,7 +49,8 @@ class RulerRequest(DocumentsRequest):
     @model_validator(mode="after")
     def _common_words_are_more_common(self) -> Self:
         if self.cwe_uncommon_frequency >= self.cwe_frequency:
-            raise ValueError(f"cwe_uncommon_frequency must be below cwe_frequency ({self.cwe_frequency})")
+            why = f"must be below cwe_frequency ({self.cwe_frequency})"
+            raise problem("too_large", why, "cwe_uncommon_frequency")
         return self
 
     @model_validator(mode="after")
@@ -57,7 +58,7 @@ class RulerRequest(DocumentsRequest):
         for name, field in type(self).model_fields.items():
             task = name.partition("_")[0]
             if task in ("vt", "cwe", "fwe") and task not in self.tasks and getattr(self, name) != field.default:
-                raise ValueError(f"{name} has no meaning without the task {task}")
+                raise problem("without_effect", f"{name} has no meaning without the task {task}", name)
         return self
 
     def parameters(self) -> dict[str, Any]:

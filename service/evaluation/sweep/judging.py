@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from service.evaluation.formatting import listed, probability
-from service.evaluation.results import EvaluationResult, Score, Scores
+from service.evaluation.results import EvaluationResult, Score, Scores, are_equal
 from service.evaluation.separation import are_apart, is_by_ratio
 from service.evaluation.statistics import paired_probability
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
@@ -138,7 +138,9 @@ class Judge:
         a, b = first.by_method[best].get(self._target), first.by_method[other].get(self._target)
         if a is None or b is None or a.pieces is None or b.pieces is None:
             return None
-        return paired_probability(a.pieces, b.pieces)
+        found = paired_probability(a.pieces, b.pieces)
+        # The pieces of equal methods differ by rounding, of which no probability is true but a half.
+        return 0.5 if found is not None and are_equal(a.value, b.value) else found
 
     def _words(self, methods: Sequence[SweepMethod], confidence: float | None, chosen: SweepMethod | None) -> str:
         """The best, or that several are, if there are others. Then who is within the tolerance at the least cost."""
@@ -221,6 +223,8 @@ def weight_of(cost: Cost) -> tuple[int, bool, bool]:
 
 
 def _better(a: Score, b: Score, scores: Scores) -> bool:
+    if are_equal(a.value, b.value):
+        return False
     return a.value < b.value if scores.lower_is_better else a.value > b.value
 
 

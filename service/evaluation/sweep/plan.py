@@ -96,7 +96,7 @@ def plan_of(request: SweepRequest, models: ModelRegistry, settings: Settings) ->
         trained_length=served.trained_length,
         subjects=subjects,
         reference=methods.index(own),
-        within=max(length for length in lengths if length <= served.trained_length),
+        within=max(length for length in lengths if length <= min(served.trained_length, target)),
         target=target,
         tolerance=request.target.tolerance,
         parts=[_part(index, request, methods, lengths, models, settings) for index in range(len(request.evaluations))],

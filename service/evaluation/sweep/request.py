@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from patches import METHODS, KnownFields, examples, from_shorthand, problems_of
+from patches import METHODS, KnownFields, examples, from_shorthand, problem, problems_of
 from service.evaluation.catalogue import EVALUATIONS, IN_SWEEPS, union_of
 from service.evaluation.request import EvaluationRequest, Tokens
 from service.inputs import MOST_ENCODINGS
@@ -80,19 +80,19 @@ class SweepRequest(EvaluationRequest):
         for index, part in enumerate(self.evaluations):
             own = [name for name in THE_SWEEPS_OWN if name in part.model_fields_set]
             if own:
-                raise ValueError(f"evaluations.{index}: {', '.join(own)} belong to the sweep itself")
+                raise problem("not_here", f"{', '.join(own)} belong to the sweep itself", f"evaluations.{index}")
         if self.factors is not None and not any(_takes_factor(method) for method in self.methods):
-            raise ValueError("factors: none of the methods takes a factor")
+            raise problem("without_effect", "none of the methods takes a factor", "factors")
         if self.count() > MOST_ENCODINGS:
-            raise ValueError(
-                f"factors: methods times factors are {self.count()}, and at most {MOST_ENCODINGS} are taken"
-            )
+            why = f"methods times factors are {self.count()}, and at most {MOST_ENCODINGS} are taken"
+            raise problem("too_many", why, "factors" if self.factors else "methods")
         if self.factors is not None and any(_takes_factor(method) and method.follows for method in self.methods):
-            raise ValueError("factors: an encoding that repeats the numbers of an answer has its factor already")
+            why = "an encoding that repeats the numbers of an answer has its factor already"
+            raise problem("without_effect", why, "factors")
         try:
             self.expanded()
         except ValidationError as error:
-            raise ValueError(f"factors: {problems_of(error.errors())[0].message}") from error
+            raise problem("no_encoding", problems_of(error.errors())[0].message, "factors") from error
         return self
 
     def texts(self) -> list[str | list[int]]:

@@ -14,6 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from patches import parse, patched
+from service.api.errors import problems_in
 from service.evaluation import pass_memory
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation
@@ -21,9 +22,12 @@ from service.evaluation.chunks import shortened
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.pass_memory import WORKING, free_bytes, pass_bytes
 from service.evaluation.probe.units import CopyUnit
-from service.evaluation.request import LengthRange
+from service.evaluation.recommend.request import RecommendRequest
+from service.evaluation.request import EvaluationRequest, LengthRange
+from service.evaluation.retrieval.request import PasskeyRequest
 from service.evaluation.ruler.request import RulerRequest
 from service.evaluation.scoring import NotANumber, token_nll
+from service.evaluation.sweep.request import SweepRequest
 from service.evaluation.unit import Plan
 from service.models.registry import ModelRegistry
 from tests.models import tiny_model
@@ -188,6 +192,35 @@ def test_parameters_of_tasks_that_are_not_asked_for_are_refused() -> None:
     assert RulerRequest(tasks=["vt"], vt_hops=3).parameters() == {"vt_chains": 1, "vt_hops": 3}
     everything = RulerRequest(tasks=["niah_single_1"]).model_dump()
     assert RulerRequest.model_validate(everything).tasks == ["niah_single_1"]
+
+
+YARN = {"method": "yarn", "factor": 4}
+OWN_LENGTHS = {"evaluation": "perplexity", "lengths": [64]}
+PART = "evaluations.0.windows"
+
+
+@pytest.mark.parametrize(
+    ("request_class", "fields", "field"),
+    [
+        (PasskeyRequest, {"max_tokens": 9}, "max_tokens"),
+        (RecommendRequest, {"methods": ["auto"]}, "methods"),
+        (RulerRequest, {"tasks": ["cwe"], "vt_hops": 3}, "vt_hops"),
+        (RulerRequest, {"cwe_uncommon_frequency": 30}, "cwe_uncommon_frequency"),
+        (SweepRequest, {"evaluations": ["passkey", OWN_LENGTHS]}, "evaluations.1"),
+        (SweepRequest, {"methods": ["none"], "factors": [2]}, "factors"),
+        (SweepRequest, {"methods": [YARN], "factors": [5000]}, "factors"),
+        (SweepRequest, {"methods": [YARN] * 200, "factors": [2, 4]}, "factors"),
+        (SweepRequest, {"evaluations": [{"evaluation": "perplexity", "windows": 1, "protocol": "curve"}]}, PART),
+    ],
+)
+def test_a_refusal_of_several_fields_names_the_one_to_change(
+    request_class: type[EvaluationRequest], fields: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        request_class.model_validate(fields)
+    problems = problems_in(refused.value.errors())
+    assert [problem.field for problem in problems] == [field]
+    assert str(problems[0]).startswith(field)
 
 
 def test_scores_that_are_no_numbers_are_an_error_and_no_result() -> None:

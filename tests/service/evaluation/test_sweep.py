@@ -133,6 +133,12 @@ def test_the_order_of_units_does_not_matter(models: ModelRegistry) -> None:
     assert kinds == {"PerplexityResult", "NeedleResult"}
 
 
+def test_a_target_within_training_is_compared_with_the_model_itself_there(models: ModelRegistry) -> None:
+    """It was compared with the longest measured length of the training, where more context helps every token."""
+    sweep = plan(models, methods=[YARN], lengths=[24, 48, 64], target={"length": 32}, evaluations=[PART])
+    assert (sweep.within, sweep.target) == (32, 32)
+
+
 def test_a_length_within_training_and_the_target_are_measured_too(models: ModelRegistry) -> None:
     sweep = plan(models, methods=[YARN], lengths=[128], target={"length": 256}, evaluations=[PART])
     assert sweep.parts[0].lengths == [64, 128, 256]
@@ -169,7 +175,7 @@ def test_lengths_that_the_sweep_adds_are_named_where_one_is_at_fault(models: Mod
         ({"evaluations": [{"evaluation": "sweep"}]}, "evaluation"),
         ({"methods": [{"method": "none"}], "factors": [2]}, "none of the methods takes a factor"),
         ({"factors": [0.5], "methods": [YARN]}, "greater than or equal to 1"),
-        ({"factors": [5000], "methods": [YARN]}, "factors: must be at most 4096, not 5000"),
+        ({"factors": [5000], "methods": [YARN]}, "must be at most 4096, not 5000"),
         ({"target": {"tolerance": -0.1}}, "greater than or equal to 0"),
     ],
 )
@@ -312,6 +318,15 @@ def test_equally_good_methods_share_their_rank_and_are_all_named(models: ModelRe
         "At 256 tokens default, self_extend and streaming are equally good, and default is the cheapest that is good"
     )
     assert answer.confidence is None
+
+
+def test_methods_that_differ_by_rounding_share_their_rank(models: ModelRegistry) -> None:
+    """Self-Extend within its window has the numbers of plain rotation, by another order of operations."""
+    judge = judged(models, [[8, 9], [8, 9 * (1 + 1e-7)], [8, 9.001], [8, 12]])
+    assert [method.rank for method in judge.methods()] == [1, 1, 3, 4]
+    answer = judge.answer()
+    assert answer.words.startswith("At 256 tokens default and self_extend are equally good")
+    assert answer.confidence == 0.5
 
 
 def test_one_method_alone_is_not_called_the_best(models: ModelRegistry) -> None:

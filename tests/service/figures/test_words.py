@@ -84,6 +84,10 @@ class TestPerplexity:
         result = result_of({"default": [6.0], "a": [6.0]}, [256], kind=None)
         assert result.words()[0] == "At 256 tokens, default and a are equally good: perplexity 6.000."
 
+    def test_rounding_makes_no_best(self) -> None:
+        result = result_of({"default": [6.0], "a": [6.0 * (1 + 1e-7)], "b": [6.0001]}, [256], kind=None)
+        assert result.words()[0] == "At 256 tokens, default and a are equally good: perplexity 6.000."
+
     def test_of_many_only_the_first_are_listed(self) -> None:
         result = result_of({"default": [6.0], **{f"m{n}": [6.0] for n in range(9)}}, [256], kind=None)
         assert "default, m0, m1, m2, m3 and 5 more are equally good" in result.words()[0]
