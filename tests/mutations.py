@@ -279,6 +279,7 @@ JOBS = [
              "row.model == model)", (UNITS,)),
     Mutation("a key claimed by two jobs", "service/jobs", "row.owner.is_(None), ~claimed)", "row.owner.is_(None))",
              (UNITS,)),
+    Mutation("units of another plan are recorded", "service/jobs", "if keys[position] == key]", "]", (UNITS,)),
     Mutation("units of another plan are taken again", "service/jobs", "if number in self._other_plans:", "if False:",
              ("tests/service/jobs/test_failing.py", UNITS)),
     Mutation("another plan is not left alone", "service/jobs", "self._other_plans.add(number)", "pass", (UNITS,)),

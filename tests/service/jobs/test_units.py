@@ -109,6 +109,17 @@ def test_a_freed_unit_of_another_plan_is_not_recorded(store: JobStore) -> None:
     assert taken(here, number, 1) == [0]
 
 
+def test_a_claimed_unit_of_another_plan_is_not_recorded(store: JobStore) -> None:
+    """A process claims units of the new plan while it measures one of the old plan."""
+    late, here = servers(store, 2)
+    job, number = planned(store, here)
+    assert taken(late, number, 1) == [0]
+    assert late.record(number, [unit(0, key="of an older plan")]) is Recorded.LEFT
+    assert store.done_units(job.id) == []
+    assert late.record(number, [unit(0)]) is Recorded.LEFT
+    assert len(store.done_units(job.id)) == 1
+
+
 def test_a_unit_that_kills_every_process_ends_its_job(store: JobStore) -> None:
     here = queue_of(store)
     job, number = planned(store, here, units=2)
