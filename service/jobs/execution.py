@@ -118,7 +118,7 @@ class Execution:
             job, why = None, str(error)
         if job is None or job.digest != plan:
             log.info("job_left_to_others", job=claimed.id, why=why)
-            await self._store_call(self._queue.leave, number)
+            await self._store_call(self._queue.leave, number, plan)
             return None
         self._jobs.active[number] = job
         log.info("job_joined", job=job.id, units=len(job.keys))

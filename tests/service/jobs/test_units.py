@@ -15,7 +15,7 @@ from service.jobs.storage.queue import JobQueue, Recorded
 from service.jobs.storage.results import Packed
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import UnfinishedUnit
-from tests.service.jobs.adding import LEASE_S, claimed, enter, planned, queue_of, taken, unit
+from tests.service.jobs.adding import LEASE_S, PLAN, claimed, enter, planned, queue_of, taken, unit
 
 
 def servers(store: JobStore, count: int) -> list[JobQueue]:
@@ -161,7 +161,7 @@ def test_a_process_with_another_plan_leaves_the_job_until_nobody_works_on_it(sto
     _, number = planned(store, at_work)
     assert taken(at_work, number, 1) == [0]
     assert taken(other, number, 2) == [1, 2]
-    other.leave(number)
+    other.leave(number, PLAN)
     assert other.waiting("tiny", ()) == {}
     assert other.claim(number) is None
     assert taken(at_work, number, 2) == [1, 2], "what it had claimed is free again"
@@ -175,12 +175,27 @@ def test_a_plan_that_nobody_uses_any_more_is_replaced(store: JobStore) -> None:
     gone._lease_s = 0.0
     _, number = planned(store, gone)
     assert taken(other, number, 1) == [0]
-    other.leave(number)
+    other.leave(number, PLAN)
     assert other.waiting("tiny", ()) == {"anna": number}
     assert other.take(number, "tiny", 1) is None, "its units are those of the other plan"
     assert other.claim(number) is not None
     enter(other, number, range(2))
     assert taken(other, number) == [0, 1]
+
+
+def test_a_new_plan_of_a_job_that_was_left_is_joined(store: JobStore) -> None:
+    """As after an update of several servers in turn: the job begins again on one, and the others help."""
+    gone, first, second = servers(store, 3)
+    gone._lease_s = 0.0
+    _, number = planned(store, gone)
+    for other in (first, second):
+        assert taken(other, number, 1) == [0]
+        other.leave(number, PLAN)
+    assert first.claim(number) is not None
+    first.enter(number, "a new plan", [(position, unit(position).key, "tiny") for position in range(3)])
+    assert taken(first, number, 1) == [0]
+    assert second.waiting("tiny", ()) == {"anna": number}
+    assert taken(second, number) == [1, 2]
 
 
 def test_progress_of_other_processes_is_counted(store: JobStore) -> None:
