@@ -272,6 +272,8 @@ JOBS = [
     Mutation("a finished unit is not stored", "service/jobs", "session.add(row)", "pass", (QUEUE,)),
     Mutation("claims are not counted from a unit on", "service/jobs", "job.claims = 0\n", "job.claims += 0\n",
              (QUEUE,)),
+    Mutation("a death counts twice under another plan", "service/jobs",
+             "case((counted, Job.claims), else_=Job.claims + 1)", "Job.claims + 1", (UNITS,)),
     Mutation("released jobs stay running", "service/jobs", 'waits = {"state": "queued",',
              'waits = {"state": "running",', (QUEUE,)),
     Mutation("units of others recorded", "service/jobs", "if unit.position in new:", "if True:", (UNITS,)),

@@ -31,6 +31,9 @@ from service.jobs.storage.results import Packed
 from service.jobs.storage.tables import Job, UnfinishedUnit
 from service.jobs.storage.units import ClaimedUnit, Finished, now
 
+PLANNED = exists().where(UnfinishedUnit.job == Job.number)
+"""True for a job with unfinished units."""
+
 
 class LeaseLost(RuntimeError):
     """The job is no longer this process's: it was cancelled, or another took it."""
@@ -101,9 +104,8 @@ class JobQueue:
         owners = session.scalars(select(Job.owner).where(Job.state == "running", Job.owner.is_not(None)).distinct())
         gone = [owner for owner in owners if owner is not None and (owner == self._owner or is_gone(owner))]
         lapsed = Job.lease_until < now(session)
-        planned = exists().where(UnfinishedUnit.job == Job.number)
-        nobody = and_(~planned, or_(Job.owner.is_(None), lapsed, Job.owner.in_(gone)))
-        replaced = and_(planned, self._left(), lapsed)
+        nobody = and_(~PLANNED, or_(Job.owner.is_(None), lapsed, Job.owner.in_(gone)))
+        replaced = and_(PLANNED, self._left(), lapsed)
         return or_(Job.state == "queued", and_(Job.state == "running", or_(nobody, replaced)))
 
     def _left(self) -> ColumnElement[bool]:
@@ -117,12 +119,13 @@ class JobQueue:
             taking = update(Job).where(Job.number == number, self._unplanned(session))
             if self._only_own:
                 taking = taking.where(Job.added_by == self._owner)
+            counted = and_(PLANNED, Job.claims > 0)  # when it was planned before; its units count a death since
             taking = taking.values(
                 state="running",
                 owner=self._owner,
                 lease_until=now(session, self._lease_s),
                 plan=None,
-                claims=Job.claims + 1,
+                claims=case((counted, Job.claims), else_=Job.claims + 1),
                 started_at=func.coalesce(Job.started_at, now(session)),
             )
             if not changed(session.execute(taking)):

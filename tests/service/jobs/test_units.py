@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
+from itertools import pairwise
 from threading import Thread
 
 import pytest
@@ -130,6 +131,22 @@ def test_a_unit_that_kills_every_process_ends_its_job(store: JobStore) -> None:
     failed = store.get("anna", job.id)
     assert failed.error is not None
     assert (failed.state, failed.error.code) == ("failed", "no_progress")
+
+
+def test_a_death_counts_once_if_the_next_process_has_another_plan(store: JobStore) -> None:
+    queues = servers(store, MOST_CLAIMS + 1)
+    for queue in queues:
+        queue._lease_s = 0.0
+    job, number = planned(store, queues[0])
+    for dead, successor in pairwise(queues):
+        assert store.get("anna", job.id).state == "running"
+        assert taken(dead, number, 1) == [0]
+        successor.waiting("tiny", ())
+        if taken(successor, number, 1):
+            successor.leave(number, PLAN)
+            assert successor.claim(number) is not None
+            enter(successor, number, range(6))
+    assert store.get("anna", job.id).state == "failed"
 
 
 def test_jobs_that_share_a_unit_do_not_run_it_at_once(store: JobStore) -> None:
