@@ -293,6 +293,9 @@ JOBS = [
              '"encoding": "",', (ADDRESS,)),
     Mutation("jobs of other tenants", "service/jobs", "select(Job).where(Job.id == job_id, Job.tenant == tenant)",
              "select(Job).where(Job.id == job_id)", (STORE,)),
+    Mutation("a stage that others finished is left alone", "service/jobs",
+             "job.plan.in_stages and job.digest != digest:", "job.plan.in_stages:",
+             ("tests/service/jobs/test_stages.py",)),
     Mutation("one retry less", "service/jobs", "job.failures[position] > MOST_RETRIES",
              "job.failures[position] >= MOST_RETRIES", (FAILING,)),
 ]  # fmt: skip
