@@ -111,21 +111,22 @@ class Execution:
         if claimed is None:
             return None
         try:
-            job, why = await self._planned(claimed), "other code, weights or hardware"
+            job, why = await self._planned(claimed, plan), "other code, weights or hardware"
         except (SQLAlchemyError, EngineStopping):
             raise
         except Exception as error:
             job, why = None, str(error)
         if job is None or job.digest != plan:
             log.info("job_left_to_others", job=claimed.id, why=why)
-            await self._store_call(self._queue.leave, number)
+            await self._store_call(self._queue.leave, number, plan)
             return None
         self._jobs.active[number] = job
         log.info("job_joined", job=job.id, units=len(job.keys))
         return job
 
-    async def _planned(self, claimed: Claimed) -> ActiveJob:
-        """The job with every stage that stored outcomes lead to, so that finished units keep their places."""
+    async def _planned(self, claimed: Claimed, digest: str | None = None) -> ActiveJob:
+        """The job with every stage that stored outcomes lead to, so that finished units keep their places. It ends at
+        the plan with this ``digest``: other jobs may have measured units of later stages."""
 
         def plan() -> ActiveJob:
             request = request_of(claimed.request)
@@ -137,7 +138,7 @@ class Execution:
         def stored() -> list[Outcome | None]:
             return [self._queue.outcome(key) for key in job.keys[len(outcomes) :]]
 
-        while job.plan.in_stages:
+        while job.plan.in_stages and job.digest != digest:
             found = await self._store_call(stored)
             outcomes += (outcome for outcome in found if outcome is not None)
             if len(outcomes) < len(job.keys) or not await self._beside(job.extend, outcomes):

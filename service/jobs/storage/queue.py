@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, undefer
 
@@ -30,6 +30,9 @@ from service.jobs.storage.owner import Owner
 from service.jobs.storage.results import Packed
 from service.jobs.storage.tables import Job, UnfinishedUnit
 from service.jobs.storage.units import ClaimedUnit, Finished, now
+
+PLANNED = exists().where(UnfinishedUnit.job == Job.number)
+"""True for a job with unfinished units."""
 
 
 class LeaseLost(RuntimeError):
@@ -71,7 +74,7 @@ class JobQueue:
     ) -> None:
         self._database, self._served, self._only_own = database, frozenset(served), only_own
         self._owner, self._lease_s = str(owner), lease_s
-        self._other_plans: set[int] = set()
+        self._other_plans: dict[int, str] = {}
 
     def waiting(self, model: str, leased: Collection[int], without: Collection[int] = ()) -> dict[str, int]:
         """Tenant -> number of its oldest job that can be planned, or has a free unit for ``model``. ``leased`` are the
@@ -84,7 +87,7 @@ class JobQueue:
                 return {}
             row = UnfinishedUnit
             free = exists().where(row.job == Job.number, row.model == model, row.owner.is_(None))
-            is_open = and_(Job.state == "running", Job.number.not_in(self._other_plans), free)
+            is_open = and_(Job.state == "running", ~self._left(), free)
             unplanned = and_(Job.number.not_in(leased), self._unplanned(session))
             wanted = and_(Job.models.in_(fitting), Job.number.not_in(without), or_(is_open, unplanned))
             if self._only_own:
@@ -101,10 +104,13 @@ class JobQueue:
         owners = session.scalars(select(Job.owner).where(Job.state == "running", Job.owner.is_not(None)).distinct())
         gone = [owner for owner in owners if owner is not None and (owner == self._owner or is_gone(owner))]
         lapsed = Job.lease_until < now(session)
-        planned = exists().where(UnfinishedUnit.job == Job.number)
-        nobody = and_(~planned, or_(Job.owner.is_(None), lapsed, Job.owner.in_(gone)))
-        replaced = and_(planned, Job.number.in_(self._other_plans), lapsed)
+        nobody = and_(~PLANNED, or_(Job.owner.is_(None), lapsed, Job.owner.in_(gone)))
+        replaced = and_(PLANNED, self._left(), lapsed)
         return or_(Job.state == "queued", and_(Job.state == "running", or_(nobody, replaced)))
+
+    def _left(self) -> ColumnElement[bool]:
+        """True for a job with a plan that this process has left to others."""
+        return tuple_(Job.number, Job.plan).in_(list(self._other_plans.items()))
 
     def claim(self, number: int) -> Claimed | None:
         """Own a job, to plan it; None when another was quicker or it has ended, also now: after ``MOST_CLAIMS``
@@ -113,18 +119,19 @@ class JobQueue:
             taking = update(Job).where(Job.number == number, self._unplanned(session))
             if self._only_own:
                 taking = taking.where(Job.added_by == self._owner)
+            counted = and_(PLANNED, Job.claims > 0)  # when it was planned before; its units count a death since
             taking = taking.values(
                 state="running",
                 owner=self._owner,
                 lease_until=now(session, self._lease_s),
                 plan=None,
-                claims=Job.claims + 1,
+                claims=case((counted, Job.claims), else_=Job.claims + 1),
                 started_at=func.coalesce(Job.started_at, now(session)),
             )
             if not changed(session.execute(taking)):
                 return None
             units.delete_unfinished(session, number)
-            self._other_plans.discard(number)
+            self._other_plans.pop(number, None)
             job = session.get_one(Job, number, options=[undefer(Job.request)])
             if give_up_if_stuck(session, job):
                 return None
@@ -161,13 +168,11 @@ class JobQueue:
         """Claim units of a planned job for ``model``, ``most`` at most; None when there are none, and for a plan that
         is another one here. ``again``: after a call without an answer. Units of both that this process has are then
         free: it may not know of them."""
-        if number in self._other_plans:
-            return None
         try:
             with self._database.writing() as session:
                 planned = select(Job.plan).where(Job.number == number, Job.state == "running")
                 plan = session.scalar(planned.with_for_update(read=True))
-                if plan is None:
+                if plan is None or plan == self._other_plans.get(number):
                     return None
                 if again:
                     units.free(session, self._owner, number, model)
@@ -183,10 +188,10 @@ class JobQueue:
             job = session.scalars(query).one_or_none()
             return None if job is None else Claimed(number, job.id, job.tenant, job.request)
 
-    def leave(self, number: int) -> None:
-        """Give back units of a job whose plan is another one here: other code, hardware or limits. The job is left
-        alone until no process works on that plan."""
-        self._other_plans.add(number)
+    def leave(self, number: int, plan: str) -> None:
+        """Give back units of a job whose ``plan`` is another one here: other code, hardware or limits. The job is left
+        alone until no process works on that plan, or it has a new one."""
+        self._other_plans[number] = plan
         with self._database.writing() as session:
             units.free(session, self._owner, number)
 

@@ -116,13 +116,13 @@ def finish(session: Session, job: int, owner: str, keys: Mapping[int, str]) -> s
     """Remove the rows of units that ``owner`` has finished, position -> key; returns their positions.
 
     So are rows that nobody has claimed since their lease ran out, as while the database was out of reach. The job may
-    have another plan by now, so their keys are compared.
+    have another plan by now, of which ``owner`` has claimed units too. So keys are compared.
     """
     row = UnfinishedUnit
-    unclaimed = select(row.position, row.key).where(row.job == job, row.owner.is_(None), row.position.in_(keys))
-    same = [position for position, key in session.execute(unclaimed) if keys[position] == key]
-    mine = or_(and_(row.owner == owner, row.position.in_(keys)), row.position.in_(same))
-    return set(session.scalars(delete(row).where(row.job == job, mine).returning(row.position)))
+    open_here = or_(row.owner == owner, row.owner.is_(None))
+    found = select(row.position, row.key).where(row.job == job, open_here, row.position.in_(keys))
+    same = [position for position, key in session.execute(found) if keys[position] == key]
+    return set(session.scalars(delete(row).where(row.job == job, row.position.in_(same)).returning(row.position)))
 
 
 def any_unfinished(session: Session, job: int) -> bool:

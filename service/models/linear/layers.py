@@ -34,7 +34,7 @@ Choice = tuple[tuple[int, Product], ...]
 class ChosenLinear(nn.Linear):
     """A linear layer with the parameters of ``linear`` and the products of ``choice``.
 
-    They are for inference: where gradients are on, ``plain`` multiplies, since not every product has one.
+    They are for inference: ``plain`` multiplies where gradients or autocast are on, which not every product knows.
     """
 
     def __init__(self, linear: nn.Linear, choice: Choice = ((UNBOUNDED, plain),)) -> None:
@@ -45,7 +45,7 @@ class ChosenLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., out_features] of [..., in_features] in the dtype of the weight."""
         rows = input.numel() // self.in_features
-        if rows == 0 or torch.is_grad_enabled():
+        if rows == 0 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return plain(self, input)
         return next(product for most, product in self.choice if rows <= most)(self, input)
 

@@ -12,10 +12,13 @@ from service.evaluation.recommend.plan import RecommendPlan, plan_of
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import RecommendResult
 from service.jobs import early
+from service.jobs.planning import planned, request_of
+from service.jobs.storage.owner import Owner
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.conftest import TEXT
+from tests.service.jobs.adding import queue_of
 from tests.service.jobs.bench import in_one_run, result_of, running
 
 METHODS = [{"method": "yarn", "factor": factor} for factor in (1.0, 1.5, 2.0, 2.5, 3.0)]
@@ -89,6 +92,27 @@ async def test_a_second_job_takes_every_stage_from_the_store(
         await until_done(store, second)
     job = store.get("anna", second)
     assert (job.state, job.units_reused, job.seconds) == ("done", job.units_total, 0.0)
+    assert result_of(store, "anna", second).numbers() == result_of(store, "anna", first).numbers()
+
+
+@only_sqlite
+async def test_a_stage_that_another_job_has_finished_is_joined(
+    store: JobStore, models: ModelRegistry, job_settings: Settings
+) -> None:
+    """A server joins at the stage of its colleague, although the store leads to the next one."""
+    first, _ = added(store, models, job_settings)
+    async with running(store, models, job_settings) as runner:
+        await until_done(store, first)
+        second, plan = added(store, models, job_settings)
+        elsewhere = queue_of(store, owner=Owner("elsewhere", 1, 0.0, "planned it"), lease_s=600.0)
+        (number,) = elsewhere.waiting("tiny", ()).values()
+        claimed = elsewhere.claim(number)
+        assert claimed is not None
+        by = planned(request_of(claimed.request), "anna", second, models, job_settings)
+        elsewhere.begin(number, by.keys, plan.cost)
+        elsewhere.enter(number, by.digest, [(at, key, "tiny") for at, key in enumerate(by.keys)])
+        runner.notify()
+        await until_done(store, second)
     assert result_of(store, "anna", second).numbers() == result_of(store, "anna", first).numbers()
 
 

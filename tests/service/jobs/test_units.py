@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
+from itertools import pairwise
 from threading import Thread
 
 import pytest
@@ -15,7 +16,7 @@ from service.jobs.storage.queue import JobQueue, Recorded
 from service.jobs.storage.results import Packed
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.tables import UnfinishedUnit
-from tests.service.jobs.adding import LEASE_S, claimed, enter, planned, queue_of, taken, unit
+from tests.service.jobs.adding import LEASE_S, PLAN, claimed, enter, planned, queue_of, taken, unit
 
 
 def servers(store: JobStore, count: int) -> list[JobQueue]:
@@ -109,6 +110,17 @@ def test_a_freed_unit_of_another_plan_is_not_recorded(store: JobStore) -> None:
     assert taken(here, number, 1) == [0]
 
 
+def test_a_claimed_unit_of_another_plan_is_not_recorded(store: JobStore) -> None:
+    """A process claims units of the new plan while it measures one of the old plan."""
+    late, here = servers(store, 2)
+    job, number = planned(store, here)
+    assert taken(late, number, 1) == [0]
+    assert late.record(number, [unit(0, key="of an older plan")]) is Recorded.LEFT
+    assert store.done_units(job.id) == []
+    assert late.record(number, [unit(0)]) is Recorded.LEFT
+    assert len(store.done_units(job.id)) == 1
+
+
 def test_a_unit_that_kills_every_process_ends_its_job(store: JobStore) -> None:
     here = queue_of(store)
     job, number = planned(store, here, units=2)
@@ -119,6 +131,22 @@ def test_a_unit_that_kills_every_process_ends_its_job(store: JobStore) -> None:
     failed = store.get("anna", job.id)
     assert failed.error is not None
     assert (failed.state, failed.error.code) == ("failed", "no_progress")
+
+
+def test_a_death_counts_once_if_the_next_process_has_another_plan(store: JobStore) -> None:
+    queues = servers(store, MOST_CLAIMS + 1)
+    for queue in queues:
+        queue._lease_s = 0.0
+    job, number = planned(store, queues[0])
+    for dead, successor in pairwise(queues):
+        assert store.get("anna", job.id).state == "running"
+        assert taken(dead, number, 1) == [0]
+        successor.waiting("tiny", ())
+        if taken(successor, number, 1):
+            successor.leave(number, PLAN)
+            assert successor.claim(number) is not None
+            enter(successor, number, range(6))
+    assert store.get("anna", job.id).state == "failed"
 
 
 def test_jobs_that_share_a_unit_do_not_run_it_at_once(store: JobStore) -> None:
@@ -150,7 +178,7 @@ def test_a_process_with_another_plan_leaves_the_job_until_nobody_works_on_it(sto
     _, number = planned(store, at_work)
     assert taken(at_work, number, 1) == [0]
     assert taken(other, number, 2) == [1, 2]
-    other.leave(number)
+    other.leave(number, PLAN)
     assert other.waiting("tiny", ()) == {}
     assert other.claim(number) is None
     assert taken(at_work, number, 2) == [1, 2], "what it had claimed is free again"
@@ -164,12 +192,27 @@ def test_a_plan_that_nobody_uses_any_more_is_replaced(store: JobStore) -> None:
     gone._lease_s = 0.0
     _, number = planned(store, gone)
     assert taken(other, number, 1) == [0]
-    other.leave(number)
+    other.leave(number, PLAN)
     assert other.waiting("tiny", ()) == {"anna": number}
     assert other.take(number, "tiny", 1) is None, "its units are those of the other plan"
     assert other.claim(number) is not None
     enter(other, number, range(2))
     assert taken(other, number) == [0, 1]
+
+
+def test_a_new_plan_of_a_job_that_was_left_is_joined(store: JobStore) -> None:
+    """As after an update of several servers in turn: the job begins again on one, and the others help."""
+    gone, first, second = servers(store, 3)
+    gone._lease_s = 0.0
+    _, number = planned(store, gone)
+    for other in (first, second):
+        assert taken(other, number, 1) == [0]
+        other.leave(number, PLAN)
+    assert first.claim(number) is not None
+    first.enter(number, "a new plan", [(position, unit(position).key, "tiny") for position in range(3)])
+    assert taken(first, number, 1) == [0]
+    assert second.waiting("tiny", ()) == {"anna": number}
+    assert taken(second, number) == [1, 2]
 
 
 def test_progress_of_other_processes_is_counted(store: JobStore) -> None:

@@ -15,7 +15,7 @@ from service.models.fingerprint import fingerprint
 from service.models.linear import layers
 from service.models.linear.layers import EDGES, UNBOUNDED, ChosenLinear, products_of, replace, use_fastest
 from service.models.linear.packing import pack
-from service.models.linear.products import by_columns, by_groups, by_onednn, plain, products_by
+from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain, products_by
 from service.models.loading import DEMO
 from service.settings import Settings
 from tests.models import tiny_model, tiny_tokens
@@ -63,6 +63,16 @@ def test_where_gradients_are_on_the_layer_is_plain() -> None:
     linear, x = layer().requires_grad_(True), torch.randn(3, 512)
     expected = torch.autograd.grad(linear(x).square().sum(), linear.weight)[0]
     found = torch.autograd.grad(ChosenLinear(linear, ALL)(x).square().sum(), linear.weight)[0]
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("product", [by_columns, by_groups, by_onednn])
+def test_under_autocast_the_layer_is_plain(product: Product, dtype: torch.dtype) -> None:
+    linear, x = layer(bias=True), torch.randn(3, 512, dtype=dtype)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found, expected = ChosenLinear(linear, ((UNBOUNDED, product),))(x), linear(x)
+    assert found.dtype == torch.bfloat16
     assert torch.equal(found, expected)
 
 
