@@ -200,13 +200,18 @@ class EvaluationResult(BaseModel, ABC):
         """``title``; that of a partial result begins with its scope."""
         return self._scoped(self.title())
 
+    def end_early(self, partial: Partial) -> None:
+        """Make it a partial result. The words of an answer, where it has one, begin with the scope too."""
+        self.partial = partial
+
     def scope(self) -> str:
         """The bounds of a partial comparison; empty for a whole one."""
         return "" if self.partial is None else self.partial.scope
 
     def _scoped(self, text: str) -> str:
         scope = self.scope()
-        return f"{scope[0].upper()}{scope[1:]}: {text}" if scope else text
+        lead = f"{scope[0].upper()}{scope[1:]}: " if scope else ""
+        return text if text.startswith(lead) else lead + text
 
     def names(self) -> list[str]:
         """The methods as tables name them."""

@@ -90,7 +90,7 @@ def partial_result(
     missing = Counter(unit.subject.label for position, unit in enumerate(plan.units) if position not in finished)
     result.id, result.seconds = job.id, None
     lacks = lacking(plan, part.plan, finished)
-    result.partial = Partial(units_done=len(finished), units_total=len(keys), missing=dict(missing), lacks=lacks)
+    result.end_early(Partial(units_done=len(finished), units_total=len(keys), missing=dict(missing), lacks=lacks))
     return result
 
 
