@@ -104,10 +104,15 @@ class MethodInResult(BaseModel):
     model: str = Field(description="The served model that answered: a method may name a variant of the requested one.")
 
 
-Part = Literal["methods", "evaluations", "rounds"]
+Part = Literal["methods", "lengths", "evaluations", "rounds"]
 """Parts of an evaluation that a partial result may lack."""
 
-_SCOPES: dict[Part, str] = {"methods": "of the methods", "evaluations": "by the evaluations", "rounds": "by the rounds"}
+_SCOPES: dict[Part, str] = {
+    "methods": "of the methods",
+    "lengths": "at the lengths",
+    "evaluations": "by the evaluations",
+    "rounds": "by the rounds",
+}
 
 
 class Partial(BaseModel):
@@ -145,7 +150,7 @@ class EvaluationResult(BaseModel, ABC):
     model: str
     trained_length: int
     partial: Partial | None = Field(
-        None, description="Of a job that ended early: the result has the methods that are complete, and lacks others."
+        None, description="Of a job that ended early: the result has the methods or lengths that are complete."
     )
     seconds: float | None = Field(None, description="Wall time; absent in a job's result, see the job.")
     links: dict[str, str] = Field(default_factory=dict, description="The same result in other forms.")

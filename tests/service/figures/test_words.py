@@ -262,6 +262,7 @@ def test_a_partial_result_names_what_it_lacks() -> None:
 
 SCOPES: dict[tuple[Part, ...], str] = {
     ("methods",): "Of the methods that finished",
+    ("lengths",): "At the lengths that finished",
     ("evaluations",): "By the evaluations that finished",
     ("methods", "evaluations"): "Of the methods and by the evaluations that finished",
     ("rounds",): "By the rounds that finished",
