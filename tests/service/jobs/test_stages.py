@@ -12,6 +12,7 @@ from service.evaluation.recommend.plan import RecommendPlan, plan_of
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import RecommendResult
 from service.jobs import early
+from service.jobs.storage import outcomes
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -103,7 +104,7 @@ async def test_a_cancelled_job_has_the_result_of_its_finished_rounds(
         store.cancel("anna", job_id)
     job = early.read(store.database, "anna", job_id)
     assert job is not None
-    result = early.partial_result(job, models, job_settings, partial(early.outcome_of, store.database))
+    result = early.partial_result(job, models, job_settings, partial(outcomes.read, store.database))
     assert isinstance(result, RecommendResult)
     assert result.partial is not None
     assert result.partial.lacks == ["rounds"], "every candidate was in the first"
