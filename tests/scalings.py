@@ -275,7 +275,7 @@ def line(name: str) -> str:
             divisors[0] if divisors[0] == divisors[1] else " and ".join(divisors),
             f"{at[4].attention_factor:.4g}",
             f"{temperature:.4g}{by_position}",
-            "every layer" if set(patch.layers) == {"slots"} else "full attention",
+            "every layer" if set(patch.layers) <= {"slots", "tempered"} else "full attention",
         ]
         return f"| {' | '.join(cells)} |"
 

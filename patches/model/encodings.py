@@ -44,7 +44,8 @@ class Encodings:
     def __init__(
         self, geometry: RopeGeometry, layers: Mapping[str, int], device: torch.device, declared: object = None
     ) -> None:
-        """``layers`` counts the layers by role: under the encoding, with another rotary type, without rotation.
+        """``layers`` counts the layers by role: under the encoding, with another rotary type, without rotation. Those
+        with a temperature of the model count again.
 
         ``declared`` is ``rope_parameters`` of the configuration. It may have an object per type of layer.
         """

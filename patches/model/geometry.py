@@ -111,6 +111,12 @@ def text_config(model: nn.Module) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
+def tempered_layers(config: Any) -> int:
+    """Layers that scale their queries by position outside of the seams, as all of Ministral 3 and Mistral 4 do."""
+    declared = getattr(config, "rope_parameters", None) or {}
+    return int(config.num_hidden_layers) if declared.get("llama_4_scaling_beta") else 0
+
+
 def chunked_layers(config: Any) -> dict[int, int]:
     """Layer -> tokens per chunk, for layers that attend within chunks (Llama 4)."""
     kinds = getattr(config, "layer_types", None) or []

@@ -32,7 +32,7 @@ from patches.model.encodings import KEYWORD, Encodings
 from patches.model.eviction import evict
 from patches.model.forward import Forwards
 from patches.model.fusion.active import fusing
-from patches.model.geometry import text_config
+from patches.model.geometry import tempered_layers, text_config
 from patches.model.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
 from patches.model.recording import Recordings
@@ -61,6 +61,8 @@ class Patched(Encodings):
             geometry = replace(geometry, num_attention_heads=int(config.num_attention_heads))
         layers: dict[str, int] = dict(Counter(map(str, measurement.roles.values())))
         layers = layers or {"slots": int(config.num_hidden_layers)}
+        if tempered := len(temperatures) or tempered_layers(config):
+            layers["tempered"] = tempered
         super().__init__(geometry, layers, model.device, getattr(config, "rope_parameters", None))
         self.ranks = Ranks()
         self.model = model  # a PreTrainedModel, whose library is imported in hf.py only

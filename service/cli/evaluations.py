@@ -6,7 +6,8 @@ import difflib
 import inspect
 import json
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -172,13 +173,14 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
                 stdout.print(job.id)
                 return
             finish(client, job, server, cancel=cancel, as_json=as_json, as_csv=as_csv)
-            result = client.result(job.id)
-            # Before the server stops: Ctrl-C may come while it does.
-            deliver(result, names, plots, as_json=as_json, as_csv=as_csv)
-            if report is not None:
-                save(report, client.download(job.id, "report.html", include_text=include_text))
-        if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:
-            save(policy, made.model_dump_json(indent=2).encode())
+            with finding_again(job, server):
+                result = client.result(job.id)
+                # Before the server stops: Ctrl-C may come while it does.
+                deliver(result, names, plots, as_json=as_json, as_csv=as_csv)
+                if report is not None:
+                    save(report, client.download(job.id, "report.html", include_text=include_text))
+                if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:
+                    save(policy, made.model_dump_json(indent=2).encode())
 
     _fit_options(run, evaluation)
     app.command(name.replace("_", "-"), help=help_text, context_settings={"ignore_unknown_options": True})(run)
@@ -229,12 +231,27 @@ def finish(
     return job
 
 
+@contextmanager
+def finding_again(job: JobInfo, server: str | None) -> Iterator[None]:
+    """Ctrl-C before a finished job has been shown ends the command with the way to its result.
+
+    Raises:
+        typer.Exit: 130 after Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = "the same command" if server is None else f"ropeway jobs results {job.id[:12]} --server {server}"
+        stderr.print(f"interrupted; the job is done: {again} shows its result", markup=False, soft_wrap=True)
+        raise typer.Exit(128 + signal.SIGINT) from None
+
+
 def _leave(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> JobInfo:
     """The job after Ctrl-C, which may have come after its end."""
     if server is None or cancel:
         client.cancel(job.id)
         job = client.job(job.id)
-        message = f"cancelled{_how_to_go_on(job, server)}"
+        message = f"cancelled{_how_to_go_on(job, server) or ': no unit is finished, so nothing is kept'}"
     else:
         message = f"the job goes on; come back to it: ropeway jobs follow {job.id[:12]} --server {server}"
     if job.state != "done":

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from service.cli.client import connected
-from service.cli.evaluations import IncludeText, finish
+from service.cli.evaluations import IncludeText, finding_again, finish
 from service.cli.files import save
 from service.cli.measuring import AsCsv, AsJson, show, show_early
 from service.cli.options import Server
@@ -99,7 +99,8 @@ def follow(
     """Follow a job until it ends, then print its result. Ctrl-C ends the following and leaves the job alone."""
     with _connected(server) as client:
         job = finish(client, client.job(_whole(client, job_id)), _address(server), cancel=cancel_)
-        show(client.result(job.id))
+        with finding_again(job, _address(server)):
+            show(client.result(job.id))
 
 
 @jobs.command("resume")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -12,8 +12,11 @@ from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.options import ModelName, Server, method_names
-from service.cli.terminal import fail, new_table, print_table, stdout
+from service.cli.terminal import fail, new_table, print_table, printable, stdout
 from service.reports.schema import default_text, type_text
+
+if TYPE_CHECKING:
+    from service.client import ModelInfo
 
 FACTS = {
     "formula": "formula",
@@ -73,9 +76,9 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
         return
     numbers = ("parameters", "trained\nlength", "longest")
     table = new_table("model", *numbers, "device", "engine", numbers=numbers)
-    variants = []
+    notes: list[str] = []
     for info in served:
-        variants += [f"variant of {info.id} for {kind}: {name}" for kind, name in info.variants.items()]
+        notes += _notes(info)
         counts = [f"{count:,}" for count in (info.parameters, info.trained_length, info.max_length)]
         numbers_in = info.dtype if info.quantization is None else f"{info.dtype}, {info.quantization.scheme}"
         numbers_in += ", packed" if info.packed_weights else ""
@@ -83,8 +86,18 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
         engine += ", CUDA graphs" if info.cuda_graphs else ""
         engine += ", recorded steps" if info.recorded_steps else ""
         table.add_row(info.id, *counts, f"{info.device} {numbers_in}", engine)
-    table.caption, table.caption_justify = Text("\n".join(variants)), "left"
+    table.caption, table.caption_justify = Text("\n".join(notes)), "left"
     print_table(table)
+
+
+def _notes(info: ModelInfo) -> list[str]:
+    """Lines below the table: the variants, the reason for a slower engine, the products of linear layers."""
+    lines = [f"variant of {info.id} for {kind}: {name}" for kind, name in info.variants.items()]
+    if info.engine_reason is not None:
+        lines.append(f"engine of {info.id}: {printable(info.engine_reason)}")
+    if info.products:
+        lines.append(f"products of {info.id}: {'; '.join(info.products)}")
+    return lines
 
 
 def _all_methods(known: list[dict[str, Any]]) -> Table:

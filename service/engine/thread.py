@@ -15,7 +15,7 @@ import torch
 from patches import Patched
 from service import context
 from service.engine.adapter import EncodingManager
-from service.engine.adapter.configuration import is_divided
+from service.engine.adapter.configuration import is_whole_on_cpu
 from service.engine.choice import EngineChoice
 from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.interleave import Work
@@ -45,8 +45,7 @@ class GenerationThread:
         self._listening: dict[asyncio.Queue[Any], EncodingManager | PaddedLoop] = {}
         self._interleaved = 0
         self._watching: asyncio.Task[None] | None = None
-        alone = patch.model.device.type == "cpu" and not is_divided(patch.model)
-        self._neighbours = Neighbours(torch.get_num_threads() if alone else 1)
+        self._neighbours = Neighbours(torch.get_num_threads() if is_whole_on_cpu(patch.model) else 1)
 
     def _started(self) -> EncodingManager | PaddedLoop:
         manager = self._choice.built(self._patch, self._limits, self._metrics.step)

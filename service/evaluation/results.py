@@ -114,10 +114,15 @@ class MethodInResult(BaseModel):
     model: str = Field(description="The served model that answered: a method may name a variant of the requested one.")
 
 
-Part = Literal["methods", "evaluations", "rounds"]
+Part = Literal["methods", "lengths", "evaluations", "rounds"]
 """Parts of an evaluation that a partial result may lack."""
 
-_SCOPES: dict[Part, str] = {"methods": "of the methods", "evaluations": "by the evaluations", "rounds": "by the rounds"}
+_SCOPES: dict[Part, str] = {
+    "methods": "of the methods",
+    "lengths": "at the lengths",
+    "evaluations": "by the evaluations",
+    "rounds": "by the rounds",
+}
 
 
 class Partial(BaseModel):
@@ -155,7 +160,7 @@ class EvaluationResult(BaseModel, ABC):
     model: str
     trained_length: int
     partial: Partial | None = Field(
-        None, description="Of a job that ended early: the result has the methods that are complete, and lacks others."
+        None, description="Of a job that ended early: the result has the methods or lengths that are complete."
     )
     seconds: float | None = Field(None, description="Wall time; absent in a job's result, see the job.")
     links: dict[str, str] = Field(default_factory=dict, description="The same result in other forms.")
@@ -210,13 +215,18 @@ class EvaluationResult(BaseModel, ABC):
         """``title``; that of a partial result begins with its scope."""
         return self._scoped(self.title())
 
+    def end_early(self, partial: Partial) -> None:
+        """Make it a partial result. The words of an answer, where it has one, begin with the scope too."""
+        self.partial = partial
+
     def scope(self) -> str:
         """The bounds of a partial comparison; empty for a whole one."""
         return "" if self.partial is None else self.partial.scope
 
     def _scoped(self, text: str) -> str:
         scope = self.scope()
-        return f"{scope[0].upper()}{scope[1:]}: {text}" if scope else text
+        lead = f"{scope[0].upper()}{scope[1:]}: " if scope else ""
+        return text if text.startswith(lead) else lead + text
 
     def names(self) -> list[str]:
         """The methods as tables name them."""

@@ -108,7 +108,7 @@ class Plan(ABC):
 
     in_stages: ClassVar[bool] = False
     """True if ``extended`` may add units."""
-    parts_are: ClassVar[Part] = "evaluations"
+    parts_are: ClassVar[Part] = "lengths"
     """Parts that ``reduced`` may leave out, besides methods."""
 
     @property
@@ -138,19 +138,34 @@ class Plan(ABC):
         return self.cost.tokens
 
     def reduced(self, request: Any, finished: Collection[int]) -> Any | None:
-        """``request`` with the methods whose units are all among the positions ``finished``; None without any.
+        """``request`` with the methods whose units are all among the positions ``finished``.
 
-        The plan of the reduced request may need other units too.
+        Without any, it has the methods that are finished at some lengths, and the lengths that these share. None
+        without such lengths. The plan of the reduced request may need other units too.
         """
-        methods = complete_methods(self.units, finished)
-        kept = [method for method in request.methods if method in methods]
-        return request.model_copy(update={"methods": kept}) if kept else None
+        kept: dict[str, Any] = {}
+        methods: Collection[Method] = complete_methods(self.units, finished)
+        if not methods:
+            methods, kept["lengths"] = complete_lengths(self.units, finished)
+        kept["methods"] = [method for method in request.methods if method in methods]
+        return request.model_copy(update=kept) if kept["methods"] else None
 
 
 def complete_methods(units: Sequence[Unit], finished: Collection[int]) -> list[Method]:
     """The methods of ``units`` that have no unit at a position outside ``finished``, in order."""
     unfinished = {unit.subject.method for position, unit in enumerate(units) if position not in finished}
     return [method for method in dict.fromkeys(unit.subject.method for unit in units) if method not in unfinished]
+
+
+def complete_lengths(units: Sequence[Unit], finished: Collection[int]) -> tuple[list[Method], list[int]]:
+    """The methods of ``units`` with no unit outside ``finished`` at some lengths, and the lengths that they share."""
+    unfinished = {(unit.subject.method, unit.length) for position, unit in enumerate(units) if position not in finished}
+    complete: dict[Method, set[int]] = {}
+    for unit in units:
+        if (unit.subject.method, unit.length) not in unfinished:
+            complete.setdefault(unit.subject.method, set()).add(unit.length)
+    shared = set.intersection(*complete.values()) if complete else set()
+    return (list(complete), sorted(shared)) if shared else ([], [])
 
 
 class Measured(NamedTuple):

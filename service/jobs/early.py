@@ -15,7 +15,7 @@ from service.evaluation.results import EvaluationResult, Part, Partial
 from service.evaluation.unit import Outcome, Plan
 from service.jobs.planning import planned, replayed, request_of
 from service.jobs.records import ENDED_EARLY, JobState
-from service.jobs.storage import outcomes, results
+from service.jobs.storage import results
 from service.jobs.storage.database import Database
 from service.jobs.storage.results import Packed
 from service.jobs.storage.tables import FinishedUnit, Job
@@ -44,12 +44,6 @@ def read(database: Database, tenant: str, job_id: str, states: Sequence[JobState
         rows = select(FinishedUnit.position, FinishedUnit.key).where(FinishedUnit.job == job.number)
         finished = dict(session.execute(rows).all())
         return EndedEarly(job.number, job.id, tenant, job.request, finished) if finished else None
-
-
-def outcome_of(database: Database, key: str) -> Outcome | None:
-    """The stored outcome, if there is one and it is whole."""
-    with database.reading() as session:
-        return outcomes.get(session, key)
 
 
 def put(database: Database, job: EndedEarly, packed: Packed) -> None:
@@ -90,7 +84,7 @@ def partial_result(
     missing = Counter(unit.subject.label for position, unit in enumerate(plan.units) if position not in finished)
     result.id, result.seconds = job.id, None
     lacks = lacking(plan, part.plan, finished)
-    result.partial = Partial(units_done=len(finished), units_total=len(keys), missing=dict(missing), lacks=lacks)
+    result.end_early(Partial(units_done=len(finished), units_total=len(keys), missing=dict(missing), lacks=lacks))
     return result
 
 

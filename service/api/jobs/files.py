@@ -19,6 +19,7 @@ from service.errors import ApiError
 from service.evaluation.catalogue import any_result
 from service.jobs import early
 from service.jobs.records import JobInfo, UnitDone, units_table
+from service.jobs.storage import outcomes
 from service.jobs.storage.results import Packed, pack
 from service.reports.rendered import PAGE, PageOptions
 
@@ -137,7 +138,7 @@ async def _so_far(job_id: str, request: Request) -> Packed | None:
 async def _packed(job: early.EndedEarly, request: Request) -> Packed | None:
     """The partial result of a job; None where no method is complete."""
     state = request.app.state
-    outcome = partial(early.outcome_of, store_of(request).database)
+    outcome = partial(outcomes.read, store_of(request).database)
     result = await state.workers.run(early.partial_result, job, state.models, state.settings, outcome)
     if result is None:
         return None

@@ -17,6 +17,11 @@ def is_divided(model: Any) -> bool:
     return (getattr(model, "tp_size", None) or 1) > 1
 
 
+def is_whole_on_cpu(model: Any) -> bool:
+    """True if this process alone computes the model, on a CPU."""
+    return model.device.type == "cpu" and not is_divided(model)
+
+
 class _AsCached:
     """The configuration of a model, except for the sizes of its cache."""
 

@@ -24,7 +24,7 @@ from patches import PagedBackend, Patched
 from service.engine import THREAD_NAME
 from service.engine.adapter.cache import EncodingCache, sized_by_us
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
-from service.engine.adapter.configuration import configured_as_cached, is_divided
+from service.engine.adapter.configuration import configured_as_cached, is_whole_on_cpu
 from service.engine.adapter.decode_rows import DecodeRows
 from service.engine.adapter.graphs import DecodeGraphs
 from service.engine.adapter.inputs import SlottedInputs, on_host
@@ -77,6 +77,8 @@ class EncodingManager(ContinuousBatchingManager):
     until its last output.
     """
 
+    _wake_up_loop: Wake  # an Event in transformers
+
     def __init__(
         self,
         patch: Patched,
@@ -100,7 +102,7 @@ class EncodingManager(ContinuousBatchingManager):
         self.patch, self.backend, self._limits = patch, backend, limits
         self._captures, self._on_step, self.failures = graphs, on_step, list[str]()
         self._recordings = recordings(self.failures) if recorded else None
-        self._reads_in_place = backend is None and patch.model.device.type == "cpu" and not is_divided(patch.model)
+        self._reads_in_place = backend is None and is_whole_on_cpu(patch.model)
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(lambda: self.load()[0] > 0, self._let_steps_end)
         self._runner: RequestRunner | None = None
@@ -125,7 +127,7 @@ class EncodingManager(ContinuousBatchingManager):
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
         with self._configured(), _alone(patch.model):
             super().__init__(patch.model, generation_config, config)
-        self._wake_up_loop = self._wake = Wake()
+        self._wake_up_loop = Wake()
         if backend is not None:
             # transformers forbids block tables to an attention whose name has no "flash". Our tables are elsewhere.
             self.continuous_batching_config.max_blocks_per_request = 1
@@ -177,7 +179,7 @@ class EncodingManager(ContinuousBatchingManager):
 
     @override
     def _run_generation_loop(self) -> None:
-        with generation_thread(self._wake):
+        with generation_thread(self._wake_up_loop):
             try:
                 super()._run_generation_loop()
             finally:  # a step in vain may still write into the cache
@@ -216,7 +218,7 @@ class EncodingManager(ContinuousBatchingManager):
     def _advance_interleaved(self, scheduler: FairScheduler) -> set[str]:
         """One step of long work, if the tenant whose turn it is has some; returns the tenants with such work."""
         if len(self.interleaved):
-            self._wake.works()
+            self._wake_up_loop.works()
         tenants = interleave(
             self.interleaved, self.turns, lambda: {scheduler.tenant_of(state) for state in self._states(scheduler)}
         )
@@ -247,7 +249,7 @@ class EncodingManager(ContinuousBatchingManager):
         processor = self._stepping
         assert processor is not None
         inputs: SlottedInputs = processor.inputs_and_outputs  # type: ignore[assignment]
-        self._wake.works()
+        self._wake_up_loop.works()
         began = time.perf_counter()
         while inputs.requests_in_batch and self._runs_out_of_memory(processor):
             give_back()

@@ -14,6 +14,7 @@ from service.evaluation.results import (
     Interval,
     MethodInResult,
     Overview,
+    Partial,
     Row,
     Score,
     Scores,
@@ -170,6 +171,10 @@ class RecommendResult(EvaluationResult):
             for method in self.methods
         ]
         return Scores("perplexity", True, by_method, note="95 % interval over windows")
+
+    def end_early(self, partial: Partial) -> None:
+        super().end_early(partial)
+        self.answer.words[0] = self._scoped(self.answer.words[0])
 
     def sentences(self) -> list[str]:
         """The answer with its evidence, its doubt, its cost, and the encodings to avoid."""

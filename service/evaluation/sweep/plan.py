@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from patches import Method, label_of, parse
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.checks import InvalidEvaluation, affordable, at_most, subjects_of
 from service.evaluation.cost import Cost
+from service.evaluation.results import Part
 from service.evaluation.retrieval.grid import grid_lengths
 from service.evaluation.sweep.judging import Judge
 from service.evaluation.sweep.request import SweepRequest
@@ -23,6 +25,8 @@ from service.settings import Settings
 class SweepPlan(Plan):
     """``subjects`` are measured by every part, in this order. ``reference`` is the index of the checkpoint's own
     encoding among them, judged at ``within`` tokens."""
+
+    parts_are: ClassVar[Part] = "evaluations"
 
     model: str
     trained_length: int

@@ -14,6 +14,7 @@ from service.evaluation.results import (
     Interval,
     MethodInResult,
     Overview,
+    Partial,
     Row,
     Score,
     Scores,
@@ -110,6 +111,10 @@ class SweepResult(EvaluationResult):
         TypeError: always; the parts have scores.
         """
         raise TypeError("a sweep has no scores: its parts have")
+
+    def end_early(self, partial: Partial) -> None:
+        super().end_early(partial)
+        self.answer.words = self._scoped(self.answer.words)
 
     def sentences(self) -> list[str]:
         """The answer, the methods that are adequate by every evaluation, and the cautions of each."""

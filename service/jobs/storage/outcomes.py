@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from service.evaluation.unit import Outcome
 from service.jobs.records import UNFINISHED
+from service.jobs.storage.database import Database
 from service.jobs.storage.tables import FinishedUnit, Job, StoredOutcome
 
 log = structlog.get_logger()
@@ -51,6 +52,12 @@ def put(session: Session, key: str, data: bytes) -> None:
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     statement = insert(StoredOutcome).values(values)
     session.execute(statement.on_conflict_do_update(index_elements=["key"], set_=values))
+
+
+def read(database: Database, key: str) -> Outcome | None:
+    """``get`` in a transaction for it alone."""
+    with database.reading() as session:
+        return get(session, key)
 
 
 def get(session: Session, key: str) -> Outcome | None:

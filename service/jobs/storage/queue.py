@@ -197,8 +197,7 @@ class JobQueue:
 
     def outcome(self, key: str) -> Outcome | None:
         """The stored outcome, if there is one and it is whole."""
-        with self._database.reading() as session:
-            return outcomes.get(session, key)
+        return outcomes.read(self._database, key)
 
     def record(self, number: int, finished: Iterable[Finished]) -> Recorded:
         """Put finished units and their outcomes on disk, all or none. Units that another process has claimed meanwhile

@@ -45,7 +45,8 @@ def test_mixed_rows_from_a_cache(family: str) -> None:
     [
         ("llama", {"slots": 2}),
         ("gemma3", {"own": 2, "slots": 2}),
-        ("llama4", {"slots": 3, "never": 1}),
+        ("llama4", {"slots": 3, "never": 1, "tempered": 1}),
+        ("ministral3", {"slots": 2, "tempered": 2}),
         ("gpt2", {"slots": 2}),
     ],
 )

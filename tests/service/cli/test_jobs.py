@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from service.cli import progress
+from service.cli.evaluations import finding_again
 from service.client import Ropeway, UnitDone
 from tests.conftest import ROOT
 from tests.forks.parent import SERVERS
@@ -153,6 +156,50 @@ def test_ctrl_c_without_a_server_shows_the_complete_methods(tiny: Path, tmp_path
     assert "Perplexity of" in shown
     assert "1 of 2 units are finished: the same command takes them over" in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", ["4096", "64,128,4096"])
+def test_ctrl_c_in_one_document_under_one_method(
+    tiny: Path, tmp_path: Path, lengths: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass per length: those that are finished are the result."""
+    file, log = tmp_path / "text.txt", tmp_path / "log"
+    file.write_text(TEXT)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("ROPEWAY_DATABASE_URL", f"sqlite:///{tmp_path / 'jobs.db'}")
+    monkeypatch.setenv("ROPEWAY_SCORE_CHUNK", "16")
+    given = ("--pe", "dynamic:4", "--protocol", "curve", "--lengths", lengths)
+    running = forked(reporting_at_once, ["perplexity", str(file), *given, "--model", str(tiny)], log=log)
+    try:
+        wait_for(lambda: re.search(r"[1-9]\d %: .* of", log.read_text()) or running.poll() is not None, 120)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    finally:
+        running.kill()
+    shown = log.read_text()
+    assert "Traceback" not in shown
+    if lengths == "4096":
+        assert "cancelled: no unit is finished, so nothing is kept" in shown
+    else:
+        assert "cancelled; 2 of 3 units are finished: the same command takes them over" in shown
+        assert "At the lengths that finished: Perplexity of" in shown
+        assert re.search(r"\b64 +128\b", shown)
+
+
+def test_ctrl_c_before_the_result_is_shown_names_the_way_to_it(
+    server: str, client: Ropeway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ropeway, "result", lambda client, job_id: signal.raise_signal(signal.SIGINT))
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT[:2000])
+    measured = ropeway("perplexity", str(file), "--lengths", "64", "--server", server)
+    job = client.jobs(limit=1)[0]
+    again = f"interrupted; the job is done: ropeway jobs results {job.id[:12]} --server {server} shows its result"
+    for shown in (measured, ropeway("jobs", "follow", job.id, "--server", server)):
+        assert (shown.exit_code, again in shown.stderr) == (130, True)
+    with pytest.raises(typer.Exit), finding_again(job, None):
+        raise KeyboardInterrupt
 
 
 def interrupted_by_typer(arguments: list[str]) -> None:

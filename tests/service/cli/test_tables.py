@@ -10,6 +10,7 @@ import pytest
 from rich.table import Table
 
 from service.cli.terminal import new_table, print_table, stdout
+from service.client import Ropeway
 from service.evaluation.results import Overview
 from service.reports.terminal import table_of
 from service.settings import Settings
@@ -65,3 +66,18 @@ def test_encodings_of_a_recommendation_stay_whole(capsys: pytest.CaptureFixture[
 def test_models_are_listed_with_their_variants(server: str) -> None:
     shown = ropeway("models", "--server", server).stdout
     assert "variant of tiny for alibi: tiny-alibi" in shown
+
+
+def test_models_are_listed_with_their_products_and_the_reason_of_a_slower_engine(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ropeway(server) as client:
+        tiny, other = client.models()
+    tiny.products = ["192x448: by_groups up to 1, by_onednn", "448x192: by_onednn"]
+    tiny.engine_reason, other.engine_reason = None, "[pages] cannot cache it"
+    other.products = []
+    monkeypatch.setattr(Ropeway, "models", lambda client: [tiny, other])
+    shown = " ".join(ropeway("models", "--server", server).stdout.split())
+    assert f"engine of {other.id}: [pages] cannot cache it" in shown
+    assert f"products of {tiny.id}: {'; '.join(tiny.products)}" in shown
+    assert (shown.count("engine of"), shown.count("products of")) == (1, 1)

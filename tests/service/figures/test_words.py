@@ -240,8 +240,19 @@ class TestPartial:
 
 def partial_of(evaluation: str, *lacks: Part) -> EvaluationResult:
     result: EvaluationResult = examples.EVERY[evaluation]()
-    result.partial = Partial(units_done=4, units_total=6, missing={"ntk": 2}, lacks=[*(lacks or ("methods",))])
+    result.end_early(Partial(units_done=4, units_total=6, missing={"ntk": 2}, lacks=[*(lacks or ("methods",))]))
     return result
+
+
+@pytest.mark.parametrize("evaluation", ["sweep", "recommend"])
+def test_the_json_of_an_answer_begins_with_the_scope_once(evaluation: str) -> None:
+    part = partial_of(evaluation, "rounds")
+    words = part.numbers()["answer"]["words"]
+    first = words if evaluation == "sweep" else words[0]
+    assert first.startswith("By the rounds that finished: ")
+    assert first == part.words()[0] == part.heading()
+    of_an_earlier_version = part.model_copy(deep=True, update={"answer": examples.EVERY[evaluation]().answer})
+    assert of_an_earlier_version.words() == part.words()
 
 
 def test_a_partial_result_names_what_it_lacks() -> None:
@@ -255,6 +266,7 @@ def test_a_partial_result_names_what_it_lacks() -> None:
 
 SCOPES: dict[tuple[Part, ...], str] = {
     ("methods",): "Of the methods that finished",
+    ("lengths",): "At the lengths that finished",
     ("evaluations",): "By the evaluations that finished",
     ("methods", "evaluations"): "Of the methods and by the evaluations that finished",
     ("rounds",): "By the rounds that finished",

@@ -213,6 +213,20 @@ def test_a_method_is_complete_with_all_its_documents(planning: Any) -> None:
     assert [method.method for method in plan.reduced(request, {2, 3, 4}).methods] == ["linear"]
 
 
+def test_lengths_are_complete_where_no_method_is(planning: Any) -> None:
+    fields = {"evaluation": "perplexity", "input": [TEXT, TEXT[100:]], "protocol": "curve", "lengths": [64, 96, 128]}
+    request, plan = planning(fields | {"methods": [{"method": "dynamic", "factor": 2.0}, {"method": "default"}]})
+    assert [unit.length for unit in plan.units] == [64, 64, 96, 96, 128, 128, 128, 128]
+    assert plan.reduced(request, {0}) is None
+    for finished, lengths in (({0, 1}, [64]), ({0, 1, 2, 3, 4}, [64, 96]), ({2, 3}, [96]), ({0, 1, 6}, [64])):
+        reduced = plan.reduced(request, finished)
+        assert ([method.method for method in reduced.methods], reduced.lengths) == (["dynamic"], lengths)
+        assert lacking(plan, planning(body_of(reduced))[1], finished) == ["methods", "lengths"]
+    both, of_both = planning(fields | {"methods": [{"method": "dynamic", "factor": n} for n in (2.0, 4.0)]})
+    assert of_both.reduced(both, {0, 1, 2, 3, 8, 9}).lengths == [96], "the lengths of both"
+    assert of_both.reduced(both, {0, 1, 8, 9}) is None
+
+
 def test_a_sweep_keeps_whole_evaluations_or_the_first_ones_methods(planning: Any) -> None:
     curve = {"evaluation": "perplexity", "input": TEXT, "protocol": "curve"}
     parts = [curve, {"evaluation": "long_perplexity", "input": TEXT}]
