@@ -13,6 +13,10 @@ ROUNDS = 30
 LEAST = 3
 LIMIT_S = 0.1
 """Seconds after which no other round begins, behind the ``LEAST``. Short computations have more rounds."""
+ALIKE = 1.05
+"""Nothing disturbs a computation whose second least time is less than this times the least."""
+LONGEST_S = 0.5
+"""Seconds in which other processes may disturb each run. Then the least times count as they are."""
 GAIN = 0.9
 """A computation replaces one before it if it takes less than this part of its time, so noise decides little."""
 
@@ -22,19 +26,27 @@ def fastest(runs: Sequence[Callable[[], object]]) -> int:
 
     The first run of each, which compiles, is not timed.
     """
-    times = [float("inf")] * len(runs)
+    least = [(float("inf"), float("inf"))] * len(runs)
     for run in runs:
         run()
     start = time.perf_counter()
-    for done in range(ROUNDS):
-        if done >= LEAST and time.perf_counter() - start > LIMIT_S:
-            break
+    done = 0
+    while not _is_enough(done, time.perf_counter() - start, least):
         for index, run in enumerate(runs):
             began = time.perf_counter()
             run()
-            times[index] = min(times[index], time.perf_counter() - began)
+            first, second, _ = sorted((*least[index], time.perf_counter() - began))
+            least[index] = first, second
+        done += 1
     best = 0
-    for index, taken in enumerate(times):
-        if taken < GAIN * times[best]:
+    for index, (taken, _) in enumerate(least):
+        if taken < GAIN * least[best][0]:
             best = index
     return best
+
+
+def _is_enough(done: int, seconds: float, least: Sequence[tuple[float, float]]) -> bool:
+    """True after ``done`` rounds in so many ``seconds`` with these two ``least`` times of each computation."""
+    if done < LEAST or (done < ROUNDS and seconds <= LIMIT_S):
+        return False
+    return seconds > LONGEST_S or all(second < ALIKE * first for first, second in least)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -42,3 +43,26 @@ def test_slow_ones_have_few_rounds(cost: float, rounds: int, monkeypatch: pytest
     clock = Clock(monkeypatch)
     fastest([clock.run(cost)])
     assert len(clock.runs) == 1 + rounds
+
+
+def test_runs_go_on_while_others_disturb_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is faster, but for 0.3 s something slows it down, more and more."""
+    clock = Clock(monkeypatch)
+    slowed = count(20, 3)
+
+    def disturbed() -> None:
+        clock.now += 0.001 * (7 if clock.now > 0.3 else next(slowed))
+
+    assert fastest([clock.run(0.01), disturbed]) == 1
+    assert clock.now < 0.5
+
+
+def test_runs_that_are_always_disturbed_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    growing = count(1)
+
+    def disturbed() -> None:
+        clock.now += 0.01 * 0.9 ** next(growing)
+
+    fastest([disturbed, clock.run(0.01)])
+    assert 0.5 < clock.now < 0.6
