@@ -86,14 +86,14 @@ def test_a_second_signal_inside_a_log_line_stops_too(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_sigterm_fails_what_is_left_when_the_grace_is_over(checkpoints: Path, tmp_path: Path) -> None:
-    settings = (*SETTINGS, "shutdown_grace_s=0.3", "max_scored_tokens=100000000")
+    settings = (*SETTINGS, "shutdown_grace_s=0.3", "max_scored_tokens=100000000", "max_new_tokens=8000")
     server = process(checkpoints / "tiny", *settings, log=tmp_path / "log")
     with server as (running_process, url), ThreadPoolExecutor(3) as pool:
         scoring: dict[str, Any] = {"input": "python-reference", "lengths": {"start": 1000, "stop": 2000, "step": 4}}
         scoring["methods"] = [{"method": "dynamic", "factor": 2}]
         inside = pool.submit(httpx.post, f"{url}/perplexity", json=scoring, timeout=30)
-        stream = pool.submit(events, url, prompt=LONG, max_new_tokens=1500)
-        wait_for(lambda: 'scoring_jobs{model_name="tiny"} 1.0' in httpx.get(f"{url}/metrics").text)
+        stream = pool.submit(events, url, prompt=LONG, max_new_tokens=7000)
+        wait_for(lambda: 'running{model_name="tiny"} 1.0' in httpx.get(f"{url}/metrics").text)
         running_process.send_signal(signal.SIGTERM)
         answer = inside.result()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")

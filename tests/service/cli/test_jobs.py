@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -190,7 +191,7 @@ def test_ctrl_c_in_one_document_under_one_method(
 def test_ctrl_c_before_the_result_is_shown_names_the_way_to_it(
     server: str, client: Ropeway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ropeway, "result", lambda client, job_id: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(Ropeway, "result", Mock(side_effect=KeyboardInterrupt))
     file = tmp_path / "text.txt"
     file.write_text(TEXT[:2000])
     measured = ropeway("perplexity", str(file), "--lengths", "64", "--server", server)
