@@ -332,6 +332,8 @@ CARRIED = [
              "", (f"{AHEAD}::test_tokens_are_those_of_ordinary_steps",)),
     Mutation("a step ahead with the noise of the one before", "service/engine", "(state.generated_tokens, ahead)\n",
              "(state.generated_tokens)\n", (f"{AHEAD}::test_tokens_are_those_of_ordinary_steps",)),
+    Mutation("work in a step does not count", "service/engine", "return len(self._queue) + is_in_step",
+             "return len(self._queue)", ("tests/service/engine/test_engine.py",)),
     Mutation("top-p without likely tokens", "service/engine", "(1.0 - top_p) / 2 * total", "(1.0 - top_p) * 99 * total",
              (f"{SAMPLING}::test_the_last_of_top_p_is_that_of_all_weights_in_order",)),
     Mutation("top-k by its bound alone", "service/engine", "return _last(likely, top_k) if",

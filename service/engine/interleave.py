@@ -127,4 +127,8 @@ class Interleaved:
                 future.set_exception(error)
 
     def __len__(self) -> int:
-        return len(self._queue)
+        """Work that waits for its next step, or is in one."""
+        with self._lock:
+            current = self._current
+            is_in_step = current is not None and not current.future.done() and current not in self._queue
+            return len(self._queue) + is_in_step

@@ -214,6 +214,22 @@ def test_interleaved_work_takes_turns_and_fails_when_closed() -> None:
     assert isinstance(work.submit(count("d"), seen.append).exception(), RuntimeError)
 
 
+def test_work_counts_while_it_is_in_a_step() -> None:
+    counts: list[int] = []
+
+    def counted() -> Generator[str, None, None]:
+        counts.append(len(work))
+        yield "a"
+        counts.append(len(work))
+
+    work = Interleaved()
+    one = work.submit(counted(), lambda _: counts.append(len(work)))
+    one.add_done_callback(lambda _: counts.append(len(work)))
+    while work.advance():
+        counts.append(len(work))
+    assert counts == [1, 1, 1, 1, 0, 0]
+
+
 async def test_a_step_that_outlives_the_grace_ends_without_an_error(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
