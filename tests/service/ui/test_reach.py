@@ -61,8 +61,8 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
     expect(verdict.locator(".words p").first).to_have_text(re.compile(r"^For 384 tokens (use self_extend|keep)"))
     curve = page.get_by_role("region", name="Perplexity")
     expect(curve.locator(".main-svg").first).to_be_visible()
-    names = curve.locator(".drawing").first.evaluate("div => div.data.map(line => line.name)")
-    assert {"default", "self_extend"} <= {str(name).partition(":")[0] for name in names}
+    lines = partial(curve.locator(".drawing").first.evaluate, "div => div.data.map(line => line.name)")
+    wait_for(lambda: {"default", "self_extend"} <= {str(name).partition(":")[0] for name in lines()})  # no early figure
     expect(page.get_by_role("region", name="Recall of passkeys").locator(".main-svg").first).to_be_visible()
     other = visits.open(page.url)
     expect(other.locator(".job[data-state=done]")).to_have_count(3)

@@ -85,8 +85,8 @@ function pause(tries: number): Promise<void> {
 }
 
 /**
- * The figures of the complete methods so far, asked for when units are finished, one request at a time.
- * A job has none before its first method is complete: requests begin where one may be, and wait longer after each refusal.
+ * The figures of what is complete so far, asked for when units are finished, one request at a time.
+ * A job has few before its first method is complete: requests begin where one may be, and wait longer after each refusal.
  */
 export function useResult(job: Job | null): Result | null {
   const [result, setResult] = useState<Result | null>(null);
