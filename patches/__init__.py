@@ -41,7 +41,6 @@ from patches.rope_parameters import (
 from patches.routes import one_per_route
 from patches.rule import ranges_by_rule
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
-from patches.timing import fastest
 
 if TYPE_CHECKING:
     from patches.attention.fused import LONG_CONTEXT
@@ -105,7 +104,6 @@ __all__ = [
     "effective_distance",
     "encode",
     "examples",
-    "fastest",
     "field_value",
     "from_shorthand",
     "from_text",

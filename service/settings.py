@@ -71,11 +71,6 @@ class Settings(BaseSettings):
     quantization: Literal["int8", "int4"] | None = Field(
         None, description="Quantize the linear layers at load, with torchao (extra `quantization`)."
     )
-    packed_weights: bool = Field(
-        False,
-        description="On a CPU: keep a second copy of the linear layers' weights in the layout of MKL or oneDNN. Steps "
-        "get faster for twice the memory.",
-    )
     adapters: NamedFolders = Field(
         {},
         description="LoRA adapters as NAME=FOLDER, separated by commas. Each is served under its name, merged into a "

@@ -42,7 +42,7 @@ from service.api.responses import (
 )
 from service.errors import ApiError, bad_request
 from service.models.linear.layers import products_of
-from service.models.linear.packing import packed_bytes
+from service.models.linear.packing import has_packed_weights
 from service.models.registry import ModelRegistry, ServedModel
 from service.reports.render import frequencies_of
 from service.reports.rendered import Rendered
@@ -233,7 +233,7 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         recorded_steps=served.engine.choice.recorded,
         base=served.base,
         quantization=None if served.quantization is None else QuantizationInfo(**asdict(served.quantization)),
-        packed_weights=packed_bytes(model) > 0,
+        packed_weights=has_packed_weights(model),
         products=products_of(model),
         memory=MemoryInfo(**asdict(served.memory)),
     )

@@ -18,6 +18,7 @@ import structlog
 import torch
 
 from service.models.declared_encoding import declare_encoding, read_object
+from service.models.linear.layers import undo
 from service.models.loading import Checkpoint, ModelLoadError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -142,7 +143,8 @@ def _merged(model: Any, folder: Path) -> Any:
         warnings.filterwarnings("ignore", "All adapters are already merged", UserWarning)
         merged = wrapped.merge_and_unload(safe_merge=True)  # the other kinds of layers, also into new tensors
     for name, parameter in merged.named_parameters():
-        parameter.data = parameter.data.to(dtypes[name])  # adapters are often in float32
+        if parameter.dtype != dtypes[name]:  # adapters are often in float32
+            parameter.data = parameter.data.to(dtypes[name])
     inputs, outputs = merged.get_input_embeddings(), merged.get_output_embeddings()
     if was_tied and outputs is not None and torch.equal(outputs.weight, inputs.weight):
         outputs.weight = inputs.weight  # tied again
@@ -151,6 +153,8 @@ def _merged(model: Any, folder: Path) -> Any:
 
 def _with_adapter(model: Any, folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     """peft's model over ``model``, which is untied from here on, and the weights of the adapter's file.
+
+    Layers that the adapter changes have plain weights.
 
     Raises:
         ValueError: when peft is not installed, or tensors are missing or unknown.
@@ -161,6 +165,8 @@ def _with_adapter(model: Any, folder: Path) -> tuple[Any, dict[str, torch.Tensor
         raise ValueError("adapters need the package peft (the extra `adapters`)") from error
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode, config.base_model_name_or_path = True, None
+    weights = load_peft_weights(str(folder), device=str(model.device))
+    undo(model, lambda name: any(f".{name}." in key for key in weights))
     with warnings.catch_warnings():
         # peft 0.21 reads a name that transformers 5.23 deprecates.
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
@@ -169,7 +175,6 @@ def _with_adapter(model: Any, folder: Path) -> tuple[Any, dict[str, torch.Tensor
         warnings.filterwarnings("ignore", "Model has .tie_word_embeddings=True.", UserWarning)
         wrapped: Any = get_peft_model(model, config, low_cpu_mem_usage=True)
     model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
-    weights = load_peft_weights(str(folder), device=str(model.device))
     # Weights are assigned in this mode. Otherwise peft copies biases and embeddings over those of the base.
     result: Any = set_peft_model_state_dict(wrapped, weights, low_cpu_mem_usage=True)
     # Tokens of a tied output layer are those of the embedding, and are saved once.

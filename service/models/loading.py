@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from service.models import architecture, configuration, hub, huge_pages
 from service.models.chat import TemplateUnusable, use_template
 from service.models.ends import refuse_ends_that_are_no_tokens
-from service.models.linear.packing import NotPacked, pack
+from service.models.linear.layers import use_fastest
 from service.models.quantization import NotQuantized, Quantization, of_checkpoint, quantize
 from service.models.reasons import reason_of
 from service.models.response_templates import use_response_template
@@ -101,6 +101,7 @@ def _model(name: str, place: str | Path, config: Any, settings: Settings, device
         forward(model)  # compressed-tensors decompresses its weights in the first one
     elif settings.quantization is None and not shared_out:
         model.to(device)
+        use_fastest(model)  # it packs weights from the file itself
         huge_pages.move(model)
     loaded_model: PreTrainedModel = model
     return loaded_model
@@ -173,22 +174,6 @@ def quantized(checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
     except NotQuantized as error:
         raise ModelLoadError(f"ROPEWAY_QUANTIZATION: model {checkpoint.name!r}: {error}") from error
     return replace(checkpoint, quantization=quantization)
-
-
-def packed(checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
-    """The checkpoint with packed weights where the settings ask for them.
-
-    Raises:
-        ModelLoadError: when the model, the device or the installation cannot be used in this way.
-    """
-    if settings.packed_weights:
-        try:
-            if checkpoint.quantization is not None:
-                raise NotPacked("its weights are quantized")
-            pack(checkpoint.model)
-        except NotPacked as error:
-            raise ModelLoadError(f"ROPEWAY_PACKED_WEIGHTS: model {checkpoint.name!r}: {error}") from error
-    return checkpoint
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from service.engine.verification import checked_length
 from service.metrics import Metrics
 from service.models.cache_size import cache_bytes_per_token, cache_tokens
 from service.models.grammars import Grammars
-from service.models.linear.packing import packed_bytes
 from service.models.loading import Checkpoint
 from service.models.parallel.group import check
 from service.models.parallel.leader import leading
@@ -173,8 +172,7 @@ class ModelRegistry:
     def _memory(self, checkpoint: Checkpoint, cache: int) -> Memory:
         own = places(checkpoint.model)
         of_base = places(self._models[checkpoint.base].patch.model) if checkpoint.base else {}
-        weights = sum(own.values()) + packed_bytes(checkpoint.model)
-        return Memory(weights, sum(size for address, size in own.items() if address in of_base), cache)
+        return Memory(sum(own.values()), sum(size for address, size in own.items() if address in of_base), cache)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())

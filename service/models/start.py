@@ -15,7 +15,7 @@ from service.engine.verification import verify
 from service.models.adapters import adapted, by_base
 from service.models.fingerprint import contents, fingerprint
 from service.models.linear.layers import use_fastest
-from service.models.loading import Checkpoint, ModelLoadError, load, packed, quantized, sources
+from service.models.loading import Checkpoint, ModelLoadError, load, quantized, sources
 from service.models.reasons import reason_of
 from service.models.text_model import forward
 from service.settings import Settings
@@ -46,13 +46,13 @@ def started(settings: Settings) -> Iterator[list[AbstractContextManager[Started]
         log.info("loading", model=name)
         base = load(name, source, settings)
         related = [base, *(adapted(base, adapter) for adapter in adapters.get(name, ()))]
-        yield [_started(packed(quantized(checkpoint, settings), settings), settings) for checkpoint in related]
+        yield [_started(quantized(checkpoint, settings), settings) for checkpoint in related]
 
 
 @contextmanager
 def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
     model = checkpoint.model
-    use_fastest(model)
+    use_fastest(model)  # layers that an adapter changed, or that quantization left as they were
     weights = contents(model)  # before anything runs
     identity = fingerprint(model, weights)
     try:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from service.models.linear.packing import PackedWeight
+
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The plain tensors that a tensor consists of: itself, or codes, scales and zero points of a quantized one."""
@@ -21,7 +23,12 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor that the ranks of a tensor-parallel group have in parts. Every rank has to ask for it."""
+    """A packed weight by rows, or all of a tensor that the ranks of a tensor-parallel group have in parts.
+
+    Every rank has to ask for it.
+    """
+    if isinstance(tensor, PackedWeight):
+        return tensor.plain()
     full: Any = getattr(tensor, "full_tensor", None)
     return tensor if full is None else full()
 

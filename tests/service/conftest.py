@@ -43,22 +43,20 @@ def tiny_checkpoint(folder: Path, seed: int = 0, **config: object) -> Path:
     """A random Llama of 64 trained tokens, saved as a Hugging Face folder."""
     tokenizer = tiny_tokenizer()
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.2,
-            bos_token_id=0,
-            eos_token_id=1,
-            tie_word_embeddings=True,
-            **config,
-        )
-    )
+    fields: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.2,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**fields | config))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

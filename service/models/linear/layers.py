@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from service.models import huge_pages
+from service.models.linear.packing import PackedWeight, by_packed, by_sums, pack
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain, products_by
-from service.models.linear.timing import BYTES, fastest
+from service.models.linear.samples import BYTES, ROWS, Sample
+from service.models.linear.times import GAIN, first_of_fast
 
 UNBOUNDED = 1 << 62
+FEW = 4
+"""Rows up to which ``F.linear`` multiplies bfloat16. For more, it keeps a kernel of oneDNN for each number of rows."""
 EDGES: dict[int, tuple[int, set[Product]]] = {
-    1: (1, {by_groups}),
+    1: (1, {by_groups, by_sums}),
     2: (2, {by_columns}),
-    4: (4, {by_columns}),
-    64: (16, {by_groups}),
+    FEW: (4, {by_columns}),
+    64: (ROWS, {by_groups}),
     UNBOUNDED: (256, set()),
 }
 """Rows up to which a product is taken -> rows for which it is timed, and products for these alone.
 
-``plain`` and ``by_onednn`` may be it everywhere.
+``plain``, ``by_onednn`` and ``by_packed`` may be it everywhere.
 """
-FEW = 4
-"""Rows up to which a product by the plain weight may replace one by a packed weight."""
+MOST = 2.0
+"""Gain or loss of packed weights that counts for one number of rows."""
 
 Choice = tuple[tuple[int, Product], ...]
 """(rows up to which it is taken, product), in order; the last is unbounded."""
+
+
+class Choices(NamedTuple):
+    """The fastest products by plain weights, and by packed weights unless those are slower."""
+
+    plain: Choice
+    packed: Choice | None
 
 
 class ChosenLinear(nn.Linear):
@@ -53,11 +66,37 @@ class ChosenLinear(nn.Linear):
 def use_fastest(model: nn.Module) -> None:
     """Replace the linear layers of a model on a CPU for which some product is faster than ``F.linear``.
 
-    Their outputs differ in the last bits. Layers with hooks, or with another ``forward``, stay.
+    Their outputs differ in the last bits. Weights are packed unless that is slower, and then have no plain copy. Layers
+    with hooks, or with another ``forward``, stay.
     """
-    chosen = {linear: ChosenLinear(linear) for linear in ordinary(model) if len(products_by(linear)) > 1}
-    choose(chosen.values())
-    replace(model, {linear: layer for linear, layer in chosen.items() if any(p is not plain for _, p in layer.choice)})
+    linears = [linear for linear in ordinary(model) if len(products_by(linear)) > 1]
+    shared = _shared(model)
+    chosen: dict[nn.Linear, nn.Linear] = {}
+    for group in _timed_together(linears):
+        choices = _found(group)
+        for linear in group:
+            choice = choices.plain
+            weight = pack(linear.weight.detach()) if choices.packed and linear.weight.data_ptr() not in shared else None
+            if choices.packed and weight is not None:  # the plain one is freed before the next one is packed
+                choice, linear.weight = choices.packed, nn.Parameter(weight, requires_grad=False)
+            if any(product is not plain for _, product in choice):
+                chosen[linear] = ChosenLinear(linear, choice)
+    replace(model, chosen)
+    weights = [linear.weight.detach() for linear in chosen.values()]
+    huge_pages.advise(weight.span() for weight in weights if isinstance(weight, PackedWeight))
+
+
+def undo(model: nn.Module, is_wanted: Callable[[str], bool]) -> None:
+    """Give back linear layers with plain weights, as before ``use_fastest``, if the layer's name ``is_wanted``."""
+    ordinary_layers: dict[nn.Linear, nn.Linear] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, ChosenLinear) and is_wanted(name):
+            weight = module.weight.plain() if isinstance(module.weight, PackedWeight) else module.weight
+            layer = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
+            layer.weight, layer.bias = nn.Parameter(weight, requires_grad=False), module.bias
+            layer.training = module.training
+            ordinary_layers[module] = layer
+    replace(model, ordinary_layers)
 
 
 def ordinary(model: nn.Module) -> list[nn.Linear]:
@@ -70,49 +109,73 @@ def ordinary(model: nn.Module) -> list[nn.Linear]:
     ]
 
 
-def choose(layers: Iterable[ChosenLinear], packed: Product | None = None) -> None:
-    """Give ``layers`` the fastest of their products. Those timed together have the same, found once in a process.
-
-    A ``packed`` product comes before the others, and has none beside it for more than ``FEW`` rows.
-    """
-    for (products, _), group in _timed_together(list(layers)).items():
-        shapes = frozenset(layer.weight.shape for layer in group)
-        key = packed, products, shapes, group[0].weight.dtype, torch.get_num_threads()
-        if key not in _known:
-            _known[key] = _choice(group, products, packed)
-        for layer in group:
-            layer.choice = _known[key]
+def _shared(model: nn.Module) -> set[int]:
+    """Addresses of weights that several modules have, such as tied ones."""
+    places = Counter(weight.data_ptr() for module in model.modules() for weight in module.parameters(recurse=False))
+    return {place for place, count in places.items() if count > 1}
 
 
-def _timed_together(layers: Sequence[ChosenLinear]) -> dict[Any, list[ChosenLinear]]:
+def _timed_together(linears: Sequence[nn.Linear]) -> list[list[nn.Linear]]:
     """Layers by products, and by shape if those of a shape exceed a core's cache, as in a step."""
     size: Counter[Any] = Counter()
-    for layer in layers:
-        size[products_by(layer), layer.weight.shape] += layer.weight.nbytes
-    together: dict[Any, list[ChosenLinear]] = defaultdict(list)
-    for layer in layers:
-        products, shape = products_by(layer), layer.weight.shape
-        together[products, shape if size[products, shape] >= BYTES else None].append(layer)
-    return together
+    for linear in linears:
+        size[products_by(linear), linear.weight.shape] += linear.weight.nbytes
+    together: dict[Any, list[nn.Linear]] = defaultdict(list)
+    for linear in linears:
+        products, shape = products_by(linear), linear.weight.shape
+        together[products, shape if size[products, shape] >= BYTES else None].append(linear)
+    return list(together.values())
 
 
-_known: dict[tuple[Any, ...], Choice] = {}
+def _found(linears: Sequence[nn.Linear]) -> Choices:
+    """The choices for layers that are timed together, found once in a process."""
+    shapes = frozenset(linear.weight.shape for linear in linears)
+    key = products_by(linears[0]), shapes, linears[0].weight.dtype, torch.get_num_threads()
+    if key not in _known:
+        _known[key] = _choices(linears)
+    return _known[key]
+
+
+_known: dict[tuple[Any, ...], Choices] = {}
 """Choices of this process, by products, shapes, dtype and threads. Adapters have those of their model."""
 
 
-def _choice(layers: Sequence[ChosenLinear], products: Sequence[Product], packed: Product | None) -> Choice:
-    choice = []
+def _choices(linears: Sequence[nn.Linear]) -> Choices:
+    """Weights are packed unless plain ones are faster, in the mean over the numbers of rows that are timed.
+
+    No number of rows counts more than ``MOST``, so other processes seldom decide.
+    """
+    few, many = Sample(linears), Sample(linears, BYTES * ROWS // EDGES[UNBOUNDED][0])
+    plain_choice: list[tuple[int, Product]] = []
+    packed_choice: list[tuple[int, Product]] = []
+    losses = 0.0
     for most, (rows, special) in EDGES.items():
-        candidates = [product for product in products if product in special | {plain, by_onednn}]
-        if most > FEW and by_onednn in candidates and layers[0].weight.dtype != torch.float32:
-            candidates.remove(plain)  # it is oneDNN's too, which keeps a kernel for each number of rows
-        if packed is not None:
-            candidates = [packed, *candidates] if most <= FEW else [packed]
-        choice.append((most, fastest(layers, rows, *candidates) if len(candidates) > 1 else candidates[0]))
-    return tuple(choice)
+        sample = few if rows <= ROWS else many
+        of_plain, of_packed = _candidates(linears[0], most, special), _packed_candidates(sample, special)
+        times = sample.times(rows, of_plain, of_packed)
+        best = first_of_fast(times[: len(of_plain)])
+        plain_choice.append((most, of_plain[best]))
+        if of_packed:
+            fast = first_of_fast(times[len(of_plain) :])
+            packed_choice.append((most, of_packed[fast]))
+            losses += math.log(min(max(times[len(of_plain) + fast] / times[best], 1 / MOST), MOST))
+    is_slower = losses > -math.log(GAIN) * len(EDGES)
+    return Choices(tuple(plain_choice), tuple(packed_choice) if packed_choice and not is_slower else None)
 
 
-def replace(model: nn.Module, layers: Mapping[nn.Linear, ChosenLinear]) -> None:
+def _candidates(linear: nn.Linear, most: int, special: set[Product]) -> list[Product]:
+    found = [product for product in products_by(linear) if product in special | {plain, by_onednn}]
+    if most > FEW and by_onednn in found and linear.weight.dtype != torch.float32:
+        found.remove(plain)
+    return found
+
+
+def _packed_candidates(sample: Sample, special: set[Product]) -> list[Product]:
+    has_sums = by_sums in special and all(linear.weight.dtype == torch.float32 for linear in sample.packed)
+    return [] if not sample.packed else [by_packed, by_sums] if has_sums else [by_packed]
+
+
+def replace(model: nn.Module, layers: Mapping[nn.Linear, nn.Linear]) -> None:
     """Put ``layers`` into the places of their keys, under all names of a layer that has several."""
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):

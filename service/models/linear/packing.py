@@ -1,115 +1,136 @@
-"""Weights of linear layers in the layout of a library's matrix products, which a CPU otherwise makes in every call.
+"""Weights in the layout of oneDNN's products alone. A CPU otherwise brings them into it in every call.
 
-oneDNN: https://uxlfoundation.github.io/oneDNN/dev_guide_matmul.html, section "memory formats". MKL: its reference of
-``cblas_?gemm_pack``. The compiler of torch itself freezes weights by the same operators.
+oneDNN: https://uxlfoundation.github.io/oneDNN/dev_guide_matmul.html, section "memory formats". The compiler of torch
+itself freezes weights by the same operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
-from service.models.huge_pages import advise
-from service.models.linear.layers import UNBOUNDED, ChosenLinear, choose, ordinary, replace
-from service.models.linear.products import Product, has_onednn, in_sizes
-from service.models.linear.timing import fastest, some
+from service.models.linear.products import in_sizes
 
 ROWS = 16
-"""Rows for which both layouts are timed, and for which oneDNN's is made. Made for 8 to 512 rows, it is as fast, and
-slower for a single one."""
-ROWS_OF_MKL = 64
-"""Rows for which MKL's layout is made. Made for 16 rows, it is slower for more, and for 512, on several threads."""
+"""Rows for which oneDNN makes the layout. Made for 8 to 512 rows, it is the same. Made for one row, it is none."""
+WIDTHS = 64, 48, 32, 24, 16, 8
+"""Outputs that a block of oneDNN's layouts may have, by the width of the processor's registers."""
+MOST_PADDING = 1 / 16
+"""Zeros of a layout, as a part of the weight's numbers, above which a weight stays plain."""
+INTEGERS = {2: torch.int16, 4: torch.int32}
+"""Integers by the size of a number in bytes, to compare bits."""
+
+FIXED = "a packed weight is fixed: the layer needs another one"
 
 
-class NotPacked(ValueError):
-    """The model's weights cannot be packed."""
+class PackedWeight(torch.Tensor):
+    """A weight [out_features, in_features] of a linear layer whose memory is ``packed``, oneDNN's tensor.
 
-
-class PackedLinear(ChosenLinear):
-    """A linear layer that computes with a second copy of its weight, in the layout of ``product``.
-
-    A changed ``weight`` has no effect.
+    ``blocks`` [groups, in_features / pair, width, pair] is a view of that memory. Two inputs of a half precision make a
+    pair. Operations of torch get a plain copy, made for each. None may write into it.
     """
 
-    def __init__(self, linear: nn.Linear, product: Product) -> None:
-        super().__init__(linear, ((UNBOUNDED, product),))
-        self.packed = LAYOUTS[product](linear.weight.detach())
+    packed: torch.Tensor
+    blocks: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, shape: torch.Size, packed: torch.Tensor, blocks: torch.Tensor) -> PackedWeight:
+        made: PackedWeight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=blocks.dtype, device=blocks.device)
+        made.packed, made.blocks = packed, blocks
+        return made
+
+    def plain(self) -> torch.Tensor:
+        """A copy by rows."""
+        return _by_rows(self.blocks, len(self))
+
+    def span(self) -> tuple[int, int]:
+        """(address, bytes) of the memory."""
+        return self.blocks.data_ptr(), self.blocks.nbytes
+
+    @property
+    def data(self) -> PackedWeight:
+        return self.detach()  # type: ignore[return-value]
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        raise TypeError(FIXED)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
+        return self  # its numbers are fixed
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["blocks"], None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].shape, args[0].packed, args[0].blocks)
+        if func._schema.is_mutable:
+            raise TypeError(f"{FIXED} ({func})")
+        plain = tree_map_only(cls, cls.plain, (args, kwargs or {}))
+        return func(*plain[0], **plain[1])
 
 
-def by_packed_onednn(linear: PackedLinear, input: torch.Tensor) -> torch.Tensor:
-    """[..., out_features], the layer's output by its weight in oneDNN's layout."""
-    return in_sizes(input, linear.packed, linear.bias, linear.out_features)
+def pack(weight: torch.Tensor) -> PackedWeight | None:
+    """``weight`` in oneDNN's layout; None if it has a layout with many zeros, or one that is unknown here."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+    memory = (ctypes.c_char * torch.ops.mkldnn._nbytes(packed)).from_address(torch.ops.mkldnn.data_ptr(packed))
+    memory.packed = packed  # it lives as long as a view of its memory
+    numbers = torch.frombuffer(memory, dtype=weight.dtype)
+    outputs, inputs = weight.shape
+    pair, integers = 4 // weight.itemsize, INTEGERS[weight.itemsize]
+    for width in WIDTHS if len(numbers) <= (1 + MOST_PADDING) * weight.numel() else ():
+        groups = -(-outputs // width)
+        if len(numbers) == groups * width * inputs:
+            blocks = numbers.view(groups, inputs // pair, width, pair)
+            if torch.equal(_by_rows(blocks, outputs).view(integers), weight.view(integers)):
+                _bags(groups, inputs)  # a recorded step must not make it
+                return PackedWeight(weight.shape, packed, blocks)
+    return None
 
 
-def by_packed_mkl(linear: PackedLinear, input: torch.Tensor) -> torch.Tensor:
-    """[..., out_features], the layer's output by its weight in MKL's layout, for any number of rows but none.
+def _by_rows(blocks: torch.Tensor, outputs: int) -> torch.Tensor:
+    """A weight [outputs, in_features] from its blocks, without their zeros."""
+    groups, _, width, _ = blocks.shape
+    return blocks.permute(0, 2, 1, 3).reshape(groups * width, -1)[:outputs].contiguous()
 
-    The operator takes the plain weight for numbers of rows other than the last argument.
+
+def by_packed(linear: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    """oneDNN's product by a packed weight."""
+    weight: Any = linear.weight
+    return in_sizes(input, weight.packed, linear.bias, linear.out_features)
+
+
+def by_sums(linear: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    """[..., out_features] of one row: sums over the columns of a packed weight of float32, each times its input.
+
+    ``torch.embedding_bag`` has FBGEMM's kernel for them. It reads each block from its beginning to its end.
     """
-    rows = input.numel() // linear.in_features
-    output: torch.Tensor = torch.ops.mkl._mkl_linear(input, linear.packed, linear.weight, linear.bias, rows)
-    return output
+    weight: Any = linear.weight
+    groups, inputs, width, _ = weight.blocks.shape
+    factors = input.reshape(1, inputs).expand(groups, inputs).reshape(-1)
+    output = torch.embedding_bag(weight.blocks.view(-1, width), *_bags(groups, inputs), False, 0, False, factors)[0]
+    output = output.view(-1)[: linear.out_features].view(*input.shape[:-1], -1)
+    return output if linear.bias is None else output + linear.bias
 
 
-LAYOUTS: dict[Product, Callable[[torch.Tensor], torch.Tensor]] = {
-    by_packed_mkl: lambda weight: torch.ops.mkl._mkl_reorder_linear_weight(weight, ROWS_OF_MKL),
-    by_packed_onednn: lambda weight: torch.ops.mkldnn._reorder_linear_weight(weight, ROWS),
-}
-"""Product -> the copy of a weight in its layout."""
+@cache
+def _bags(groups: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices of all columns of all blocks, and the first index of each block."""
+    with torch.inference_mode(False), torch._C.DisableTorchFunction():
+        columns = groups * inputs
+        return torch.arange(columns, dtype=torch.int32), torch.arange(0, columns, inputs, dtype=torch.int32)
 
 
-def pack(model: nn.Module) -> None:
-    """Replace the linear layers of a model on the CPU.
-
-    Raises:
-        NotPacked: for another device, for a dtype without products of this processor, without a plain linear layer, or
-            without oneDNN.
-    """
-    if not has_onednn(torch.float32):
-        raise NotPacked("this torch has no oneDNN")
-    linears = ordinary(model)
-    if not linears:
-        raise NotPacked("it has no plain linear layer")
-    for linear in linears:
-        if linear.weight.device.type != "cpu" or not has_onednn(linear.weight.dtype):
-            here = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if has_onednn(dtype)]
-            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in here)
-            raise NotPacked(f"this CPU packs {names}, not {linear.weight.dtype} on {linear.weight.device}")
-    product = _product(linears)
-    packed = {linear: PackedLinear(linear, product) for linear in linears}
-    advise(_span(linear) for linear in packed.values())
-    choose(packed.values(), product)
-    replace(model, packed)
-
-
-def _product(linears: Sequence[nn.Linear]) -> Product:
-    """The product by packed weights that takes the least time here."""
-    if not has_mkl() or any(linear.weight.dtype != torch.float32 for linear in linears):
-        return by_packed_onednn
-    timed = some(linears)
-    packed = {product: {linear: PackedLinear(linear, product) for linear in timed} for product in LAYOUTS}
-
-    def trial(product: Product) -> Product:
-        return lambda linear, input: product(packed[product][linear], input)
-
-    trials = {trial(product): product for product in LAYOUTS}
-    return trials[fastest(timed, ROWS, *trials)]
-
-
-def has_mkl() -> bool:
-    """True if this torch multiplies by weights in MKL's layout."""
-    return torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
-
-
-def _span(linear: PackedLinear) -> tuple[int, int]:
-    """(address, bytes) of the packed weight. MKL asks for more memory than it fills."""
-    size = min(torch.ops.mkldnn._nbytes(linear.packed), linear.weight.nbytes)
-    return torch.ops.mkldnn.data_ptr(linear.packed), size
-
-
-def packed_bytes(model: Any) -> int:
-    """Bytes of the packed copies."""
-    return sum(module.weight.nbytes for module in model.modules() if isinstance(module, PackedLinear))
+def has_packed_weights(model: nn.Module) -> bool:
+    """True if some linear layer's weight has no plain copy."""
+    return any(isinstance(weight, PackedWeight) for weight in model.parameters())

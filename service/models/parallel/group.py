@@ -35,7 +35,6 @@ def check(settings: Settings) -> None:
         return
     refused = {
         "ROPEWAY_QUANTIZATION": settings.quantization is not None,
-        "ROPEWAY_PACKED_WEIGHTS": settings.packed_weights,
         "ROPEWAY_ADAPTERS": bool(settings.adapters),
         "ROPEWAY_ATTENTION": settings.attention not in (None, "segments"),
         "ROPEWAY_CUDA_GRAPHS": bool(settings.cuda_graphs),

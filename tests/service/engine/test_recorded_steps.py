@@ -17,8 +17,8 @@ from service.engine.request import EngineRequest
 from service.engine.verification import verify
 from service.models import huge_pages
 from service.models.linear.layers import UNBOUNDED, ChosenLinear, replace
-from service.models.linear.packing import pack
-from service.models.linear.products import Product, by_columns, by_groups, by_onednn, products_by
+from service.models.linear.packing import by_packed, by_sums, pack
+from service.models.linear.products import Product, by_columns, by_groups, by_onednn, has_onednn, products_by
 from tests.models import OTHER_FAMILIES, VOCAB_SIZE, by_tier, every_family, tiny_model
 from tests.patches.model.test_other_families import FAMILY, REQUESTS
 from tests.service.engine.test_paged_attention import LIMITS, requests_of
@@ -57,7 +57,20 @@ def use(model: nn.Module, product: Product) -> None:
 PRODUCTS = {product.__name__: partial(use, product=product) for product in (by_groups, by_columns, by_onednn)}
 
 
-@pytest.mark.parametrize("change", [*PRODUCTS.values(), pack], ids=[*PRODUCTS, "packed"])
+def pack_all(model: nn.Module) -> None:
+    if not has_onednn(torch.float32):
+        pytest.skip("this torch has no oneDNN")
+    packed: dict[nn.Linear, nn.Linear] = {}
+    for linear in [module for module in model.modules() if type(module) is nn.Linear]:
+        weight = pack(linear.weight.detach())
+        if weight is not None:  # those of keys and values have 32 outputs
+            linear.weight = nn.Parameter(weight, requires_grad=False)
+            packed[linear] = ChosenLinear(linear, ((1, by_sums), (UNBOUNDED, by_packed)))
+    assert len(packed) == 1 + 5 * model.config.num_hidden_layers  # type: ignore[operator]
+    replace(model, packed)
+
+
+@pytest.mark.parametrize("change", [*PRODUCTS.values(), pack_all], ids=[*PRODUCTS, "packed"])
 @pytest.mark.parametrize("requests", [1, 3])
 def test_tokens_of_other_products(change: Callable[[nn.Module], None], requests: int) -> None:
     model = tiny_model("llama", hidden_size=256, intermediate_size=256)[1]

@@ -84,7 +84,7 @@ class TestRounding:
 
     @pytest.mark.parametrize("scheme", SCHEMES)
     def test_embedding_output_and_relative_vectors_stay(self, scheme: Scheme) -> None:
-        model = load("demo", DEMO / "ropeway-demo", settings()).model
+        model = load("demo", DEMO / "ropeway-demo", settings(quantization=scheme)).model
         weights = {name: parameter.clone() for name, parameter in model.named_parameters() if "proj" not in name}
         found = quantize(model, scheme, CPU)
         assert found.layers == {scheme: 28}

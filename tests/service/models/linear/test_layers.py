@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -10,12 +11,13 @@ import torch
 from torch import nn
 
 from service.cli.server import local_server
-from service.models import start
+from service.models import loading, start
 from service.models.fingerprint import fingerprint
 from service.models.linear import layers
-from service.models.linear.layers import EDGES, UNBOUNDED, ChosenLinear, products_of, replace, use_fastest
-from service.models.linear.packing import pack
-from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain, products_by
+from service.models.linear.layers import EDGES, UNBOUNDED, ChosenLinear, products_of, replace, undo, use_fastest
+from service.models.linear.packing import PackedWeight, by_packed, by_sums
+from service.models.linear.products import Product, by_columns, by_groups, by_onednn, has_onednn, plain, products_by
+from service.models.linear.samples import Sample
 from service.models.loading import DEMO
 from service.settings import Settings
 from tests.models import tiny_model, tiny_tokens
@@ -76,16 +78,28 @@ def test_under_autocast_the_layer_is_plain(product: Product, dtype: torch.dtype)
     assert torch.equal(found, expected)
 
 
-def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once in a process: for layers of a shape that exceed a core's cache, and for the others together."""
+def decide(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Product, int], float]) -> list[tuple[int, int]]:
+    """Products have these ``seconds`` from here on. Returns (layers, rows) of each timing."""
     asked: list[tuple[int, int]] = []
 
-    def timed(linears: list[nn.Linear], rows: int, *products: Any) -> Any:
-        asked.append((len(linears), rows))
-        return products[-1] if rows < 16 else products[0]
+    class Timed(Sample):
+        def times(self, rows: int, of_plain: Sequence[Product], of_packed: Sequence[Product]) -> list[float]:
+            asked.append((len(self.plain), rows))
+            return [seconds(product, rows) for product in (*of_plain, *of_packed)]
 
-    monkeypatch.setattr(layers, "fastest", timed)
+    monkeypatch.setattr(layers, "Sample", Timed)
     monkeypatch.setattr(layers, "_known", {})
+    return asked
+
+
+def plain_is_better(product: Product, rows: int) -> float:
+    return 3.0 if product in (by_packed, by_sums) else 2.0
+
+
+def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once in a process: for layers of a shape that exceed a core's cache, and for the others together."""
+    fast = {1: by_groups, 2: by_columns, 4: by_columns}
+    asked = decide(monkeypatch, lambda product, rows: 1.0 if product is fast.get(rows, plain) else 2.0)
     monkeypatch.setattr(layers, "BYTES", 2 * layer().weight.nbytes)
     model = nn.Sequential(layer(), layer(), nn.Linear(512, 128), nn.Linear(512, 64), nn.Linear(64, 64))
     use_fastest(model)
@@ -95,23 +109,80 @@ def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         "192x512: by_groups up to 1, by_columns up to 4, plain",
     ]
     rows = [rows for rows, _ in EDGES.values()]
-    assert asked == [*((2, each) for each in rows), *((1, each) for each in rows)]
+    assert asked == [*((2, each) for each in rows[:4]), (1, rows[4]), *((1, each) for each in rows)]
     use_fastest(nn.Sequential(layer(), layer()))
     assert len(asked) == 2 * len(rows)
 
 
+@pytest.mark.parametrize(
+    ("slow_rows", "times_as_long", "packed"),
+    [((), 1.0, True), ((1, 16), 1.4, False), ((1, 16), 1.2, True), ((256,), 100.0, False), ((2,), 1.6, True)],
+)
+def test_weights_are_packed_unless_that_is_slower(
+    slow_rows: tuple[int, ...], times_as_long: float, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean over the numbers of rows decides. A single one counts as twice the time at most."""
+    of_packed = (by_packed, by_sums)
+    decide(
+        monkeypatch,
+        lambda product, rows: times_as_long if rows in slow_rows and product in of_packed else 1.0,
+    )
+    model = nn.Sequential(layer())
+    use_fastest(model)
+    assert isinstance(model[0].weight, PackedWeight) == packed
+
+
+def test_packed_weights_have_the_faster_of_their_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide(monkeypatch, lambda product, rows: 0.5 if product is by_sums else 1.0)
+    model = nn.Sequential(layer())
+    use_fastest(model)
+    assert products_of(model) == ["192x512: by_sums up to 1, by_packed"]
+    decide(monkeypatch, lambda product, rows: 1.0)
+    model = nn.Sequential(layer(), layer().to(torch.bfloat16))
+    use_fastest(model)
+    assert products_of(model)[0] == "192x512: by_packed"
+
+
+def test_shared_weights_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An embedding reads rows. A layer with two names is one layer."""
+    decide(monkeypatch, lambda product, rows: 1.0 if product in (by_packed, by_onednn) else 2.0)
+    one, tied = layer(), layer()
+    embedding = nn.Embedding(192, 512)
+    embedding.weight = tied.weight
+    model = nn.ModuleDict({"one": one, "two": one, "tied": tied, "embedding": embedding})
+    use_fastest(model)
+    assert model["one"] is model["two"]
+    assert isinstance(model["one"].weight, PackedWeight)
+    assert model["tied"].weight is embedding.weight
+    assert model["tied"].choice[-1][1] is by_onednn
+
+
+def test_layers_are_as_before_when_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide(monkeypatch, lambda product, rows: 1.0)
+    model = nn.Sequential(layer(bias=True), layer(), layer())
+    weights = [each.weight.clone() for each in model]
+    use_fastest(model)
+    undo(model, lambda name: name != "1")
+    assert [type(each) for each in model] == [nn.Linear, ChosenLinear, nn.Linear]
+    assert [isinstance(each.weight, PackedWeight) for each in model] == [False, True, False]
+    assert all(torch.equal(each.weight.clone(), weight) for each, weight in zip(model, weights, strict=True))
+    assert (model[0].bias is None, model[2].bias is None) == (False, True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bfloat16_has_few_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "fastest", lambda linears, rows, *products: products[0])
-    choice = layers._choice([ChosenLinear(layer().to(dtype))], [plain, by_onednn], None)
+    """``F.linear`` is oneDNN's too then, and keeps a kernel for each number of rows."""
+    if not has_onednn(dtype):
+        pytest.skip(f"this processor has no products of {dtype}")
+    decide(monkeypatch, plain_is_better)
+    choice = layers._choices([layer().to(dtype)]).plain
     many = plain if dtype == torch.float32 else by_onednn
     assert [product for _, product in choice] == [plain, plain, plain, many, many]
 
 
 @pytest.mark.parametrize("change", ["hook", "pre_hook", "forward"])
 def test_a_changed_layer_stays(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "_known", {})
-    monkeypatch.setattr(layers, "fastest", lambda linears, rows, *products: products[-1])
+    decide(monkeypatch, lambda product, rows: 1.0)
     model = nn.Sequential(layer(), layer())
     if change == "forward":
         model[0].forward = model[0].forward
@@ -123,28 +194,11 @@ def test_a_changed_layer_stays(change: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_model_whose_products_are_the_fastest_keeps_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "_known", {})
-    monkeypatch.setattr(layers, "fastest", lambda linears, rows, *products: products[0])
+    decide(monkeypatch, plain_is_better)
     model = nn.Sequential(layer())
     use_fastest(model)
     assert type(model[0]) is nn.Linear
     assert products_of(model) == []
-
-
-def test_packed_layers_multiply_few_rows_by_their_plain_weights_where_that_is_faster(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = nn.Sequential(layer(), nn.Linear(64, 64))
-    monkeypatch.setattr(layers, "_known", {})
-    monkeypatch.setattr(layers, "fastest", lambda linears, rows, *products: products[-1 if rows == 1 else 0])
-    pack(model)
-    first, second = ([product for _, product in each.choice] for each in model)
-    assert (first[0], second[0]) == (by_groups, plain)
-    assert first[1:] == second[1:]
-    assert first[1].__name__ in ("by_packed_onednn", "by_packed_mkl")
-    packed = model[0]
-    use_fastest(model)
-    assert model[0] is packed
 
 
 def test_a_model_keeps_its_parameters() -> None:
@@ -166,7 +220,8 @@ def test_a_model_keeps_its_parameters() -> None:
 
 def test_the_demo_model_is_served_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream decodes one row per step; its tokens are those of four streams, whose products are others."""
-    monkeypatch.setattr(start, "use_fastest", lambda model: use(model, ALL))
+    monkeypatch.setattr(loading, "use_fastest", lambda model: use(model, ALL))
+    monkeypatch.setattr(start, "use_fastest", lambda model: None)
     settings = Settings(_env_file=None, device="cpu", cache_tokens=2048, model=str(DEMO / "ropeway-demo"))
     prompt = list(range(5, 60))
     with local_server(settings) as url:

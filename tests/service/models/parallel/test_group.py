@@ -180,7 +180,6 @@ def test_a_rank_is_lost_before_its_exit_code_is_known(monkeypatch: pytest.Monkey
     ("given", "named"),
     [
         ({"quantization": "int8"}, "ROPEWAY_QUANTIZATION"),
-        ({"packed_weights": True}, "ROPEWAY_PACKED_WEIGHTS"),
         ({"attention": "eager"}, "ROPEWAY_ATTENTION"),
         ({"cuda_graphs": True}, "ROPEWAY_CUDA_GRAPHS"),
         ({"tensor_parallel": 3}, "num_attention_heads 4 is no multiple of ROPEWAY_TENSOR_PARALLEL=3"),

@@ -1,4 +1,4 @@
-"""The fastest of several computations on this machine.
+"""Times of computations on this machine.
 
 Libraries choose kernels by the maker and the instructions of a processor, so each machine has its fastest ones.
 """
@@ -21,11 +21,17 @@ GAIN = 0.9
 """A computation replaces one before it if it takes less than this part of its time, so noise decides little."""
 
 
-def fastest(runs: Sequence[Callable[[], object]]) -> int:
-    """The index of the one that takes the least time; an earlier one if times are like.
+def first_of_fast(times: Sequence[float]) -> int:
+    """The index of the least of ``times``; an earlier one if they are like."""
+    best = 0
+    for index, taken in enumerate(times):
+        if taken < GAIN * times[best]:
+            best = index
+    return best
 
-    The first run of each, which compiles, is not timed.
-    """
+
+def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
+    """Seconds of each run at its fastest. The first run of each, which compiles, is not timed."""
     least = [(float("inf"), float("inf"))] * len(runs)
     for run in runs:
         run()
@@ -38,11 +44,7 @@ def fastest(runs: Sequence[Callable[[], object]]) -> int:
             first, second, _ = sorted((*least[index], time.perf_counter() - began))
             least[index] = first, second
         done += 1
-    best = 0
-    for index, (taken, _) in enumerate(least):
-        if taken < GAIN * least[best][0]:
-            best = index
-    return best
+    return [taken for taken, _ in least]
 
 
 def _is_enough(done: int, seconds: float, least: Sequence[tuple[float, float]]) -> bool:
