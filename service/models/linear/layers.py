@@ -30,7 +30,7 @@ EDGES: dict[int, tuple[int, set[Product]]] = {
 
 ``plain``, ``by_onednn`` and ``by_packed`` may be it everywhere.
 """
-MOST = 2.0
+MOST = 1.5
 """Gain or loss of packed weights that counts for one number of rows."""
 
 Choice = tuple[tuple[int, Product], ...]
@@ -143,7 +143,7 @@ _known: dict[tuple[Any, ...], Choices] = {}
 def _choices(linears: Sequence[nn.Linear]) -> Choices:
     """Weights are packed unless plain ones are faster, in the mean over the numbers of rows that are timed.
 
-    No number of rows counts more than ``MOST``, so other processes seldom decide.
+    No number of rows counts more than ``MOST``, so none decides alone, disturbed by another process.
     """
     few, many = Sample(linears), Sample(linears, BYTES * ROWS // EDGES[UNBOUNDED][0])
     plain_choice: list[tuple[int, Product]] = []
