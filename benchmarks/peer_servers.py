@@ -13,7 +13,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +68,11 @@ def missing() -> dict[str, str]:
 
 
 @contextmanager
-def ropeway(folder: Path, threads: int, streams: int, name: str = "Ropeway", **more: object) -> Iterator[Peer]:
-    """``ropeway serve`` with no setting but the model, the threads, room for the streams, and ``more``."""
-    settings = {"model": folder, "port": 0, "threads": threads, "cache_tokens": 512 * streams, **more}
+def ropeway(folder: Path, threads: int, streams: int) -> Iterator[Peer]:
+    """``ropeway serve`` with no setting but the model, the threads and room for the streams."""
+    settings = {"model": folder, "port": 0, "threads": threads, "cache_tokens": 512 * streams}
     with load.server(settings, {"OMP_NUM_THREADS": str(threads)}) as served:
-        yield Peer(name, served.url, served.pid, folder.name)
+        yield Peer("Ropeway", served.url, served.pid, folder.name)
 
 
 @contextmanager
@@ -96,11 +95,8 @@ def transformers_serve(folder: Path, threads: int, streams: int) -> Iterator[Pee
         yield Peer("transformers serve", f"http://127.0.0.1:{port}", pid, str(folder), takes_ids=False)
 
 
-PACKED = "Ropeway, packed weights"
-
 STARTS: dict[str, Callable[[Path, int, int], AbstractContextManager[Peer]]] = {
     "Ropeway": ropeway,
-    PACKED: partial(ropeway, name=PACKED, packed_weights=True),
     "llama.cpp": llama_cpp,
     "transformers serve": transformers_serve,
 }

@@ -31,7 +31,7 @@ EDGES: dict[int, tuple[int, set[Product]]] = {
 ``plain``, ``by_onednn`` and ``by_packed`` may be it everywhere.
 """
 MOST = 1.5
-"""Gain or loss of packed weights that counts for one number of rows."""
+"""Time of packed weights by that of plain ones, or the inverse, that counts for one number of rows."""
 
 Choice = tuple[tuple[int, Product], ...]
 """(rows up to which it is taken, product), in order; the last is unbounded."""
