@@ -172,7 +172,7 @@ def _candidates(linear: nn.Linear, most: int, special: set[Product]) -> list[Pro
 
 def _packed_candidates(sample: Sample, special: set[Product]) -> list[Product]:
     has_sums = by_sums in special and all(linear.weight.dtype == torch.float32 for linear in sample.packed)
-    return [] if not sample.packed else [by_packed, by_sums] if has_sums else [by_packed]
+    return [] if not sample.packed else [by_sums, by_packed] if has_sums else [by_packed]
 
 
 def replace(model: nn.Module, layers: Mapping[nn.Linear, nn.Linear]) -> None:

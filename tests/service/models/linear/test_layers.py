@@ -132,15 +132,26 @@ def test_weights_are_packed_unless_that_is_slower(
     assert isinstance(model[0].weight, PackedWeight) == packed
 
 
-def test_packed_weights_have_the_faster_of_their_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    decide(monkeypatch, lambda product, rows: 0.5 if product is by_sums else 1.0)
+@pytest.mark.parametrize(
+    ("of_sums", "products"),
+    [(1.05, "by_sums up to 1, by_packed"), (1.2, "by_packed"), (0.5, "by_sums up to 1, by_packed")],
+)
+def test_packed_weights_have_the_faster_of_their_products(
+    of_sums: float, products: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide(monkeypatch, lambda product, rows: of_sums if product is by_sums else 1.0)
     model = nn.Sequential(layer())
     use_fastest(model)
-    assert products_of(model) == ["192x512: by_sums up to 1, by_packed"]
+    assert products_of(model) == [f"192x512: {products}"]
+
+
+def test_half_precision_has_no_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_onednn(torch.bfloat16):
+        pytest.skip("this processor has no products of bfloat16")
     decide(monkeypatch, lambda product, rows: 1.0)
-    model = nn.Sequential(layer(), layer().to(torch.bfloat16))
+    model = nn.Sequential(layer().to(torch.bfloat16))
     use_fastest(model)
-    assert products_of(model)[0] == "192x512: by_packed"
+    assert products_of(model) == ["192x512: by_packed"]
 
 
 def test_shared_weights_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
