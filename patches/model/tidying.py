@@ -45,10 +45,12 @@ class Calls:
 
 
 def tidy(calls: Calls) -> None:
-    """Leave out calls without effect, make one view of several, and one product of several."""
+    """Leave out calls without effect and repeated ones, make one view of several, and one product of several."""
     _leave_out_calls_that_return_their_input(calls)
     _make_views_at_once(calls)
-    _multiply_at_once(calls)
+    if _writes_nothing(calls):  # what is written between two calls may be an argument of both
+        _compute_once(calls)
+        _multiply_at_once(calls)
     _leave_out_unused_calls(calls)
 
 
@@ -111,11 +113,27 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
+def _functions(calls: Calls) -> list[fx.Node]:
+    return [node for node in calls.graph.nodes if node.op == "call_function"]
+
+
+def _writes_nothing(calls: Calls) -> bool:
+    return all(node in calls.pure or node in calls.seams for node in _functions(calls))
+
+
+def _compute_once(calls: Calls) -> None:
+    """A pure call with the arguments of an earlier one has its output, such as that of several layers' input."""
+    known: dict[Any, fx.Node] = {}
+    for node in filter(calls.pure.__contains__, _functions(calls)):
+        key = node.target, repr(node.args), repr(node.kwargs)  # equal numbers of two types differ
+        first = known.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+
+
 def _multiply_at_once(calls: Calls) -> None:
     """Batches of products with one right factor become one batch, where their matrices follow one another in memory."""
-    nodes = [node for node in calls.graph.nodes if node.op == "call_function"]
-    if not all(node in calls.pure or node in calls.seams for node in nodes):
-        return  # what is written between two products may be a factor
+    nodes = _functions(calls)
     alike: dict[Any, list[fx.Node]] = defaultdict(list)
     for node in nodes:
         right = _broadcast_factor(calls, node)
