@@ -80,6 +80,20 @@ def packed(x: torch.Tensor) -> torch.Tensor:
     return y.view(2, 4).t().contiguous().view(1, 8)
 
 
+def repeated(x: torch.Tensor) -> torch.Tensor:
+    """The first two are one call. A product with 2.0 has another dtype than one with 2."""
+    several = x.expand(4, 16).reshape(-1) + x.expand(4, 16).reshape(-1)
+    whole = x.to(torch.int64)
+    return several.sum() + (whole * 2).sum() // 3 + (whole * 2.0).sum() / 3 + (whole * 2.5).sum()
+
+
+def repeated_around_a_write(x: torch.Tensor) -> torch.Tensor:
+    y = x * GAIN
+    first = y.exp()
+    y.mul_(2.0)
+    return first + y.exp()
+
+
 COMPUTE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "views of views": (views_of_views, 7),
     "unchanged": (unchanged, 2),
@@ -90,6 +104,8 @@ COMPUTE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "random": (random, 3),
     "in one part": (in_one_part, 6),
     "packed": (packed, 5),
+    "repeated": (repeated, 16),
+    "repeated around a write": (repeated_around_a_write, 5),
 }
 
 
@@ -125,6 +141,12 @@ def test_fewer_calls_give_the_same_bits(compute: Any, most: int, inference: bool
 def test_products_of_matrices_in_a_row_are_one() -> None:
     recorder, _ = recorded(products, torch.randn(1, 16))
     assert targets(recorder).count("bmm") == 3  # the joined one, that of a matrix elsewhere, that of another factor
+
+
+def test_calls_with_equal_arguments_are_one() -> None:
+    recorder, _ = recorded(repeated, torch.randn(1, 16))
+    names = targets(recorder)
+    assert (names.count("reshape"), names.count("mul")) == (1, 3)
 
 
 def test_nothing_is_joined_past_a_write() -> None:
