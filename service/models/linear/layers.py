@@ -37,6 +37,15 @@ Choice = tuple[tuple[int, Product], ...]
 """(rows up to which it is taken, product), in order; the last is unbounded."""
 
 
+class Kind(NamedTuple):
+    """Layers that have the same choices in a process."""
+
+    products: tuple[Product, ...]
+    shape: torch.Size | None
+    dtype: torch.dtype
+    threads: int
+
+
 class Choices(NamedTuple):
     """The fastest products by plain weights, and by packed weights unless those are slower."""
 
@@ -70,17 +79,19 @@ def use_fastest(model: nn.Module) -> None:
     with hooks, or with another ``forward``, stay.
     """
     linears = [linear for linear in ordinary(model) if len(products_by(linear)) > 1]
+    for group in _timed_together([linear for linear in linears if _kind(linear) not in _known]):
+        choices = _choices(group)
+        _known.update((_kind(linear), choices) for linear in group)
     shared = _shared(model)
     chosen: dict[nn.Linear, nn.Linear] = {}
-    for group in _timed_together(linears):
-        choices = _found(group)
-        for linear in group:
-            choice = choices.plain
-            weight = pack(linear.weight.detach()) if choices.packed and linear.weight.data_ptr() not in shared else None
-            if choices.packed and weight is not None:  # the plain one is freed before the next one is packed
-                choice, linear.weight = choices.packed, nn.Parameter(weight, requires_grad=False)
-            if any(product is not plain for _, product in choice):
-                chosen[linear] = ChosenLinear(linear, choice)
+    for linear in linears:
+        choices = _known[_kind(linear)]
+        choice = choices.plain
+        weight = pack(linear.weight.detach()) if choices.packed and linear.weight.data_ptr() not in shared else None
+        if choices.packed and weight is not None:  # the plain one is freed before the next one is packed
+            choice, linear.weight = choices.packed, nn.Parameter(weight, requires_grad=False)
+        if any(product is not plain for _, product in choice):
+            chosen[linear] = ChosenLinear(linear, choice)
     replace(model, chosen)
     weights = [linear.weight.detach() for linear in chosen.values()]
     huge_pages.advise(weight.span() for weight in weights if isinstance(weight, PackedWeight))
@@ -116,28 +127,23 @@ def _shared(model: nn.Module) -> set[int]:
 
 
 def _timed_together(linears: Sequence[nn.Linear]) -> list[list[nn.Linear]]:
-    """Layers by products, and by shape if those of a shape exceed a core's cache, as in a step."""
-    size: Counter[Any] = Counter()
+    """Layers by products and dtype. Those of a shape are apart if they exceed a core's cache, as in a step."""
+    size: Counter[Kind] = Counter()
     for linear in linears:
-        size[products_by(linear), linear.weight.shape] += linear.weight.nbytes
+        size[_kind(linear)] += linear.weight.nbytes
     together: dict[Any, list[nn.Linear]] = defaultdict(list)
     for linear in linears:
-        products, shape = products_by(linear), linear.weight.shape
-        together[products, shape if size[products, shape] >= BYTES else None].append(linear)
+        kind = _kind(linear)
+        together[kind._replace(shape=None) if size[kind] < BYTES else kind].append(linear)
     return list(together.values())
 
 
-def _found(linears: Sequence[nn.Linear]) -> Choices:
-    """The choices for layers that are timed together, found once in a process."""
-    shapes = frozenset(linear.weight.shape for linear in linears)
-    key = products_by(linears[0]), shapes, linears[0].weight.dtype, torch.get_num_threads()
-    if key not in _known:
-        _known[key] = _choices(linears)
-    return _known[key]
+def _kind(linear: nn.Linear) -> Kind:
+    return Kind(products_by(linear), linear.weight.shape, linear.weight.dtype, torch.get_num_threads())
 
 
-_known: dict[tuple[Any, ...], Choices] = {}
-"""Choices of this process, by products, shapes, dtype and threads. Adapters have those of their model."""
+_known: dict[Kind, Choices] = {}
+"""Choices of this process. Layers that an adapter changed have those of its base."""
 
 
 def _choices(linears: Sequence[nn.Linear]) -> Choices:

@@ -143,6 +143,25 @@ def test_packed_weights_have_the_faster_of_their_products(monkeypatch: pytest.Mo
     assert products_of(model)[0] == "192x512: by_packed"
 
 
+def test_layers_that_an_adapter_changes_have_the_products_of_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are some of the base's layers. Timed alone, they could have others."""
+    asked = decide(monkeypatch, lambda product, rows: 1.0)
+    use_fastest(nn.Sequential(layer(), nn.Linear(512, 128), nn.Linear(512, 64)))
+    before = list(asked)
+    use_fastest(nn.Sequential(layer()))
+    assert asked == before
+
+
+def test_numbers_of_each_format_are_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums serve float32 only. Some models keep a few layers in it beside bfloat16."""
+    if not has_onednn(torch.bfloat16):
+        pytest.skip("this processor has no products of bfloat16")
+    decide(monkeypatch, lambda product, rows: 0.5 if product is by_sums else 1.0)
+    model = nn.Sequential(layer(), layer().to(torch.bfloat16))
+    use_fastest(model)
+    assert [each.choice[0][1] for each in model] == [by_sums, by_packed]
+
+
 def test_shared_weights_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """An embedding reads rows. A layer with two names is one layer."""
     decide(monkeypatch, lambda product, rows: 1.0 if product in (by_packed, by_onednn) else 2.0)
