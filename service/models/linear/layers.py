@@ -7,14 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import structlog
 import torch
 from torch import nn
 
 from service.models import huge_pages
+from service.models.available_memory import available_bytes
 from service.models.linear.packing import PackedWeight, by_packed, by_sums, pack
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain, products_by
 from service.models.linear.samples import BYTES, ROWS, Sample
 from service.models.linear.times import GAIN, first_of_fast
+
+log = structlog.get_logger()
 
 UNBOUNDED = 1 << 62
 FEW = 4
@@ -75,19 +79,22 @@ class ChosenLinear(nn.Linear):
 def use_fastest(model: nn.Module) -> None:
     """Replace the linear layers of a model on a CPU for which some product is faster than ``F.linear``.
 
-    Their outputs differ in the last bits. Weights are packed unless that is slower, and then have no plain copy. Layers
-    with hooks, or with another ``forward``, stay.
+    Their outputs differ in the last bits. Weights are packed unless that is slower, and then have no plain copy.
+    Without memory for one, it and all others stay plain. Layers with hooks, or with another ``forward``, stay.
     """
     linears = [linear for linear in ordinary(model) if len(products_by(linear)) > 1]
     for group in _timed_together([linear for linear in linears if _kind(linear) not in _known]):
         choices = _choices(group)
         _known.update((_kind(linear), choices) for linear in group)
-    shared = _shared(model)
+    shared, has_room = _shared(model), True
     chosen: dict[nn.Linear, nn.Linear] = {}
     for linear in linears:
         choices = _known[_kind(linear)]
         choice = choices.plain
-        weight = pack(linear.weight.detach()) if choices.packed and linear.weight.data_ptr() not in shared else None
+        weight = None
+        if choices.packed and linear.weight.data_ptr() not in shared:
+            has_room = has_room and _has_room(linear.weight.nbytes)
+            weight = pack(linear.weight.detach()) if has_room else None
         if choices.packed and weight is not None:  # the plain one is freed before the next one is packed
             choice, linear.weight = choices.packed, nn.Parameter(weight, requires_grad=False)
         if any(product is not plain for _, product in choice):
@@ -95,6 +102,14 @@ def use_fastest(model: nn.Module) -> None:
     replace(model, chosen)
     weights = [linear.weight.detach() for linear in chosen.values()]
     huge_pages.advise(weight.span() for weight in weights if isinstance(weight, PackedWeight))
+
+
+def _has_room(size: int) -> bool:
+    """True if the memory has room for a packed weight of this ``size`` and a copy that checks it."""
+    if available_bytes() >= 2 * size:
+        return True
+    log.warning("weights_not_packed", bytes=size)
+    return False
 
 
 def undo(model: nn.Module, is_wanted: Callable[[str], bool]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 import torch
 from torch import nn
 
@@ -174,6 +175,24 @@ def test_shared_weights_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(model["one"].weight, PackedWeight)
     assert model["tied"].weight is embedding.weight
     assert model["tied"].choice[-1][1] is by_onednn
+
+
+@pytest.mark.parametrize(
+    ("rooms", "packed"), [((2, 2), [True, True]), ((2, 1.9), [True, False]), ((1.9, 9), [False] * 2)]
+)
+def test_without_memory_weights_stay_plain(
+    rooms: tuple[float, float], packed: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packed weight lies beside the plain one and a copy for a moment. A file's pages may be all that there is."""
+    decide(monkeypatch, lambda product, rows: 1.0)
+    left = iter(rooms)
+    monkeypatch.setattr(layers, "available_bytes", lambda: next(left) * layer().weight.nbytes)
+    model = nn.Sequential(layer(), layer())
+    with structlog.testing.capture_logs() as logs:
+        use_fastest(model)
+    assert [isinstance(each.weight, PackedWeight) for each in model] == packed
+    warned = [] if all(packed) else [{"event": "weights_not_packed", "log_level": "warning", "bytes": 192 * 512 * 4}]
+    assert logs == warned
 
 
 def test_layers_are_as_before_when_undone(monkeypatch: pytest.MonkeyPatch) -> None:
