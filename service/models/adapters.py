@@ -27,6 +27,9 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHANGES_THE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
 """Beginnings of ``init_lora_weights`` of adapters that were trained over other weights than those of their base."""
 
+CHANGED = {"base_layer", "modules_to_save"}
+"""peft's names of what it adds to, and of copies that it replaces. A layer with another bias alone has neither."""
+
 log = structlog.get_logger()
 
 
@@ -166,7 +169,6 @@ def _with_adapter(model: Any, folder: Path) -> tuple[Any, dict[str, torch.Tensor
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode, config.base_model_name_or_path = True, None
     weights = load_peft_weights(str(folder), device=str(model.device))
-    undo(model, lambda name: any(f".{name}." in key for key in weights))
     with warnings.catch_warnings():
         # peft 0.21 reads a name that transformers 5.23 deprecates.
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
@@ -174,6 +176,7 @@ def _with_adapter(model: Any, folder: Path) -> tuple[Any, dict[str, torch.Tensor
         # trained in the embedding to the output layer too.
         warnings.filterwarnings("ignore", "Model has .tie_word_embeddings=True.", UserWarning)
         wrapped: Any = get_peft_model(model, config, low_cpu_mem_usage=True)
+    undo(wrapped, lambda name: not CHANGED.isdisjoint(name.split(".")))
     model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
     # Weights are assigned in this mode. Otherwise peft copies biases and embeddings over those of the base.
     result: Any = set_peft_model_state_dict(wrapped, weights, low_cpu_mem_usage=True)

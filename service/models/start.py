@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from torch import nn
 
 from patches import Patched, UnsupportedModel, ignored_entries, patched, runs_triton
 from service.engine.choice import Attention, AttentionUnavailable, EngineChoice, GraphsUnavailable
@@ -46,13 +47,15 @@ def started(settings: Settings) -> Iterator[list[AbstractContextManager[Started]
         log.info("loading", model=name)
         base = load(name, source, settings)
         related = [base, *(adapted(base, adapter) for adapter in adapters.get(name, ()))]
-        yield [_started(quantized(checkpoint, settings), settings) for checkpoint in related]
+        checkpoints = [quantized(checkpoint, settings) for checkpoint in related]
+        # Layers that adapters changed or that quantization left. Those of several models share plain weights.
+        use_fastest(nn.ModuleList([checkpoint.model for checkpoint in checkpoints]))
+        yield [_started(checkpoint, settings) for checkpoint in checkpoints]
 
 
 @contextmanager
 def _started(checkpoint: Checkpoint, settings: Settings) -> Iterator[Started]:
     model = checkpoint.model
-    use_fastest(model)  # layers that an adapter changed, or that quantization left as they were
     weights = contents(model)  # before anything runs
     identity = fingerprint(model, weights)
     try:

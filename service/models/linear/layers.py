@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+import structlog
 import torch
 from torch import nn
 
 from service.models import huge_pages
+from service.models.available_memory import available_bytes
 from service.models.linear.packing import PackedWeight, by_packed, by_sums, pack
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain, products_by
 from service.models.linear.samples import BYTES, ROWS, Sample
 from service.models.linear.times import GAIN, first_of_fast
+
+log = structlog.get_logger()
 
 UNBOUNDED = 1 << 62
 FEW = 4
@@ -30,11 +37,22 @@ EDGES: dict[int, tuple[int, set[Product]]] = {
 
 ``plain``, ``by_onednn`` and ``by_packed`` may be it everywhere.
 """
+READ = re.compile(r"\bself\.(\w+)\.weight\b(?!\.dtype)")
+"""A module's Python that reads the weight of a layer, and not just its dtype."""
 MOST = 1.5
 """Time of packed weights by that of plain ones, or the inverse, that counts for one number of rows."""
 
 Choice = tuple[tuple[int, Product], ...]
 """(rows up to which it is taken, product), in order; the last is unbounded."""
+
+
+class Kind(NamedTuple):
+    """Layers that have the same choices in a process."""
+
+    products: tuple[Product, ...]
+    shape: torch.Size | None
+    dtype: torch.dtype
+    threads: int
 
 
 class Choices(NamedTuple):
@@ -66,24 +84,36 @@ class ChosenLinear(nn.Linear):
 def use_fastest(model: nn.Module) -> None:
     """Replace the linear layers of a model on a CPU for which some product is faster than ``F.linear``.
 
-    Their outputs differ in the last bits. Weights are packed unless that is slower, and then have no plain copy. Layers
-    with hooks, or with another ``forward``, stay.
+    Their outputs differ in the last bits. Weights are packed unless that is slower, and then have no plain copy.
+    Without memory for one, it and all others stay plain. Layers with hooks, or with another ``forward``, stay.
     """
     linears = [linear for linear in ordinary(model) if len(products_by(linear)) > 1]
-    shared = _shared(model)
+    for group in _timed_together([linear for linear in linears if _kind(linear) not in _known]):
+        choices = _choices(group)
+        _known.update((_kind(linear), choices) for linear in group)
+    kept, has_room = _shared(model) | _read_by_others(model), True
     chosen: dict[nn.Linear, nn.Linear] = {}
-    for group in _timed_together(linears):
-        choices = _found(group)
-        for linear in group:
-            choice = choices.plain
-            weight = pack(linear.weight.detach()) if choices.packed and linear.weight.data_ptr() not in shared else None
-            if choices.packed and weight is not None:  # the plain one is freed before the next one is packed
-                choice, linear.weight = choices.packed, nn.Parameter(weight, requires_grad=False)
-            if any(product is not plain for _, product in choice):
-                chosen[linear] = ChosenLinear(linear, choice)
+    for linear in linears:
+        choices = _known[_kind(linear)]
+        choice, weight = choices.plain, None
+        if choices.packed and linear.weight.data_ptr() not in kept:
+            has_room = has_room and _has_room(linear.weight.nbytes)
+            weight = pack(linear.weight.detach()) if has_room else None
+        if choices.packed and weight is not None:  # the plain one is freed before the next one is packed
+            choice, linear.weight = choices.packed, nn.Parameter(weight, requires_grad=False)
+        if any(product is not plain for _, product in choice):
+            chosen[linear] = ChosenLinear(linear, choice)
     replace(model, chosen)
     weights = [linear.weight.detach() for linear in chosen.values()]
     huge_pages.advise(weight.span() for weight in weights if isinstance(weight, PackedWeight))
+
+
+def _has_room(size: int) -> bool:
+    """True if the memory has room for a packed weight of this ``size`` and a copy that checks it."""
+    if available_bytes() >= 2 * size:
+        return True
+    log.warning("weights_not_packed", bytes=size)
+    return False
 
 
 def undo(model: nn.Module, is_wanted: Callable[[str], bool]) -> None:
@@ -115,29 +145,38 @@ def _shared(model: nn.Module) -> set[int]:
     return {place for place, count in places.items() if count > 1}
 
 
+def _read_by_others(model: nn.Module) -> set[int]:
+    """Addresses of layers' weights that the Python of another module reads, such as Mamba's. Each read would copy."""
+    names = {kind: _names_of_weights(kind) for kind in set(map(type, model.modules()))}
+    read = (module._modules.get(name) for module in model.modules() for name in names[type(module)])
+    return {layer.weight.data_ptr() for layer in read if isinstance(layer, nn.Linear)}
+
+
+def _names_of_weights(kind: type) -> set[str]:
+    """Names of layers whose weight the source of ``kind`` reads."""
+    with suppress(OSError, TypeError):  # it has no source
+        return set(READ.findall(inspect.getsource(kind)))
+    return set()
+
+
 def _timed_together(linears: Sequence[nn.Linear]) -> list[list[nn.Linear]]:
-    """Layers by products, and by shape if those of a shape exceed a core's cache, as in a step."""
-    size: Counter[Any] = Counter()
+    """Layers by products and dtype. Those of a shape are apart if they exceed a core's cache, as in a step."""
+    size: Counter[Kind] = Counter()
     for linear in linears:
-        size[products_by(linear), linear.weight.shape] += linear.weight.nbytes
+        size[_kind(linear)] += linear.weight.nbytes
     together: dict[Any, list[nn.Linear]] = defaultdict(list)
     for linear in linears:
-        products, shape = products_by(linear), linear.weight.shape
-        together[products, shape if size[products, shape] >= BYTES else None].append(linear)
+        kind = _kind(linear)
+        together[kind._replace(shape=None) if size[kind] < BYTES else kind].append(linear)
     return list(together.values())
 
 
-def _found(linears: Sequence[nn.Linear]) -> Choices:
-    """The choices for layers that are timed together, found once in a process."""
-    shapes = frozenset(linear.weight.shape for linear in linears)
-    key = products_by(linears[0]), shapes, linears[0].weight.dtype, torch.get_num_threads()
-    if key not in _known:
-        _known[key] = _choices(linears)
-    return _known[key]
+def _kind(linear: nn.Linear) -> Kind:
+    return Kind(products_by(linear), linear.weight.shape, linear.weight.dtype, torch.get_num_threads())
 
 
-_known: dict[tuple[Any, ...], Choices] = {}
-"""Choices of this process, by products, shapes, dtype and threads. Adapters have those of their model."""
+_known: dict[Kind, Choices] = {}
+"""Choices of this process. Layers that an adapter changed have those of its base."""
 
 
 def _choices(linears: Sequence[nn.Linear]) -> Choices:

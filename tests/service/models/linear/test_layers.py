@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 import torch
 from torch import nn
 
@@ -154,6 +155,25 @@ def test_half_precision_has_no_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products_of(model) == ["192x512: by_packed"]
 
 
+def test_layers_that_an_adapter_changes_have_the_products_of_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are some of the base's layers. Timed alone, they could have others."""
+    asked = decide(monkeypatch, lambda product, rows: 1.0)
+    use_fastest(nn.Sequential(layer(), nn.Linear(512, 128), nn.Linear(512, 64)))
+    before = list(asked)
+    use_fastest(nn.Sequential(layer()))
+    assert asked == before
+
+
+def test_numbers_of_each_format_are_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums serve float32 only. Some models keep a few layers in it beside bfloat16."""
+    if not has_onednn(torch.bfloat16):
+        pytest.skip("this processor has no products of bfloat16")
+    decide(monkeypatch, lambda product, rows: 0.5 if product is by_sums else 1.0)
+    model = nn.Sequential(layer(), layer().to(torch.bfloat16))
+    use_fastest(model)
+    assert [each.choice[0][1] for each in model] == [by_sums, by_packed]
+
+
 def test_shared_weights_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """An embedding reads rows. A layer with two names is one layer."""
     decide(monkeypatch, lambda product, rows: 1.0 if product in (by_packed, by_onednn) else 2.0)
@@ -166,6 +186,47 @@ def test_shared_weights_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(model["one"].weight, PackedWeight)
     assert model["tied"].weight is embedding.weight
     assert model["tied"].choice[-1][1] is by_onednn
+
+
+@pytest.mark.parametrize(
+    ("rooms", "packed"), [((2, 2), [True, True]), ((2, 1.9), [True, False]), ((1.9, 9), [False] * 2)]
+)
+def test_without_memory_weights_stay_plain(
+    rooms: tuple[float, float], packed: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packed weight lies beside the plain one and a copy for a moment. A file's pages may be all that there is."""
+    decide(monkeypatch, lambda product, rows: 1.0)
+    left = iter(rooms)
+    monkeypatch.setattr(layers, "available_bytes", lambda: next(left) * layer().weight.nbytes)
+    model = nn.Sequential(layer(), layer())
+    with structlog.testing.capture_logs() as logs:
+        use_fastest(model)
+    assert [isinstance(each.weight, PackedWeight) for each in model] == packed
+    warned = [] if all(packed) else [{"event": "weights_not_packed", "log_level": "warning", "bytes": 192 * 512 * 4}]
+    assert logs == warned
+
+
+class Reading(nn.Module):
+    """As transformers' Mamba multiplies by the weight of ``dt_proj``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dt_proj, self.out_proj = layer(), layer()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dt_proj.weight @ x.to(self.out_proj.weight.dtype)
+
+
+def test_weights_that_another_module_reads_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide(monkeypatch, lambda product, rows: 1.0)
+    model = Reading()
+    use_fastest(model)
+    assert not isinstance(model.dt_proj.weight, PackedWeight)
+    assert isinstance(model.out_proj.weight, PackedWeight)
+    made_of_nothing = type("Sourceless", (nn.Module,), {})()
+    made_of_nothing.one = layer()
+    use_fastest(made_of_nothing)
+    assert isinstance(made_of_nothing.one.weight, PackedWeight)
 
 
 def test_layers_are_as_before_when_undone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ pytestmark = [
 ]
 
 ENCODINGS = ("default", "yarn:4", "self_extend:neighbor_window=64", "streaming")
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 640}
+SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 640}
+UNTIED = SIZES | {"tie_word_embeddings": False}
 
 
 def layer(out_features: int = 192, bias: bool = False, dtype: torch.dtype = torch.float32) -> nn.Linear:
@@ -199,12 +201,12 @@ class TestModel:
 
 
 class TestAdapter:
-    @pytest.fixture
-    def folders(self, tmp_path: Path) -> tuple[Path, Path]:
-        """A base, and an adapter of the first layer's queries and outputs."""
-        base = tiny_checkpoint(tmp_path / "tiny", **SIZES, initializer_range=0.05)
+    @pytest.fixture(params=["none", "all"])
+    def folders(self, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
+        """A base, and an adapter of the first layer's queries and outputs, perhaps with all biases."""
+        base = tiny_checkpoint(tmp_path / "tiny", **UNTIED, initializer_range=0.05, attention_bias=True)
         torch.manual_seed(0)
-        config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], layers_to_transform=[0])
+        config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], layers_to_transform=[0], bias=request.param)
         wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
         with torch.no_grad():
             for weight in wrapped.parameters():
@@ -225,7 +227,8 @@ class TestAdapter:
         assert {"model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"} <= names
         pack_all(model)
         shared = places(checkpoint.model)
-        own = {name for name, weight in model.named_parameters() if parts(weight.detach())[0].data_ptr() not in shared}
+        weights = {name: each.detach() for name, each in model.named_parameters() if name.endswith(".weight")}
+        own = {name for name, weight in weights.items() if parts(weight)[0].data_ptr() not in shared}
         assert own == {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"}
         assert contents(checkpoint.model) == before
         oracle: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), folder)
@@ -234,6 +237,21 @@ class TestAdapter:
             expected = oracle.merge_and_unload()(ids).logits
             torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-5)
             assert (checkpoint.model(ids).logits - expected).abs().max() > 1e-3
+
+    @pytest.mark.parametrize("folders", ["none"], indirect=True)
+    def test_a_quantized_base_shares_its_output_layer(
+        self, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Quantization leaves it as it was. Two packed copies would take twice its memory."""
+        pytest.importorskip("torchao")
+        monkeypatch.setattr(start, "use_fastest", pack_all)
+        base, folder = folders
+        settings = Settings(_env_file=None, device="cpu", quantization="int8", model=str(base))
+        settings = settings.model_copy(update={"adapters": {"other": folder}})
+        with ExitStack() as stack:
+            found = [stack.enter_context(each) for each in next(start.started(settings))]
+            heads = [each.checkpoint.model.get_output_embeddings().weight for each in found]
+            assert len({parts(head.detach())[0].data_ptr() for head in heads}) == 1
 
 
 @pytest.fixture(scope="module")
