@@ -101,11 +101,10 @@ def use_fastest(model: nn.Module) -> None:
             weight = pack(linear.weight.detach()) if has_room else None
         if choices.packed and weight is not None:  # the plain one is freed before the next one is packed
             choice, linear.weight = choices.packed, nn.Parameter(weight, requires_grad=False)
+            huge_pages.advise([weight.span()])
         if any(product is not plain for _, product in choice):
             chosen[linear] = ChosenLinear(linear, choice)
     replace(model, chosen)
-    weights = [linear.weight.detach() for linear in chosen.values()]
-    huge_pages.advise(weight.span() for weight in weights if isinstance(weight, PackedWeight))
 
 
 def _has_room(size: int) -> bool:

@@ -82,26 +82,52 @@ class PackedWeight(torch.Tensor):
 
 def pack(weight: torch.Tensor) -> PackedWeight | None:
     """``weight`` in oneDNN's layout; None if it has a layout with many zeros, or one that is unknown here."""
+    width = _width(weight.shape, weight.dtype)
+    if width is None:
+        return None
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-    memory = (ctypes.c_char * torch.ops.mkldnn._nbytes(packed)).from_address(torch.ops.mkldnn.data_ptr(packed))
-    memory.packed = packed  # it lives as long as a view of its memory
-    numbers = torch.frombuffer(memory, dtype=weight.dtype)
-    outputs, inputs = weight.shape
-    pair, integers = 4 // weight.itemsize, INTEGERS[weight.itemsize]
-    for width in WIDTHS if len(numbers) <= (1 + MOST_PADDING) * weight.numel() else ():
-        groups = -(-outputs // width)
-        if len(numbers) == groups * width * inputs:
-            blocks = numbers.view(groups, inputs // pair, width, pair)
-            if torch.equal(_by_rows(blocks, outputs).view(integers), weight.view(integers)):
-                _bags(groups, inputs)  # a recorded step must not make it
-                return PackedWeight(weight.shape, packed, blocks)
+    blocks = _blocks(packed, weight, width)
+    for group in (0, -1):  # a layout depends on the shape; these are seen again nevertheless
+        first = range(len(blocks))[group] * width
+        if not _is_same(_by_rows(blocks[group][None], len(weight) - first), weight[first : first + width]):
+            return None
+    _bags(*blocks.shape[:2])  # a recorded step must not make it
+    return PackedWeight(weight.shape, packed, blocks)
+
+
+@cache
+def _width(shape: torch.Size, dtype: torch.dtype) -> int | None:
+    """Outputs of a block in oneDNN's layout of such weights, found by a weight whose numbers all differ."""
+    if shape[1] * dtype.itemsize % 4:
+        return None
+    weight = torch.arange(shape.numel() * dtype.itemsize // 4, dtype=torch.int32).view(dtype).view(shape)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+    held = torch.ops.mkldnn._nbytes(packed) // dtype.itemsize
+    for width in WIDTHS if held <= (1 + MOST_PADDING) * shape.numel() else ():
+        fits = held == -(-shape[0] // width) * width * shape[1]
+        if fits and _is_same(_by_rows(_blocks(packed, weight, width), len(weight)), weight):
+            return width
     return None
+
+
+def _blocks(packed: torch.Tensor, weight: torch.Tensor, width: int) -> torch.Tensor:
+    """A view of the memory of ``packed``, which lives as long as the view."""
+    memory = (ctypes.c_char * torch.ops.mkldnn._nbytes(packed)).from_address(torch.ops.mkldnn.data_ptr(packed))
+    memory.packed = packed
+    pair = 4 // weight.itemsize
+    return torch.frombuffer(memory, dtype=weight.dtype).view(-1, weight.shape[1] // pair, width, pair)
 
 
 def _by_rows(blocks: torch.Tensor, outputs: int) -> torch.Tensor:
     """A weight [outputs, in_features] from its blocks, without their zeros."""
     groups, _, width, _ = blocks.shape
     return blocks.permute(0, 2, 1, 3).reshape(groups * width, -1)[:outputs].contiguous()
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True for equal bits."""
+    integers = INTEGERS[one.itemsize]
+    return torch.equal(one.view(integers), other.view(integers))
 
 
 def by_packed(linear: nn.Linear, input: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from service.cli.server import local_server
 from service.models import loading, start
 from service.models.adapters import Adapter, adapted
 from service.models.fingerprint import contents, fingerprint
-from service.models.linear import layers
+from service.models.linear import layers, packing
 from service.models.linear.layers import UNBOUNDED, ChosenLinear, replace, use_fastest
 from service.models.linear.packing import PackedWeight, by_packed, by_sums, has_packed_weights, pack
 from service.models.linear.products import Product, has_onednn, products_by
@@ -81,11 +81,28 @@ class TestWeight:
     def test_a_layout_with_many_zeros_is_none(self, shape: tuple[int, int]) -> None:
         assert pack(torch.randn(shape)) is None
 
-    def test_an_unknown_layout_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        weight = layer().weight.detach()
-        of_others = torch.ops.mkldnn._reorder_linear_weight(weight.flip(0), 16)
-        monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda *_: of_others)
+    @pytest.mark.parametrize(("of_probe", "order"), [(True, (0, 2, 1, 3)), (False, (3, 1, 2, 0))])
+    def test_an_unknown_layout_is_none(
+        self, of_probe: bool, order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A probe, whose numbers all differ, is compared whole. The first and last blocks of each weight are too."""
+        weight = layer(256).weight.detach()
+        packing._width.cache_clear()
+        if not of_probe:
+            assert pack(weight) is not None
+        reorder = torch.ops.mkldnn._reorder_linear_weight
+
+        def in_another_order(given: torch.Tensor, rows: int) -> torch.Tensor:
+            return reorder(given.view(4, 64, -1)[list(order)].flatten(0, 1), rows)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", in_another_order)
         assert pack(weight) is None
+        packing._width.cache_clear()
+
+    @pytest.mark.parametrize("shape", [(63, 515), (64, 511)])
+    def test_inputs_that_make_no_pairs_are_none(self, shape: tuple[int, int]) -> None:
+        if has_onednn(torch.bfloat16):
+            assert pack(torch.zeros(shape, dtype=torch.bfloat16)) is None
 
     def test_nobody_writes_into_it(self) -> None:
         linear = packed(layer())
