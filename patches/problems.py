@@ -71,9 +71,12 @@ def _close(name: str, known: Collection[str]) -> list[str]:
 
 
 class KnownFields(BaseModel):
-    """A model that refuses unknown fields before it validates others, and names the nearest field that it has."""
+    """A model that refuses unknown fields before it validates others, and names the nearest field that it has.
 
-    model_config = ConfigDict(extra="forbid")
+    A number is no text and no truth value in JSON: it takes ``4``, and neither ``"4"`` nor ``true``.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod

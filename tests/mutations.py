@@ -401,6 +401,8 @@ CARRIED = [
              ("tests/patches/test_timing.py",)),
     Mutation("a product that is hardly faster", "patches", "if taken < GAIN * least[best][0]:",
              "if taken < least[best][0]:", ("tests/patches/test_timing.py",)),
+    Mutation("true is a number", "patches", 'ConfigDict(extra="forbid", strict=True)', 'ConfigDict(extra="forbid")',
+             ("tests/service/api/test_openapi.py::test_each_violated_field_is_refused_as_documented",)),
     Mutation("a document twice", "service/evaluation", "        if before != index:\n", "        if False:\n",
              ("tests/service/evaluation/test_checks.py::test_a_repeated_document_is_no_second_one",)),
     Mutation("without a cache, only the last chunk is read", "service/evaluation",
