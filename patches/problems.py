@@ -28,8 +28,10 @@ class Problem(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        names_its_field = not self.field or self.message.startswith(f"{self.field} ")
-        return self.message if names_its_field else f"{self.field}: {self.message}"
+        last = self.field.rpartition(".")[2]
+        if self.message.startswith(f"{last} "):
+            return self.field + self.message.removeprefix(last)
+        return f"{self.field}: {self.message}" if self.field else self.message
 
 
 def problem(kind: str, message: str, field: str = "") -> PydanticCustomError:

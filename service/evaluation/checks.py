@@ -35,11 +35,11 @@ Documents = str | list[int] | list[str | list[int]]
 
 
 class InvalidEvaluation(ValueError):
-    """A request that cannot be run; ``param`` is the field at fault."""
+    """A request that cannot be run; ``param`` is the field at fault, and ``message`` its problem."""
 
     def __init__(self, param: str, message: str) -> None:
-        super().__init__(f"{param}: {message}")
-        self.param = param
+        super().__init__(message if message.startswith(f"{param}[") else f"{param}: {message}")
+        self.param, self.message = param, message
 
 
 def subjects_of(

@@ -68,7 +68,7 @@ def test_a_repeated_document_is_no_second_one(
     models: ModelRegistry, evaluation: str, given: list[str | list[int]], cut: int | None
 ) -> None:
     """Five copies of a document had an interval without width, and a difference of probability 1."""
-    with pytest.raises(InvalidEvaluation, match=r"^input: input\[2\] has the same tokens as input\[0\]: send each"):
+    with pytest.raises(InvalidEvaluation, match=r"^input\[2\] has the same tokens as input\[0\]: send each"):
         planned(models, evaluation, input=given, max_tokens=cut)
     planned(models, evaluation, input=given[:2], max_tokens=cut)
 
@@ -93,9 +93,9 @@ def test_a_name_that_is_no_built_in_document_is_not_scored(models: ModelRegistry
     [
         ([TEXT, "A short text."], [64], "lengths: 64 is beyond the shortest document, input[1]: at most "),
         (["A short text."], [64], "lengths: 64 is beyond the shortest document: at most "),
-        ([TEXT, [1, 2, 1 << 20]], [2], "input: input[1]: token id 1048576 is outside 0.."),
-        ([TEXT, "read.txt"], [2], "input: input[1]: 'read.txt' looks like the name of a file"),
-        ([TEXT, [5]], None, "input: input[1]: needs at least 2 tokens"),
+        ([TEXT, [1, 2, 1 << 20]], [2], "input[1]: token id 1048576 is outside 0.."),
+        ([TEXT, "read.txt"], [2], "input[1]: 'read.txt' looks like the name of a file"),
+        ([TEXT, [5]], None, "input[1]: needs at least 2 tokens"),
     ],
 )
 def test_an_error_names_one_of_several_documents(

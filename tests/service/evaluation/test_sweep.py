@@ -152,8 +152,9 @@ def test_a_length_within_training_and_the_target_are_measured_too(models: ModelR
         ({"evaluations": [PART], "lengths": [1 << 20]}, "lengths", "beyond"),
         ({"evaluations": [PART | {"protocol": "tail", "tail": 64}], "lengths": [64]}, "evaluations.0.tail", "below"),
         ({"evaluations": [PART], "methods": [{"method": "t5_bias"}]}, "methods", "t5_bias: "),
+        ({"evaluations": [PART | {"input": ["A text.", "read.txt"]}]}, "evaluations.0.input", r"input: input\[1\]: '"),
     ],
-    ids=["lengths", "part", "method"],
+    ids=["lengths", "part", "method", "document"],
 )
 def test_what_is_wrong_is_named(models: ModelRegistry, body: dict[str, Any], param: str, message: str) -> None:
     with pytest.raises(InvalidEvaluation, match=message) as refused:
