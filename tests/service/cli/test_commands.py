@@ -187,7 +187,7 @@ class TestFailures:
             (("generate", "a", "--temperature", "-1"), "Input should be greater than or equal to 0"),
             (("serve", "--port", "70000"), "Input should be less than or equal to 65535"),
             (("generate", "a", "--stop", ""), "stop"),
-            (("generate", "a", "--regex", "a", "--choice", "b"), "structured_outputs: must have exactly one of json"),
+            (("generate", "a", "--regex", "a", "--choice", "b"), "structured_outputs: needs exactly one of json"),
             (("generate", "a", "--schema", "pyproject.toml"), "structured_outputs.json: is no JSON"),
             (("perplexity", "--stride", "8"), "stride has no meaning for protocol curve"),
             (("perplexity", "--lengths", "1"), "lengths.0: must be at least 2, not 1"),
