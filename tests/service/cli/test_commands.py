@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
-from service.cli import client
+from service.cli import client, server
 from service.cli.options import lengths
 from service.client import Ropeway
 from service.evaluation.documents import BUILT_IN, language_reference
@@ -385,3 +386,9 @@ class TestInProcess:
     def test_a_command_says_once_what_it_loads(self, served: Path) -> None:
         lines = ropeway("models").stderr.splitlines()
         assert lines == [f"loading {served}"]
+
+    def test_ctrl_c_while_a_model_loads_is_said(self, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server, "local_server", Mock(side_effect=KeyboardInterrupt))
+        result = ropeway("models")
+        assert (result.exit_code, result.stdout) == (130, "")
+        assert result.stderr.splitlines() == [f"loading {served}", f"loading {served} was interrupted"]
