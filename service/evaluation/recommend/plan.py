@@ -182,7 +182,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         InvalidEvaluation: for anything else that cannot be run as asked.
     """
     served = models.get(request.model)
-    documents = documents_of(request.input, served, settings, request.max_tokens)
+    documents = documents_of(request, served, settings)
     bos = bos_of(request.bos, served)
     lengths = _lengths(request, served, documents, 0 if bos is None else 1, settings)
     target, reference = lengths[-1], min(served.trained_length, lengths[-1])

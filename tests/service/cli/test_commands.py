@@ -236,7 +236,7 @@ JOB = {
 
 
 class TestPerplexity:
-    RESULT = result_of({"default": [6.5, 90.0], "yarn(factor=4)": [6.7, 7.0]}, [256, 512], documents=["input"])
+    RESULT = result_of({"default": [6.5, 90.0], "yarn(factor=4)": [6.7, 7.0]}, [256, 512], documents=["a.txt"])
 
     @pytest.fixture
     def requests(self, fake: Callable[[Answer], list[httpx.Request]]) -> list[httpx.Request]:
@@ -264,6 +264,7 @@ class TestPerplexity:
             assert shown in result.stdout
         assert json.loads(requests[0].content) == {
             "input": "some text ü",
+            "names": ["a.txt"],
             "methods": [{"method": "default"}, {"method": "yarn", "factor": 4}],
             "lengths": {"start": 256, "stop": 512, "step": 256},
             "bos": "never",
