@@ -28,8 +28,10 @@ class Problem(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        names_its_field = not self.field or self.message.startswith(f"{self.field} ")
-        return self.message if names_its_field else f"{self.field}: {self.message}"
+        last = self.field.rpartition(".")[2]
+        if self.message.startswith(f"{last} "):
+            return self.field + self.message.removeprefix(last)
+        return f"{self.field}: {self.message}" if self.field else self.message
 
 
 def problem(kind: str, message: str, field: str = "") -> PydanticCustomError:
@@ -71,9 +73,12 @@ def _close(name: str, known: Collection[str]) -> list[str]:
 
 
 class KnownFields(BaseModel):
-    """A model that refuses unknown fields before it validates others, and names the nearest field that it has."""
+    """A model that refuses unknown fields before it validates others, and names the nearest field that it has.
 
-    model_config = ConfigDict(extra="forbid")
+    A number is no text and no truth value in JSON: it takes ``4``, and neither ``"4"`` nor ``true``.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod

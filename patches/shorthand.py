@@ -20,6 +20,7 @@ from patches.registry import METHODS
 LABEL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
 """A label by ``label_of``."""
 LISTED_BY = "GET /methods or `ropeway methods`"
+ONE = "commas separate the parameters of one encoding; give several as a list, in the shell by repeating --pe"
 MARK = re.compile(r'["\\\[\](){},]')
 NESTED = 4
 """Deepest nesting of encodings, which is more than any of them takes."""
@@ -97,6 +98,8 @@ def to_shorthand(fields: Mapping[str, Any]) -> str:
 def _fields(text: str, depth: int) -> dict[str, Any]:
     name, colon, rest = text.strip().partition(":")
     method = METHODS.get(name)
+    if method is None and any(part.strip() in METHODS for part in name.split(",")):
+        raise ValueError(f"{text[:MAX_SHOWN]!r} names several: {ONE}")
     if method is None:
         raise ValueError(unknown_method(text.strip() if LABEL.fullmatch(text.strip()) else name))
     fields: dict[str, Any] = {"method": name}
@@ -108,6 +111,8 @@ def _fields(text: str, depth: int) -> dict[str, Any]:
             bare = _fields_of_a_bare_value(method)
             if not bare:
                 raise ValueError(f"{name} takes no bare value: write key=value")
+            if item.strip() and bare[0] in fields:
+                raise ValueError(f"{name}: {item[:MAX_SHOWN]!r} is another {bare[0]}: {ONE}")
             key, value = bare[0], item
         key, value = key.strip(), value.strip()
         if not key or not value:

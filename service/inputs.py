@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, StrictInt, Tag
@@ -62,6 +63,11 @@ def as_list(value: str | list[int] | list[str | list[int]]) -> list[str | list[i
     if isinstance(value, str):
         return [value]
     return [value] if isinstance(value[0], int) else list(value)
+
+
+def names_of(given: Sequence[str] | None, count: int) -> list[str]:
+    """The names of ``count`` documents: those given, else their places in the field ``input``."""
+    return list(given or ([f"input[{index}]" for index in range(count)] if count > 1 else ["input"]))
 
 
 def one_or_several(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -12,6 +13,7 @@ from service.api.docs.openapi import SAMPLE
 from service.api.http.routing import Route
 from service.api.responses import ExportResult
 from service.errors import ApiError, bad_request
+from service.export.target import Target
 from service.export.targets import (
     TARGETS,
     LengthRequired,
@@ -26,6 +28,9 @@ from service.policy.auto import AUTO, is_auto
 from service.sharing.workers import Workers
 
 router = APIRouter(tags=["methods"], route_class=Route)
+
+FOLDER = "FOLDER"
+"""In a line, the folder of an adapter: a server does not show its paths."""
 
 
 def _known(target: str) -> str:
@@ -72,7 +77,7 @@ async def export_encoding(body: ExportRequest, request: Request) -> ExportResult
 def _exported(body: ExportRequest, models: ModelRegistry) -> ExportResult:
     served = models.for_method(models.get(body.model), body.pe)
     target = TARGETS[body.target]
-    source = _source(served)
+    source = _source(served, models)
     try:
         length = body.length or default_length(body.pe, source.geometry)
         pe = served.patch.describe(body.pe, length)
@@ -84,6 +89,9 @@ def _exported(body: ExportRequest, models: ModelRegistry) -> ExportResult:
         raise bad_request(str(error), "length") from error
     except ValueError as error:
         raise bad_request(str(error), "pe") from error
+    changes = bool(expression.config) or expression.arguments != target.unchanged(length).arguments
+    checkpoint, options, notes = _adapter(served, target)
+    expression = replace(expression, arguments=[*expression.arguments, *options])
     return ExportResult(
         target=target.name,
         version=target.version,
@@ -92,20 +100,30 @@ def _exported(body: ExportRequest, models: ModelRegistry) -> ExportResult:
         pe=pe,
         length=length,
         exact=not expression.differences,
-        changes=bool(expression.config) or expression.arguments != target.unchanged(length).arguments,
+        changes=changes,
         config=expression.config,
         arguments=expression.arguments,
-        usage=target.usage(served.name, expression),
+        usage=target.usage(checkpoint, expression),
         apply=target.apply,
         differences=expression.differences,
+        notes=notes,
     )
 
 
-def _source(served: ServedModel) -> Source:
+def _adapter(served: ServedModel, target: Target) -> tuple[str, list[str], list[str]]:
+    """(checkpoint to load, further options, notes): for an adapter its base, if ``target`` adds adapters to one."""
+    if served.base is None:
+        return served.name, [], []
+    if options := target.adapter(served.name, FOLDER):
+        return served.base, options, [f"{FOLDER} is that of the adapter; a rank above 16 needs --max-lora-rank."]
+    return served.name, [], [f"{served.name} is an adapter: the line is for a checkpoint that has it merged."]
+
+
+def _source(served: ServedModel, models: ModelRegistry) -> Source:
     """Raises:
     ApiError: 400 for a model that is a part of a larger one.
     """
-    source = source_of(served.patch)
+    source = source_of(served.patch, models.get(served.base).patch if served.base else None)
     if source is None:
         raise bad_request(
             f"model: {served.name} is the language part of a larger model, which no export covers", "model"

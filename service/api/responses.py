@@ -281,7 +281,7 @@ class ExportResult(BaseModel):
 
     ``config`` has the entries of the checkpoint's ``config.json``, ``arguments`` the options of the command; ``usage``
     is a whole line. ``changes`` is false for the checkpoint's own encoding. ``exact`` is false where ``differences``
-    has the differences to the encoding here.
+    has the differences to the encoding here. ``notes`` are on the line: what an adapter needs.
     """
 
     target: str
@@ -297,6 +297,7 @@ class ExportResult(BaseModel):
     usage: str
     apply: str
     differences: list[str]
+    notes: list[str]
 
 
 class ErrorInfo(BaseModel):

@@ -28,7 +28,6 @@ from service.cli.measuring import (
     Plots,
     body_of,
     deliver,
-    naming,
     show_early,
 )
 from service.cli.options import Encodings, ModelName, Server, encodings_option
@@ -43,7 +42,10 @@ IncludeText = Annotated[
     bool, typer.Option("--include-text", help="The report has the texts themselves, not only their lengths and hashes.")
 ]
 
-SHARED = {"evaluation", "model", "methods", "lengths", "input", "max_tokens", "stream", "background", "timeout_s"}
+SHARED = {
+    *("evaluation", "model", "methods", "lengths", "input", "names", "max_tokens"),
+    *("stream", "background", "timeout_s"),
+}
 """Fields with a shared option, or with none."""
 
 
@@ -164,8 +166,8 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
             raise typer.BadParameter("--include-text needs a report: add --report")
         paths, own = separated(files or [], own_fields(name))
         minutes = minutes_of(own)
-        names, body = body_of(name, own, paths, pe, lengths_, max_tokens, model, server)
-        with connected(server, model) as client, naming(names):
+        body = body_of(name, own, paths, pe, lengths_, max_tokens, model, server)
+        with connected(server, model) as client:
             if minutes is not None:
                 body["budget"] = tokens_within(minutes, name, body, client)
             job = client.submit(name, **body)
@@ -176,7 +178,7 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
             with finding_again(job, server):
                 result = client.result(job.id)
                 # Before the server stops: Ctrl-C may come while it does.
-                deliver(result, names, plots, as_json=as_json, as_csv=as_csv)
+                deliver(result, plots, as_json=as_json, as_csv=as_csv)
                 if report is not None:
                     save(report, client.download(job.id, "report.html", include_text=include_text))
                 if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:

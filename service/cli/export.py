@@ -62,7 +62,7 @@ def export(
     if json.dumps(result.config) not in result.arguments and result.config:
         typer.echo(json.dumps(result.config, indent=2))
     typer.echo(result.usage)
-    for line in [*notes, *result.differences, f"Options: {result.documentation}"]:
+    for line in [*notes, *result.notes, *result.differences, f"Options: {result.documentation}"]:
         stderr.print(Text(line, style="dim"), soft_wrap=True)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,21 +20,6 @@ TABLES = (".csv", ".tsv")
 
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 """First bytes of packed files."""
-
-PLACE = re.compile(r"\binput(?:[.\[](\d+)\]?)?(?=:)")
-"""A document in a message of the server, before its problem."""
-
-
-def by_file(message: str, names: Sequence[str]) -> str:
-    """A server's ``message`` about a document, with the name of its file."""
-
-    def name(found: re.Match[str]) -> str:
-        index = int(found[1] or 0)
-        is_known = index < len(names) and (found[1] is not None or len(names) == 1)
-        return names[index] if is_known else found[0]
-
-    alone = message.replace("the shortest document", names[0]) if len(names) == 1 else message
-    return PLACE.sub(name, alone)
 
 
 def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:

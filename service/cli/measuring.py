@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from service.cli.files import by_file, documents, picture, save
+from service.cli.files import documents, picture, save
 from service.cli.options import check_body, different, encodings, lengths
-from service.cli.terminal import fail, new_table, print_table, printable, stderr, stdout
+from service.cli.terminal import new_table, print_table, printable, stderr, stdout
 
 if TYPE_CHECKING:
     from service.client import EvaluationResult, Ropeway
@@ -61,8 +60,8 @@ def body_of(  # noqa: PLR0913 - one argument per option
     max_tokens: int | None,
     model: str | None,
     server: str | None,
-) -> tuple[list[str], dict[str, Any]]:
-    """(names of the files, body of the evaluation ``name``); ``own`` are fields without a shared option.
+) -> dict[str, Any]:
+    """The body of the evaluation ``name``; ``own`` are fields without a shared option.
 
     Raises:
         typer.BadParameter: for a body that no server would take. A named server checks its own.
@@ -71,7 +70,8 @@ def body_of(  # noqa: PLR0913 - one argument per option
 
     names, texts = documents(files)
     request = EVALUATIONS[name].request
-    given = {field: value for field, value in (("input", texts), ("max_tokens", max_tokens)) if value is not None}
+    shared = {"input": texts, "names": names or None, "max_tokens": max_tokens}
+    given = {field: value for field, value in shared.items() if value is not None}
     body = {
         **request.placed(given, own),
         # Beside factors, an encoding needs no factor.
@@ -81,26 +81,11 @@ def body_of(  # noqa: PLR0913 - one argument per option
     }
     if server is None:
         check_body(request, body)
-    return names, body
+    return body
 
 
-@contextmanager
-def naming(names: Sequence[str]) -> Iterator[None]:
-    """End the command at an error of the server, with the names of the files in its message."""
-    from service.client import RopewayError
-
-    try:
-        yield
-    except RopewayError as error:
-        fail(by_file(str(error), names))
-
-
-def deliver(
-    result: EvaluationResult, names: Sequence[str], plots: Sequence[Path] | None, *, as_json: bool, as_csv: bool
-) -> None:
-    """Print a result, with the names of the files in place of the server's, and save its pictures."""
-    for document, name in zip(getattr(result, "documents", []), names, strict=False):
-        document.name = name
+def deliver(result: EvaluationResult, plots: Sequence[Path] | None, *, as_json: bool, as_csv: bool) -> None:
+    """Print a result and save its pictures."""
     show(result, as_json=as_json, as_csv=as_csv)
     for path in plots or []:
         save(path, picture(result, path))

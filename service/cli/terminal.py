@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -58,12 +59,20 @@ def status(message: str) -> Status:
 
 @contextmanager
 def loading(model: str) -> Iterator[None]:
-    """Show that ``model`` is loading: a spinner on a terminal, one line elsewhere."""
+    """Show that ``model`` is loading: a spinner on a terminal, one line elsewhere.
+
+    Raises:
+        typer.Exit: 130 after Ctrl-C.
+    """
     line = f"loading {printable(model)}"
     if not stderr.is_terminal:
         stderr.print(line, markup=False, soft_wrap=True)
-    with status(line):
-        yield
+    try:
+        with status(line):
+            yield
+    except KeyboardInterrupt:
+        stderr.print(f"{line} was interrupted", markup=False, soft_wrap=True)
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def fail(message: str) -> NoReturn:

@@ -50,6 +50,7 @@ class PerplexityOptions(TypedDict, total=False):
 
     model: str | None
     lengths: Sequence[int] | Mapping[str, int] | None
+    names: Sequence[str] | None
     max_tokens: int | None
     protocol: Protocol | None
     stride: int | None

@@ -18,10 +18,10 @@ from service.evaluation.documents import (
     mistaken,
 )
 from service.evaluation.overlap import overlaps
-from service.evaluation.request import Bos
+from service.evaluation.request import Bos, DocumentsRequest
 from service.evaluation.results import Overlap
 from service.evaluation.unit import Plan, Subject, token_digest
-from service.inputs import as_list
+from service.inputs import names_of
 from service.models.policies import check_ranges
 from service.models.registry import ModelRegistry, ServedModel
 from service.policy.auto import Auto
@@ -30,16 +30,13 @@ from service.settings import Settings
 DEFAULT_REACH = 32
 """Default lengths stop at this many times the trained length."""
 
-Documents = str | list[int] | list[str | list[int]]
-"""A text, token ids, a list of either, or the name of a built-in document."""
-
 
 class InvalidEvaluation(ValueError):
-    """A request that cannot be run; ``param`` is the field at fault."""
+    """A request that cannot be run; ``param`` is the field at fault, and ``message`` its problem."""
 
     def __init__(self, param: str, message: str) -> None:
-        super().__init__(f"{param}: {message}")
-        self.param = param
+        super().__init__(message if message.startswith(f"{param}[") else f"{param}: {message}")
+        self.param, self.message = param, message
 
 
 def subjects_of(
@@ -74,23 +71,23 @@ def subjects_of(
     return subjects
 
 
-def documents_of(given: Documents, served: ServedModel, settings: Settings, most: int | None = None) -> list[Document]:
-    """The documents of a request's ``input``, tokenized without special tokens and cut to ``most`` tokens.
+def documents_of(request: DocumentsRequest, served: ServedModel, settings: Settings) -> list[Document]:
+    """The documents of a request, tokenized without special tokens and cut to its ``max_tokens``.
 
     Raises:
         InvalidEvaluation: for too many, a repeated one, a misspelt name, or token ids that the model does not have.
     """
-    several = as_list(given)
+    several = request.texts()
     at_most("input", len(several), settings.max_documents)
-    documents = []
-    for index, item in enumerate(several):
-        name = f"input[{index}]" if len(several) > 1 else "input"
+    names, documents = names_of(request.names, len(several)), []
+    for name, item in zip(names, several, strict=True):
         if isinstance(item, str) and len(item) > settings.max_text_bytes:
             raise InvalidEvaluation("input", _of(name, f"a text may have at most {settings.max_text_bytes} characters"))
         if not isinstance(item, str):
             documents.append(from_token_ids(name, item, served.tokenizer))
         elif item in BUILT_IN:
-            documents.append(built_in(item, served.tokenizer))
+            known = built_in(item, served.tokenizer)
+            documents.append(known if request.names is None else replace(known, name=name))
         elif (wrong := mistaken(item)) is not None:
             raise InvalidEvaluation("input", _of(name, wrong))
         else:
@@ -100,16 +97,16 @@ def documents_of(given: Documents, served: ServedModel, settings: Settings, most
         if outside is not None:
             problem = f"token id {outside} is outside 0..{served.vocab_size - 1}"
             raise InvalidEvaluation("input", _of(document.name, problem))
-    return _all_different([document.cut(most) for document in documents])
+    return _all_different([document.cut(request.max_tokens) for document in documents], names)
 
 
-def _all_different(documents: list[Document]) -> list[Document]:
+def _all_different(documents: list[Document], names: list[str]) -> list[Document]:
     """The documents, with the text that they share. Intervals take them as independent, so repeats look certain."""
     first: dict[str, int] = {}
     for index, document in enumerate(documents):
         before = first.setdefault(token_digest(document.token_ids), index)
         if before != index:
-            problem = f"input[{index}] has the same tokens as input[{before}]: send each document once"
+            problem = f"{names[index]} has the same tokens as {names[before]}: send each document once"
             raise InvalidEvaluation("input", problem)
     for index, (earlier, share) in overlaps([document.token_ids for document in documents]).items():
         documents[index] = replace(documents[index], overlap=Overlap(document=earlier, share=share))
@@ -117,7 +114,7 @@ def _all_different(documents: list[Document]) -> list[Document]:
 
 
 def _of(name: str, problem: str) -> str:
-    """``problem`` with the name of its document, where there are several."""
+    """``problem`` with the name of its document, where it has one."""
     return problem if name == "input" else f"{name}: {problem}"
 
 
@@ -160,7 +157,7 @@ def lengths_of(
     else:
         lengths = sorted(set(wanted))
         if lengths[-1] > shortest:
-            which = "" if len(documents) == 1 else f", {document.name}"
+            which = "" if document.name == "input" else f", {document.name}"
             raise InvalidEvaluation(
                 "lengths", f"{lengths[-1]} is beyond the shortest document{which}: at most {shortest} tokens"
             )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from patches import LONGEST, KnownFields, problem
-from service.inputs import MOST_ENCODINGS, as_list
+from service.inputs import MOST_ENCODINGS, MOST_TEXTS, as_list
 from service.policy.auto import Encoding
 
 Tokens = Annotated[int, Field(ge=2, le=LONGEST - 1)]
@@ -17,6 +17,8 @@ Tokens = Annotated[int, Field(ge=2, le=LONGEST - 1)]
 Bos = Literal["auto", "always", "never"]
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 MOST_IN_RANGE = 65_536
 """Most lengths of a range: a short body must not fill the memory."""
@@ -132,6 +134,16 @@ class EvaluationRequest(KnownFields, ABC):
 class DocumentsRequest(EvaluationRequest):
     """An evaluation of documents, its ``input``."""
 
+    names: Annotated[list[Name], Field(max_length=MOST_TEXTS)] | None = Field(
+        None, description="A name for each document of `input`, such as that of its file; results and errors have them."
+    )
     max_tokens: Tokens | None = Field(
         None, description="Most tokens of each document; longer documents are cut, and the result has their length."
     )
+
+    @model_validator(mode="after")
+    def _a_name_for_each(self) -> Self:
+        count = len(self.texts())
+        if self.names is not None and len(self.names) != count:
+            raise problem("count", f"needs as many entries as input, {count}, and has {len(self.names)}", "names")
+        return self

@@ -60,20 +60,24 @@ class NotExpressible(ValueError):
 class Source:
     """A model to export for: its geometry, and ``rope_parameters`` and ``model_type`` of its configuration.
 
-    ``own`` is empty for a model whose configuration has no ``rope_parameters`` (GPT-J).
+    ``own`` is empty for a model whose configuration has no ``rope_parameters`` (GPT-J). ``base`` is the geometry of an
+    adapter's base: other systems read the base's configuration, and not what the adapter's folder declares.
     """
 
     geometry: RopeGeometry
     own: Mapping[str, Any]
     model_type: str
+    base: RopeGeometry | None = None
 
 
-def source_of(patch: Patched) -> Source | None:
-    """A served model as a source; None for a part of a larger one, whose configuration the entries would miss."""
-    config = patch.model.config
+def source_of(patch: Patched, base: Patched | None = None) -> Source | None:
+    """A served model, or an adapter of ``base``, as a source; None for a part of a larger one, whose configuration the
+    entries would miss."""
+    config = (base or patch).model.config
     if config.get_text_config() is not config:
         return None
-    return Source(patch.geometry, getattr(config, "rope_parameters", None) or {}, config.model_type)
+    own = getattr(config, "rope_parameters", None) or {}
+    return Source(patch.geometry, own, config.model_type, None if base is None else base.geometry)
 
 
 def carriers(method: Method, patch: Patched, length: int) -> list[str] | None:
@@ -127,7 +131,8 @@ def default_length(method: Method, geometry: RopeGeometry) -> int:
 def _expressed(method: Method, source: Source, target: Target, length: int) -> Expression:
     geometry = source.geometry
     resolved = resolve(method, geometry, length)
-    if length <= geometry.max_position_embeddings and _is_own(resolved, geometry, length):
+    declared = source.base or geometry
+    if length <= declared.max_position_embeddings and _is_own(resolved, declared, length):
         return target.unchanged(length)
     if resolved.rotates and not source.own:
         raise Inexpressible(

@@ -1,4 +1,4 @@
-"""vLLM: ``--hf-overrides`` with ``rope_parameters``, and ``--max-model-len``."""
+"""vLLM: ``--hf-overrides`` with ``rope_parameters``, and ``--max-model-len``; ``--lora-modules`` for an adapter."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ class VLLM(Target):
 
     def usage(self, model: str, expression: Expression) -> str:
         return shlex.join(["vllm", "serve", model, *expression.arguments])
+
+    def adapter(self, name: str, folder: str) -> list[str]:
+        return ["--enable-lora", "--lora-modules", f"{name}={folder}"]
 
 
 def fits(form: Form, wanted: Wanted) -> bool:

@@ -55,7 +55,7 @@ class Range(KnownFields):
 
     model_config = ConfigDict(frozen=True)
 
-    up_to: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+    up_to: Annotated[int, Field(ge=1)] | None = Field(
         description="Longest reserved length, prompt and new tokens; null for no end, in the last range only."
     )
     pe: Annotated[PositionEncoding, AfterValidator(_without_numbers)]
@@ -74,7 +74,9 @@ def _ascending(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
     return ranges
 
 
-Ranges = Annotated[tuple[Range, ...], Field(min_length=1, max_length=MOST_RANGES), AfterValidator(_ascending)]
+Ranges = Annotated[
+    tuple[Range, ...], Field(min_length=1, max_length=MOST_RANGES, strict=False), AfterValidator(_ascending)
+]
 
 
 class Origin(KnownFields):

@@ -22,7 +22,7 @@ class Calibration(KnownFields):
     model_config = ConfigDict(frozen=True)
 
     id: str | None = None
-    created: AwareDatetime
+    created: Annotated[AwareDatetime, Field(strict=False)]
     measured: JsonValue = Field(None, description="The evidence, as the calibration wrote it.")
 
 
@@ -34,7 +34,7 @@ class Policy(KnownFields):
     version: Literal[1]
     model: Annotated[str, Field(min_length=1)]
     fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    trained_length: Annotated[int, Field(ge=1, strict=True)]
+    trained_length: Annotated[int, Field(ge=1)]
     ranges: Ranges
     calibration: Calibration
 

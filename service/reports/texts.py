@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.evaluation.documents import BUILT_IN
+from service.inputs import names_of
 
 
 def without_texts(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,12 +18,11 @@ def without_texts(body: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(body)
     if "evaluations" in found:
         found["evaluations"] = [without_texts(part) for part in found["evaluations"]]
-    given = found.get("input")
+    given, names = found.get("input"), found.pop("names", None)
     if isinstance(given, list) and not isinstance(given[0], int):
-        several = len(given) > 1
-        found["input"] = [_described(f"input[{at}]" if several else "input", item) for at, item in enumerate(given)]
+        found["input"] = [_described(*pair) for pair in zip(names_of(names, len(given)), given, strict=True)]
     elif given is not None:
-        found["input"] = _described("input", given)
+        found["input"] = _described(names_of(names, 1)[0], given)
     return found
 
 

@@ -37,7 +37,8 @@ class Drawing(KnownFields):
     presence_penalty: Penalty = Field(0.0, description="Above 0: tokens of the answer become less likely.")
     frequency_penalty: Penalty = Field(0.0, description="The same, times how often they occur in the answer.")
     logit_bias: Annotated[
-        dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]], Field(max_length=MOST_IDS)
+        dict[Annotated[int, Field(ge=0, strict=False)], Annotated[float, Field(ge=-100.0, le=100.0)]],
+        Field(max_length=MOST_IDS),
     ] = Field(default_factory=dict, description="Token ids, each with a number that is added to its logit.")
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = Field(
         None,

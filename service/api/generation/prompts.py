@@ -92,7 +92,7 @@ def check_at_most(param: str, asked: int, most: int, what: str | None = None) ->
     ApiError: when ``asked``, which is ``what``, is more than this server gives.
     """
     if asked > most:
-        raise bad_request(f"{param}: {what or param} may be at most {most} on this server", param)
+        raise bad_request(f"{param}: {f'{what} ' if what else ''}may be at most {most} on this server", param)
 
 
 def check_logprobs(param: str, alternatives: int | None, tokens: int) -> None:

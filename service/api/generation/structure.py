@@ -75,8 +75,10 @@ class StructuredOutputs(KnownFields):
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
-        if len([value for value in self.model_dump().values() if value not in (None, False)]) != 1:
-            raise problem("one_of", f"must have exactly one of {', '.join(self.field_names())}")
+        given = [name for name, value in self.model_dump(by_alias=True).items() if value not in (None, False)]
+        if len(given) != 1:
+            has = " and ".join(given) or "none"
+            raise problem("one_of", f"needs exactly one of {', '.join(self.field_names())}, and has {has}")
         return self
 
     @property

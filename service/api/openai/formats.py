@@ -64,7 +64,7 @@ def _kind(value: Any) -> str | None:
 _BY_KIND = Discriminator(
     _kind,
     custom_error_type="format_type",
-    custom_error_message="must have the type text, json_object or json_schema",
+    custom_error_message="needs the type text, json_object or json_schema",
 )
 
 _Unschemed = Annotated[TextFormat, Tag("as_text")] | Annotated[ObjectFormat, Tag("as_object")]

@@ -157,7 +157,7 @@ def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Set
     evaluator = models.for_method(named, asked.pe)
     shared = {
         name: getattr(request, name)
-        for name in ("model", "methods", "lengths", "input", "max_tokens", "protocol", "windows", "bos")
+        for name in ("model", "methods", "lengths", "input", "names", "max_tokens", "protocol", "windows", "bos")
     }
     measured = perplexity_plan_of(PerplexityRequest(**shared), models, settings)
     most = evaluator.engine.scores.most
@@ -196,7 +196,7 @@ def same_tokens(
         return
     same = evaluator.tokenizer.get_vocab() == served.tokenizer.get_vocab()
     if same:
-        theirs = documents_of(request.input, evaluator, settings, request.max_tokens)
+        theirs = documents_of(request, evaluator, settings)
         same = [d.token_ids for d in theirs] == [d.token_ids for d in measured.documents]
     if not same:
         raise InvalidEvaluation(

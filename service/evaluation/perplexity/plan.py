@@ -266,7 +266,7 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
         InvalidEvaluation: for anything else that cannot be run as asked.
     """
     served = models.get(request.model)
-    documents = documents_of(request.input, served, settings, request.max_tokens)
+    documents = documents_of(request, served, settings)
     bos = prefix_of(request.bos, served) if request.protocol == "rolling" else bos_of(request.bos, served)
     special = 0 if bos is None else 1
     wanted = request.length_values()

@@ -187,7 +187,7 @@ def plan_of(request: ProbeRequest, models: ModelRegistry, settings: Settings) ->
     served = models.get(request.model)
     if served.patch.geometry.compresses_keys:
         raise InvalidEvaluation("model", "some keys of this model cover several tokens, so attention has no distances")
-    documents = documents_of(request.input, served, settings, request.max_tokens)
+    documents = documents_of(request, served, settings)
     bos = bos_of(request.bos, served)
     special = 0 if bos is None else 1
     lengths = lengths_of(request.length_values(), served, documents, special, settings)

@@ -182,7 +182,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         InvalidEvaluation: for anything else that cannot be run as asked.
     """
     served = models.get(request.model)
-    documents = documents_of(request.input, served, settings, request.max_tokens)
+    documents = documents_of(request, served, settings)
     bos = bos_of(request.bos, served)
     lengths = _lengths(request, served, documents, 0 if bos is None else 1, settings)
     target, reference = lengths[-1], min(served.trained_length, lengths[-1])
@@ -194,8 +194,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     room = target - layout.repeated - (0 if bos is None else 1)
     places = _places(documents, room, layout.tail, request.windows, request.seed)
     shorter = tuple(length for length in lengths if served.trained_length < length < target)
-    schedule = Schedule(len(at_target), len(places), target, reference, shorter, request.rounds)
-    schedule = _within_budget(schedule, request.budget)
+    schedule = Schedule(len(at_target), len(places), target, reference, shorter, request.rounds).within(request.budget)
     plan = RecommendPlan(
         model=served.name,
         fingerprint=served.contents,
@@ -276,22 +275,6 @@ def _places(documents: Sequence[Document], room: int, tail: int, windows: int, s
         raise InvalidEvaluation("input", f"needs {room + tail} tokens for two windows: send more text")
     order = np.random.default_rng(seed).permutation(len(every))[:windows]
     return tuple(every[index] for index in order.tolist())
-
-
-def _within_budget(schedule: Schedule, budget: int | None) -> Schedule:
-    """``schedule`` with as many windows as ``budget`` tokens allow.
-
-    Raises:
-        InvalidEvaluation: when two windows take more.
-    """
-    if budget is None:
-        return schedule
-    for windows in range(schedule.windows, 1, -1):
-        smaller = replace(schedule, windows=windows)
-        if smaller.cost_from(0).tokens <= budget:
-            return smaller
-    least = replace(schedule, windows=2).cost_from(0).tokens
-    raise InvalidEvaluation("budget", f"must be at least {least} tokens for {schedule.candidates} candidates")
 
 
 def _first_round(schedule: Schedule, subjects: Sequence[int]) -> tuple[Reading, ...]:

@@ -6,9 +6,10 @@ A quarter of the candidates goes on to a round of four times as many windows. Th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.cost import Cost
 
 RATE = 4
@@ -72,3 +73,18 @@ class Schedule:
     def cost_from(self, stage: int) -> Cost:
         """The most that this and all later stages take."""
         return sum((self.bound(later) for later in range(stage, self.whole)), Cost())
+
+    def within(self, budget: int | None) -> Schedule:
+        """The schedule with as many windows as ``budget`` tokens allow.
+
+        Raises:
+            InvalidEvaluation: when two windows take more.
+        """
+        if budget is None:
+            return self
+        for windows in range(self.windows, 1, -1):
+            smaller = replace(self, windows=windows)
+            if smaller.cost_from(0).tokens <= budget:
+                return smaller
+        least = replace(self, windows=2).cost_from(0).tokens
+        raise InvalidEvaluation("budget", f"must be at least {least} tokens for {self.candidates} candidates")

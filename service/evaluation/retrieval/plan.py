@@ -175,7 +175,7 @@ def plan_of(request: PasskeyRequest | NeedleRequest, models: ModelRegistry, sett
     depths = sorted(set(request.depths))
     check_grid(lengths, len(depths) * request.samples, subjects, settings)
     published = request.input is None
-    documents = [] if request.input is None else documents_of(request.input, served, settings, request.max_tokens)
+    documents = [] if request.input is None else documents_of(request, served, settings)
     haystack = Haystack(FILLER, between=" ") if published else haystack_of(request.texts(), documents)
     if isinstance(request, PasskeyRequest):
         drafts = passkey_drafts(request, haystack, published=published)

@@ -84,7 +84,7 @@ def plan_of(request: RulerRequest, models: ModelRegistry, settings: Settings) ->
     uses_documents = any(needs_documents(task) for task in tasks)
     if request.max_tokens is not None and not uses_documents:
         raise InvalidEvaluation("max_tokens", f"cuts documents, and {', '.join(tasks)} use none")
-    documents = documents_of(request.input, served, settings, request.max_tokens) if uses_documents else []
+    documents = documents_of(request, served, settings) if uses_documents else []
     haystack = haystack_of(request.texts(), documents) if uses_documents else None
     drafts = {task: [draft_of(task, sample, request, haystack) for sample in range(request.samples)] for task in tasks}
     tokenizer = PromptTokenizer(served.tokenizer, bos_of("auto", served))

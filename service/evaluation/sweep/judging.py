@@ -103,6 +103,7 @@ class Judge:
         limit = None if reference is None or reference.value == 0 else reference.value * factor
         judged = []
         for score in at_target:
+            itself = limit is not None and score is reference
             worse = sum(
                 1 for other in at_target if other is not None and (score is None or _better(other, score, scores))
             )
@@ -115,8 +116,9 @@ class Judge:
                     reference=reference.value if reference else None,
                     limit=limit,
                     adequate=_within_limit(score.value, limit, scores) if score and limit is not None else None,
-                    sure=limit is not None and self._is_sure(part, score, reference, factor),
-                    by_ratio=limit is not None and self._is_by_ratio(part, score, reference),
+                    sure=itself or (limit is not None and self._is_sure(part, score, reference, factor)),
+                    by_ratio=limit is not None and not itself and self._is_by_ratio(part, score, reference),
+                    is_reference=itself,
                     rank=worse + 1,
                 )
             )
@@ -170,7 +172,8 @@ class Judge:
         who = "" if [chosen.label] == list(first) else f"{chosen.label} is "
         doubt = "" if chosen.sure else ", though that is not sure"
         cheapest = f"the cheapest {self._without(chosen)}that is good enough"
-        return f", and {who}{cheapest}: within {tolerance} of {itself}{doubt}.{self._caution()}"
+        near = f"it is the reference, {itself}" if chosen.is_reference else f"within {tolerance} of {itself}{doubt}"
+        return f", and {who}{cheapest}: {near}.{self._caution()}"
 
     def _nothing_is_enough(self, stays: str) -> str:
         """No value is within the limit; some methods may be."""

@@ -119,11 +119,7 @@ def _subjects(
         if not index:
             raise
         # The sweep's methods are not the request's: factors and the reference are among them.
-        raise InvalidEvaluation(name, f"{label_of(methods[int(index)])}: {_message(error)}") from error
-
-
-def _message(error: InvalidEvaluation) -> str:
-    return str(error).partition(": ")[2]
+        raise InvalidEvaluation(name, f"{label_of(methods[int(index)])}: {error.message}") from error
 
 
 def _lengths(request: SweepRequest, served: ServedModel, settings: Settings) -> list[int]:
@@ -154,5 +150,5 @@ def _part(
         param = f"evaluations.{index}.{error.param}" if own else error.param
         added = set(lengths) - set(request.length_values() or lengths)
         why = "".join(f"; a sweep also measures {length} tokens" for length in sorted(added)) if not own else ""
-        raise InvalidEvaluation(param, _message(error) + why) from error
+        raise InvalidEvaluation(param, error.message + why) from error
     return plan

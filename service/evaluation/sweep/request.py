@@ -104,7 +104,7 @@ class SweepRequest(EvaluationRequest):
         if not documents:
             return dict(fields)
         parts = fields.get("evaluations") or [IN_SWEEPS[0].name]
-        return {**fields, "evaluations": [{**documents, **_named(part)} for part in parts]}
+        return {**fields, "evaluations": [_with_documents(documents, _named(part)) for part in parts]}
 
     @classmethod
     def example(cls) -> dict[str, Any]:
@@ -126,6 +126,12 @@ class SweepRequest(EvaluationRequest):
                 fields = method.model_dump(exclude_unset=True) | {"method": method.method}
                 several += [type(method).model_validate({**fields, "factor": factor}) for factor in self.factors]
         return list(dict.fromkeys(several))
+
+
+def _with_documents(documents: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """``part`` with ``documents``, whose names are not those of an input of the part."""
+    unnamed = {"names": None} if "input" in part else {}
+    return {**documents, **unnamed, **part}
 
 
 def _with_factor(given: Any, factor: Any) -> Any:

@@ -58,6 +58,7 @@ class Judgement(BaseModel):
     adequate: bool | None = Field(description="Null where there is no value, or no limit to compare it with.")
     sure: bool
     by_ratio: bool = Field(False, description="`sure` is by the interval of the ratio, and not by `interval`.")
+    is_reference: bool = Field(False, description="This is the reference itself: the target is the length of both.")
     rank: int
 
     @property
@@ -77,6 +78,11 @@ class SweepMethod(MethodInResult):
     adequate: bool
     sure: bool
     rank: int
+
+    @property
+    def is_reference(self) -> bool:
+        """It is what the others are compared with, in every evaluation."""
+        return all(at.is_reference for at in self.judgements)
 
 
 class Answer(BaseModel):
@@ -188,4 +194,6 @@ def _text(at: Judgement) -> str:
 
 
 def _verdict(method: SweepMethod) -> str:
+    if method.is_reference:
+        return "reference"
     return ("yes" if method.adequate else "no") + ("" if method.sure else "?")

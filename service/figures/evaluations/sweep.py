@@ -94,4 +94,6 @@ def _verdict(at: Judgement, scores: Scores) -> str:
     text = scores.text(at.value)
     if at.adequate is None:
         return text
+    if at.is_reference:
+        return f"{text}, the reference"
     return f"{text}, {'good enough' if at.adequate else 'not enough'}{'?' if at.is_doubtful else ''}"

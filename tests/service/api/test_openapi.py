@@ -175,6 +175,16 @@ def test_answers_are_as_documented(part: int, url: str) -> None:
             assert statuses[200] or statuses[202], (operation.label, statuses)
 
 
+def mistyped(value: Any) -> Iterator[Any]:
+    """``value`` with one of its numbers as a text and as a truth value."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield from (str(value), True)
+    elif isinstance(value, dict):
+        yield from ({**value, key: wrong} for key in value for wrong in mistyped(value[key]))
+    elif isinstance(value, list) and value:
+        yield from ([wrong, *value[1:]] for wrong in mistyped(value[0]))
+
+
 def test_each_violated_field_is_refused_as_documented(url: str) -> None:
     for operation in operations():
         if "requestBody" not in operation.definition.raw:
@@ -184,11 +194,12 @@ def test_each_violated_field_is_refused_as_documented(url: str) -> None:
         )
         assert body, operation.label
         for field in body:
-            case = operation.Case(body=body | {field: VIOLATION}, media_type="application/json")
-            response = case.call(base_url=url)
-            refused = response.status_code, response.json()["error"]["param"].partition(".")[0]
-            assert refused == (400, field), operation.label
-            case.validate_response(response, checks=CHECKS)
+            for wrong in (VIOLATION, *mistyped(body[field])):
+                case = operation.Case(body=body | {field: wrong}, media_type="application/json")
+                response = case.call(base_url=url)
+                assert response.status_code == 400, (operation.label, field, wrong)
+                assert response.json()["error"]["param"].partition(".")[0] == field, operation.label
+                case.validate_response(response, checks=CHECKS)
 
 
 def test_a_field_with_the_name_of_its_evaluation_is_named(url: str) -> None:

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
-from service.cli import client
+from service.cli import client, server
 from service.cli.options import lengths
 from service.client import Ropeway
 from service.evaluation.documents import BUILT_IN, language_reference
@@ -187,7 +188,7 @@ class TestFailures:
             (("generate", "a", "--temperature", "-1"), "Input should be greater than or equal to 0"),
             (("serve", "--port", "70000"), "Input should be less than or equal to 65535"),
             (("generate", "a", "--stop", ""), "stop"),
-            (("generate", "a", "--regex", "a", "--choice", "b"), "structured_outputs: must have exactly one of json"),
+            (("generate", "a", "--regex", "a", "--choice", "b"), "structured_outputs: needs exactly one of json"),
             (("generate", "a", "--schema", "pyproject.toml"), "structured_outputs.json: is no JSON"),
             (("perplexity", "--stride", "8"), "stride has no meaning for protocol curve"),
             (("perplexity", "--lengths", "1"), "lengths.0: must be at least 2, not 1"),
@@ -235,7 +236,7 @@ JOB = {
 
 
 class TestPerplexity:
-    RESULT = result_of({"default": [6.5, 90.0], "yarn(factor=4)": [6.7, 7.0]}, [256, 512], documents=["input"])
+    RESULT = result_of({"default": [6.5, 90.0], "yarn(factor=4)": [6.7, 7.0]}, [256, 512], documents=["a.txt"])
 
     @pytest.fixture
     def requests(self, fake: Callable[[Answer], list[httpx.Request]]) -> list[httpx.Request]:
@@ -263,6 +264,7 @@ class TestPerplexity:
             assert shown in result.stdout
         assert json.loads(requests[0].content) == {
             "input": "some text ü",
+            "names": ["a.txt"],
             "methods": [{"method": "default"}, {"method": "yarn", "factor": 4}],
             "lengths": {"start": 256, "stop": 512, "step": 256},
             "bos": "never",
@@ -380,8 +382,14 @@ class TestInProcess:
     def test_the_servers_refusal_reaches_the_user(self, served: Path) -> None:
         result = ropeway("generate", "a", "--max-new-tokens", "9000")
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "error: max_new_tokens: max_new_tokens may be at most 4096" in result.stderr
+        assert "error: max_new_tokens: may be at most 4096" in result.stderr
 
     def test_a_command_says_once_what_it_loads(self, served: Path) -> None:
         lines = ropeway("models").stderr.splitlines()
         assert lines == [f"loading {served}"]
+
+    def test_ctrl_c_while_a_model_loads_is_said(self, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server, "local_server", Mock(side_effect=KeyboardInterrupt))
+        result = ropeway("models")
+        assert (result.exit_code, result.stdout) == (130, "")
+        assert result.stderr.splitlines() == [f"loading {served}", f"loading {served} was interrupted"]

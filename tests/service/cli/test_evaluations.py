@@ -225,6 +225,20 @@ def test_a_job_is_shown_without_its_texts_unless_they_are_asked_for(server: str,
     assert json.loads(shown) | {"request": None} == whole | {"request": None}
 
 
+def test_a_job_has_the_names_of_the_files(server: str, text: str, tmp_path: Path) -> None:
+    other, page = tmp_path / "other.txt", tmp_path / "page.html"
+    other.write_text(DOCUMENT[::-1])
+    given = (text, str(other), "--lengths", "64", "--server", server)
+    job_id = succeeded("perplexity", *given, "--background").strip()
+    assert "other.txt" in succeeded("jobs", "follow", job_id, "--server", server)
+    asked = json.loads(succeeded("jobs", "show", job_id, "--server", server))["request"]["input"]
+    assert [document["name"] for document in asked] == [Path(text).name, "other.txt"]
+    succeeded("report", job_id, "--server", server, "--output", str(page))
+    assert f"{Path(text).name}, other.txt (" in page.read_text()
+    with Ropeway(server) as client:
+        assert {unit.name for unit in client.units(job_id)} == {Path(text).name, "other.txt"}
+
+
 def test_results_of_a_job(server: str, done: str, tmp_path: Path) -> None:
     shown = succeeded("jobs", "results", done, "--server", server)
     assert "yarn(factor=4)" in shown

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from service.cli.files import by_file, documents
+from service.cli.files import documents
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,21 +85,3 @@ def test_a_folder_is_refused_with_the_way_to_name_its_files(tmp_path: Path, caps
 def test_ends_of_lines_are_line_feeds(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
     assert documents([str(tmp_path / "a.txt")]) == (["a.txt"], "a\nb\nc\n")
-
-
-@pytest.mark.parametrize(
-    ("message", "names", "told"),
-    [
-        ("input: needs at least 2 tokens", ["a.txt"], "a.txt: needs at least 2 tokens"),
-        ("input[1]: needs at least 2 tokens", ["a.txt", "b.txt"], "b.txt: needs at least 2 tokens"),
-        ("input.1: needs 1 character", ["a.txt", "b.txt"], "b.txt: needs 1 character"),
-        ("lengths: 64 is beyond the shortest document, input[0]: at most 5", ["a.txt", "b.txt"],
-         "lengths: 64 is beyond the shortest document, a.txt: at most 5"),
-        ("lengths: 64 is beyond the shortest document: at most 5", ["a.txt"], "lengths: 64 is beyond a.txt: at most 5"),
-        ("input: has 9 entries", ["a.txt", "b.txt"], "input: has 9 entries"),
-        ("input: needs at least 2 tokens", [], "input: needs at least 2 tokens"),
-        ("digits: the input is full of numbers", ["a.txt"], "digits: the input is full of numbers"),
-    ],
-)  # fmt: skip
-def test_a_message_about_a_document_has_the_name_of_its_file(message: str, names: list[str], told: str) -> None:
-    assert by_file(message, names) == told

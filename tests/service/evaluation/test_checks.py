@@ -20,6 +20,7 @@ from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.chunks import shortened
 from service.evaluation.documents import BUILT_IN
+from service.evaluation.long_perplexity.plan import LongPerplexityPlan
 from service.evaluation.pass_memory import WORKING, free_bytes, pass_bytes
 from service.evaluation.probe.units import CopyUnit
 from service.evaluation.recommend.request import RecommendRequest
@@ -68,7 +69,7 @@ def test_a_repeated_document_is_no_second_one(
     models: ModelRegistry, evaluation: str, given: list[str | list[int]], cut: int | None
 ) -> None:
     """Five copies of a document had an interval without width, and a difference of probability 1."""
-    with pytest.raises(InvalidEvaluation, match=r"^input: input\[2\] has the same tokens as input\[0\]: send each"):
+    with pytest.raises(InvalidEvaluation, match=r"^input\[2\] has the same tokens as input\[0\]: send each"):
         planned(models, evaluation, input=given, max_tokens=cut)
     planned(models, evaluation, input=given[:2], max_tokens=cut)
 
@@ -93,9 +94,9 @@ def test_a_name_that_is_no_built_in_document_is_not_scored(models: ModelRegistry
     [
         ([TEXT, "A short text."], [64], "lengths: 64 is beyond the shortest document, input[1]: at most "),
         (["A short text."], [64], "lengths: 64 is beyond the shortest document: at most "),
-        ([TEXT, [1, 2, 1 << 20]], [2], "input: input[1]: token id 1048576 is outside 0.."),
-        ([TEXT, "read.txt"], [2], "input: input[1]: 'read.txt' looks like the name of a file"),
-        ([TEXT, [5]], None, "input: input[1]: needs at least 2 tokens"),
+        ([TEXT, [1, 2, 1 << 20]], [2], "input[1]: token id 1048576 is outside 0.."),
+        ([TEXT, "read.txt"], [2], "input[1]: 'read.txt' looks like the name of a file"),
+        ([TEXT, [5]], None, "input[1]: needs at least 2 tokens"),
     ],
 )
 def test_an_error_names_one_of_several_documents(
@@ -103,6 +104,38 @@ def test_an_error_names_one_of_several_documents(
 ) -> None:
     with pytest.raises(InvalidEvaluation, match=f"^{re.escape(message)}"):
         planned(models, "perplexity", input=given, lengths=lengths, bos="never")
+
+
+def test_an_error_has_the_names_of_the_request(models: ModelRegistry) -> None:
+    for given, names, message in (
+        ([TEXT, "A short text."], ["a.txt", "b.txt"], "lengths: 64 is beyond the shortest document, b.txt: at most "),
+        ("A short text.", ["b.txt"], "lengths: 64 is beyond the shortest document, b.txt: at most "),
+        ([TEXT, [1, 2, 1 << 20]], ["a.txt", "b.txt"], "input: b.txt: token id 1048576 is outside 0.."),
+        ([TEXT, TEXT], ["a.txt", "b.txt"], "input: b.txt has the same tokens as a.txt: send each document once"),
+    ):
+        with pytest.raises(InvalidEvaluation, match=f"^{re.escape(message)}"):
+            planned(models, "perplexity", input=given, names=names, lengths=[64])
+
+
+@pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "passkey", "probe", "recommend"])
+def test_documents_have_the_names_of_the_request(models: ModelRegistry, evaluation: str) -> None:
+    given = {"input": [TEXT, next(iter(BUILT_IN))], "max_tokens": 1000}
+    plan = planned(models, evaluation, **given, names=["a.txt", "b.txt"])
+    measured: Any = plan.measured if isinstance(plan, LongPerplexityPlan) else plan
+    documents = measured.documents
+    assert [document.name for document in documents] == ["a.txt", "b.txt"]
+    assert EVALUATIONS[evaluation].request.model_validate(given).texts() == given["input"]
+    for names in ([], ["a.txt"], ["a.txt", "b.txt", "c.txt"]):
+        with pytest.raises(ValidationError, match=f"needs as many entries as input, 2, and has {len(names)}"):
+            planned(models, evaluation, **given, names=names)
+
+
+def test_names_of_files_are_for_the_documents_of_a_sweep_alone() -> None:
+    files, own = {"input": [TEXT, "A text."], "names": ["a.txt", "b.txt"]}, {"input": "Mine."}
+    parts = ["perplexity", {"evaluation": "passkey", **own}]
+    placed = SweepRequest.model_validate(SweepRequest.placed(files, {"evaluations": parts, "lengths": [64]}))
+    assert [getattr(part, "names", None) for part in placed.evaluations] == [files["names"], None]
+    assert placed.texts() == [*files["input"], own["input"]]
 
 
 @pytest.mark.parametrize("given", ["ropeways", f"see {next(iter(BUILT_IN))[:-1]}", "read a.txt", "3.14159", "e.g.text"])

@@ -152,8 +152,9 @@ def test_a_length_within_training_and_the_target_are_measured_too(models: ModelR
         ({"evaluations": [PART], "lengths": [1 << 20]}, "lengths", "beyond"),
         ({"evaluations": [PART | {"protocol": "tail", "tail": 64}], "lengths": [64]}, "evaluations.0.tail", "below"),
         ({"evaluations": [PART], "methods": [{"method": "t5_bias"}]}, "methods", "t5_bias: "),
+        ({"evaluations": [PART | {"input": ["A text.", "read.txt"]}]}, "evaluations.0.input", r"input: input\[1\]: '"),
     ],
-    ids=["lengths", "part", "method"],
+    ids=["lengths", "part", "method", "document"],
 )
 def test_what_is_wrong_is_named(models: ModelRegistry, body: dict[str, Any], param: str, message: str) -> None:
     with pytest.raises(InvalidEvaluation, match=message) as refused:
@@ -362,6 +363,23 @@ def test_shares_and_other_tokens_are_not_judged_by_a_ratio(models: ModelRegistry
                 at.groups = [(at.nll_mean * 64, 64)] * 8
         of_method = [method.judgements[0] for method in Judge(subjects, [found], 0, 64, 256, 0.1).methods()]
         assert [at.by_ratio for at in of_method] == [by_ratio] * 4
+
+
+def test_the_reference_itself_is_no_doubt(models: ModelRegistry) -> None:
+    """Too few tokens for an interval leave no doubt that it equals itself."""
+    subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
+    few = result(subjects, [[10, 90], [10, 10.2], [11, 10.9], [10, 11.5]], 0.0)
+    for method in few.methods:
+        for at in method.lengths:
+            at.interval, at.groups = None, []
+    for within, sure in ((256, True), (64, False)):
+        judge = Judge(subjects, [few], 0, within, 256, 0.0)
+        own, *others = judge.methods()
+        assert (own.is_reference, own.sure, own.judgements[0].by_ratio) == (sure, sure, False)
+        assert not any(method.is_reference or method.sure for method in others)
+    alone = Judge(subjects[:1], [result(subjects[:1], [[10, 90]], 0.0)], 0, 256, 256, 0.0).answer()
+    assert alone.cheapest_is_sure
+    assert "good enough: it is the reference, the model itself at 256 tokens." in alone.words
 
 
 def test_a_reference_that_finds_nothing_is_no_limit(models: ModelRegistry) -> None:

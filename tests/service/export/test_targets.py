@@ -200,6 +200,17 @@ def test_a_checkpoint_that_ships_a_scaling_gets_another_from_its_trained_length(
     assert config("default", "vllm", 900, replace(source, geometry=replace(geometry, max_position_embeddings=800)))
 
 
+def test_what_the_folder_of_an_adapter_declares_is_written_out() -> None:
+    """Other systems load the base, whose configuration says nothing of it."""
+    declared = replace(GEOMETRY, max_position_embeddings=1024, native=parse(from_text("yarn:4")))
+    adapter = replace(PLAIN, geometry=declared, base=GEOMETRY)
+    assert default_length(parse({"method": "default"}), declared) == 1024
+    for name, target in TARGETS.items():
+        for length in (200, 1024):
+            assert exported("default", name, length, adapter) == exported("yarn:4", name, length)
+        assert exported("default", name, 256, replace(adapter, geometry=GEOMETRY)) == target.unchanged(256)
+
+
 @pytest.mark.parametrize("name", ["llama.cpp", "exllamav3", "tgi"])
 def test_layers_that_differ_are_refused(name: str) -> None:
     by_layer = {"full_attention": PLAIN.own, "sliding_attention": PLAIN.own}

@@ -69,6 +69,15 @@ def test_token_ids_are_a_text_too() -> None:
     assert [found["name"] for found in without_texts({"input": [ids, ids]})["input"]] == ["input[0]", "input[1]"]
 
 
+def test_documents_have_their_names() -> None:
+    one, two = ["a.txt"], ["a.txt", "b.txt"]
+    for given, names in ((["A text.", "B text."], two), ("A text.", one), (["A text."], one)):
+        shown = without_texts({"input": given, "names": names})
+        described = shown["input"] if isinstance(shown["input"], list) else [shown["input"]]
+        assert [document["name"] for document in described] == names
+        assert list(shown) == ["input"]
+
+
 def test_names_of_built_in_documents_stay() -> None:
     body = {"input": DEFAULT_DOCUMENT, "evaluations": [{"input": ["python-reference"]}]}
     assert without_texts(body) == body

@@ -38,6 +38,7 @@ def test_the_same_work_has_the_same_address(key: Any) -> None:
     assert key() == key()
     assert key(methods=[linear]) == key(methods=[linear | {"attention_temperature": None}])
     assert key() == key(model="tiny") == key(stream=True) == key(methods=[{"method": "default"}])
+    assert key() == key(names=["a.txt", "b.txt"])
     assert len(key()) == 64
 
 

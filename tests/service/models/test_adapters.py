@@ -127,6 +127,19 @@ class TestServed:
         (card,) = [c for c in httpx.get(f"{server}/v1/models").json()["data"] if c["id"] == "long"]
         assert (card["root"], card["parent"]) == ("long", "ropeway-demo")
 
+    def test_its_export_names_the_base_and_what_the_folder_declares(self, server: str) -> None:
+        body = {"pe": "default", "model": "long"}
+        told = httpx.post(f"{server}/export", json=body | {"target": "vllm"}).json()
+        assert told["usage"].startswith("vllm serve ropeway-demo --hf-overrides ")
+        assert told["usage"].endswith(" --max-model-len 1024 --enable-lora --lora-modules long=FOLDER")
+        assert (told["model"], told["changes"]) == ("long", True)
+        assert (told["config"]["rope_parameters"]["factor"], len(told["notes"])) == (4.0, 1)
+        merged = httpx.post(f"{server}/export", json=body | {"target": "tgi"}).json()
+        assert merged["usage"].startswith("text-generation-launcher --model-id long ")
+        assert merged["notes"] == ["long is an adapter: the line is for a checkpoint that has it merged."]
+        base = httpx.post(f"{server}/export", json={"pe": "yarn:4", "target": "vllm"}).json()
+        assert ("lora" in base["usage"], base["notes"]) == (False, [])
+
     def test_evaluations_and_aliases_reach_it(self, server: str) -> None:
         body: dict[str, Any] = {"input": TEXT[:4000], "methods": ["default"], "lengths": [512]}
         found = {}

@@ -190,8 +190,8 @@ CHAIN = json.dumps({"$ref": "#/$defs/d0", "$defs": {**LINKS, "d900": {}}})
 MANY = [f"{number}" for number in range(1000)]
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"structured_outputs": {}}, "structured_outputs", "exactly one of json, json_object, regex, choice"),
-    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one of"),
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one of json, json_object, regex, choice, and has none"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "and has regex and choice"),
     ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "did you mean json?"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is no JSON"),
     ({"structured_outputs": {"json": {"type": "strng"}}}, "structured_outputs.json", "Invalid type: strng"),

@@ -39,6 +39,13 @@ def test_anything_else_is_refused_by_name(http: httpx.Client, path: str) -> None
         assert error["message"].startswith(f"{name} is not supported by this server; leave it out")
 
 
+def test_a_field_inside_is_named_once(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "The", "refusal": "no"}]}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["param"] == "messages.0.refusal"
+    assert error["message"].startswith("messages.0.refusal is not supported by this server; leave it out")
+
+
 def test_a_near_name_is_no_advice_for_a_field_of_others(http: httpx.Client) -> None:
     reply = http.post("/v1/completions", json={**BODIES["/v1/completions"], "max_completion_tokens": 3})
     assert reply.json()["error"]["message"] == "max_completion_tokens is not supported by this server; leave it out"

@@ -72,7 +72,7 @@ class LastTokenPlan(Plan):
 
 def plan_of(request: LastTokenRequest, models: ModelRegistry, settings: Settings) -> LastTokenPlan:
     served = models.get(request.model)
-    documents = documents_of(request.input, served, settings, request.max_tokens)
+    documents = documents_of(request, served, settings)
     lengths = lengths_of(request.length_values(), served, documents, 0, settings)
     subjects = subjects_of(request.methods, served, models, settings, longest=lengths[-1])
     passes: list[Unit] = [
