@@ -66,7 +66,7 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Weights and cache; 'auto' is bfloat16 on an accelerator and float32 on the CPU. A CPU with "
-        "bfloat16 instructions serves several streams faster with it, and a single one where weights are packed.",
+        "bfloat16 instructions is faster with it, most with several streams.",
     )
     quantization: Literal["int8", "int4"] | None = Field(
         None, description="Quantize the linear layers at load, with torchao (extra `quantization`)."
