@@ -16,7 +16,7 @@ from torch import nn
 
 from service.models import huge_pages
 from service.models.available_memory import available_bytes
-from service.models.linear.packing import PackedWeight, by_packed, by_sums, pack
+from service.models.linear.packing import PackedWeight, by_packed, by_sums, pack, width_of
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain, products_by
 from service.models.linear.samples import BYTES, ROWS, Sample
 from service.models.linear.times import GAIN, first_of_fast
@@ -159,14 +159,15 @@ def _names_of_weights(kind: type) -> set[str]:
 
 
 def _timed_together(linears: Sequence[nn.Linear]) -> list[list[nn.Linear]]:
-    """Layers by products and dtype. Those of a shape are apart if they exceed a core's cache, as in a step."""
+    """Layers by products, dtype, and whether they can be packed. Those of a shape are apart if they exceed a core's
+    cache, as in a step."""
     size: Counter[Kind] = Counter()
     for linear in linears:
         size[_kind(linear)] += linear.weight.nbytes
     together: dict[Any, list[nn.Linear]] = defaultdict(list)
     for linear in linears:
         kind = _kind(linear)
-        together[kind._replace(shape=None) if size[kind] < BYTES else kind].append(linear)
+        together[kind._replace(shape=None) if size[kind] < BYTES else kind, width_of(linear.weight)].append(linear)
     return list(together.values())
 
 

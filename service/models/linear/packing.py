@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from service.models.linear.products import in_sizes
+from service.models.linear.products import has_onednn, in_sizes
 
 ROWS = 16
 """Rows for which oneDNN makes the layout. Made for 8 to 512 rows, it is the same. Made for one row, it is none."""
@@ -22,6 +22,8 @@ WIDTHS = 64, 48, 32, 24, 16, 8
 """Outputs that a block of oneDNN's layouts may have, by the width of the processor's registers."""
 MOST_PADDING = 1 / 16
 """Zeros of a layout, as a part of the weight's numbers, above which a weight stays plain."""
+PROBED = 4096
+"""Outputs of the weight by which a layout is found, at most. A vocabulary takes gigabytes."""
 INTEGERS = {2: torch.int16, 4: torch.int32}
 """Integers by the size of a number in bytes, to compare bits."""
 
@@ -82,30 +84,41 @@ class PackedWeight(torch.Tensor):
 
 def pack(weight: torch.Tensor) -> PackedWeight | None:
     """``weight`` in oneDNN's layout; None if it has a layout with many zeros, or one that is unknown here."""
-    width = _width(weight.shape, weight.dtype)
+    outputs, inputs = weight.shape
+    width = width_of(weight)
     if width is None:
         return None
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+    groups = -(-outputs // width)
+    if torch.ops.mkldnn._nbytes(packed) != groups * width * inputs * weight.itemsize:
+        return None
     blocks = _blocks(packed, weight, width)
-    for group in (0, -1):  # a layout depends on the shape; these are seen again nevertheless
-        first = range(len(blocks))[group] * width
-        if not _is_same(_by_rows(blocks[group][None], len(weight) - first), weight[first : first + width]):
+    for group in (0, groups // 2, groups - 1):  # a layout depends on the shape; these are seen again nevertheless
+        first = group * width
+        if not _is_same(_by_rows(blocks[group][None], outputs - first), weight[first : first + width]):
             return None
     _bags(*blocks.shape[:2])  # a recorded step must not make it
     return PackedWeight(weight.shape, packed, blocks)
 
 
+def width_of(weight: torch.Tensor) -> int | None:
+    """Outputs of a block in the layout of ``weight``; None if it cannot be packed."""
+    outputs, inputs = weight.shape
+    width = _width(min(outputs, PROBED), inputs, weight.dtype) if has_onednn(weight.dtype) else None
+    return None if width is None or -outputs % width > MOST_PADDING * outputs else width
+
+
 @cache
-def _width(shape: torch.Size, dtype: torch.dtype) -> int | None:
-    """Outputs of a block in oneDNN's layout of such weights, found by a weight whose numbers all differ."""
-    if shape[1] * dtype.itemsize % 4:
+def _width(outputs: int, inputs: int, dtype: torch.dtype) -> int | None:
+    """The width of such a weight, found by one whose numbers all differ."""
+    if inputs * dtype.itemsize % 4:
         return None
-    weight = torch.arange(shape.numel() * dtype.itemsize // 4, dtype=torch.int32).view(dtype).view(shape)
+    numbers = torch.arange(outputs * inputs * dtype.itemsize // 4, dtype=torch.int32).view(dtype)
+    weight = numbers.view(outputs, inputs)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-    held = torch.ops.mkldnn._nbytes(packed) // dtype.itemsize
-    for width in WIDTHS if held <= (1 + MOST_PADDING) * shape.numel() else ():
-        fits = held == -(-shape[0] // width) * width * shape[1]
-        if fits and _is_same(_by_rows(_blocks(packed, weight, width), len(weight)), weight):
+    for width in WIDTHS:
+        fits = torch.ops.mkldnn._nbytes(packed) == -(-outputs // width) * width * inputs * dtype.itemsize
+        if fits and _is_same(_by_rows(_blocks(packed, weight, width), outputs), weight):
             return width
     return None
 

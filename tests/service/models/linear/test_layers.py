@@ -174,6 +174,13 @@ def test_numbers_of_each_format_are_timed_alone(monkeypatch: pytest.MonkeyPatch)
     assert [each.choice[0][1] for each in model] == [by_sums, by_packed]
 
 
+def test_a_layer_that_cannot_be_packed_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide(monkeypatch, lambda product, rows: 1.0)
+    model = nn.Sequential(nn.Linear(768, 96).requires_grad_(False), layer())
+    use_fastest(model)
+    assert [isinstance(each.weight, PackedWeight) for each in model] == [False, True]
+
+
 def test_shared_weights_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """An embedding reads rows. A layer with two names is one layer."""
     decide(monkeypatch, lambda product, rows: 1.0 if product in (by_packed, by_onednn) else 2.0)

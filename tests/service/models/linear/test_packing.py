@@ -104,6 +104,19 @@ class TestWeight:
         if has_onednn(torch.bfloat16):
             assert pack(torch.zeros(shape, dtype=torch.bfloat16)) is None
 
+    def test_a_processor_without_such_products_packs_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        weight = layer().weight.detach()
+        monkeypatch.setattr(packing, "has_onednn", lambda dtype: False)
+        monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", pytest.fail)
+        assert pack(weight) is None
+
+    def test_a_vocabulary_is_found_by_a_part_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packing, "PROBED", 128)
+        packing._width.cache_clear()
+        weight = layer(1000).weight.detach()
+        assert torch.equal(pack(weight).plain(), weight)  # type: ignore[union-attr]
+        assert packing._width.cache_info().currsize == 1
+
     def test_nobody_writes_into_it(self) -> None:
         linear = packed(layer())
         for write in (lambda: linear.weight.mul_(2), lambda: nn.init.zeros_(linear.weight)):
