@@ -81,19 +81,19 @@ class TestWeight:
     def test_a_layout_with_many_zeros_is_none(self, shape: tuple[int, int]) -> None:
         assert pack(torch.randn(shape)) is None
 
-    @pytest.mark.parametrize(("of_probe", "order"), [(True, (0, 2, 1, 3)), (False, (3, 1, 2, 0))])
+    @pytest.mark.parametrize(("of_probe", "order"), [(True, (0, 2, 1, 3, 4, 5)), (False, (5, 1, 2, 3, 4, 0))])
     def test_an_unknown_layout_is_none(
         self, of_probe: bool, order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A probe, whose numbers all differ, is compared whole. The first and last blocks of each weight are too."""
-        weight = layer(256).weight.detach()
+        """A probe, whose numbers all differ, is compared whole. Three blocks of each weight are too."""
+        weight = layer(384).weight.detach()
         packing._width.cache_clear()
         if not of_probe:
             assert pack(weight) is not None
         reorder = torch.ops.mkldnn._reorder_linear_weight
 
         def in_another_order(given: torch.Tensor, rows: int) -> torch.Tensor:
-            return reorder(given.view(4, 64, -1)[list(order)].flatten(0, 1), rows)  # type: ignore[no-any-return]
+            return reorder(given.view(6, 64, -1)[list(order)].flatten(0, 1), rows)  # type: ignore[no-any-return]
 
         monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", in_another_order)
         assert pack(weight) is None
