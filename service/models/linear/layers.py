@@ -153,9 +153,13 @@ def _read_by_others(model: nn.Module) -> set[int]:
 
 def _names_of_weights(kind: type) -> set[str]:
     """Names of layers whose weight the source of ``kind`` reads."""
-    with suppress(OSError, TypeError):  # it has no source
-        return set(READ.findall(inspect.getsource(kind)))
-    return set()
+    names: set[str] = set()
+    for function in filter(
+        inspect.isfunction, vars(kind).values()
+    ):  # of a class, Python 3.11 would parse the whole file
+        with suppress(OSError, TypeError):  # it has no source
+            names |= set(READ.findall(inspect.getsource(function)))
+    return names
 
 
 def _timed_together(linears: Sequence[nn.Linear]) -> list[list[nn.Linear]]:
