@@ -156,7 +156,7 @@ def _names_of_weights(kind: type) -> set[str]:
     names: set[str] = set()
     for function in filter(
         inspect.isfunction, vars(kind).values()
-    ):  # of a class, Python 3.11 would parse the whole file
+    ):  # a class would need its file parsed
         with suppress(OSError, TypeError):  # it has no source
             names |= set(READ.findall(inspect.getsource(function)))
     return names
