@@ -154,9 +154,7 @@ def _read_by_others(model: nn.Module) -> set[int]:
 def _names_of_weights(kind: type) -> set[str]:
     """Names of layers whose weight the source of ``kind`` reads."""
     names: set[str] = set()
-    for function in filter(
-        inspect.isfunction, vars(kind).values()
-    ):  # a class would need its file parsed
+    for function in filter(inspect.isfunction, vars(kind).values()):  # a class would need its file parsed
         with suppress(OSError, TypeError):  # it has no source
             names |= set(READ.findall(inspect.getsource(function)))
     return names
