@@ -16,7 +16,7 @@ from service.engine.sampling import sample
 from service.engine.sampling.adjustment import adjusted
 from tests.grammars import END, letters
 from tests.models import VOCAB_SIZE
-from tests.service.engine.test_padded import ALONE, TOGETHER, finished, prompt, running
+from tests.service.engine.test_padded import ALONE, TOGETHER, finished, prompt, running, until_idle
 
 ALPHABET = "abc"
 EXPRESSION = "(ab|c){2,9}x"
@@ -141,4 +141,4 @@ async def test_an_answer_that_cannot_go_on_ends_alone() -> None:
         assert isinstance(failed, GrammarFailed)
         assert not isinstance(other, BaseException)
         assert bytes(other.token_ids) == b"ab\0"
-        assert engine.load()["running"] == 0
+        await until_idle(engine)

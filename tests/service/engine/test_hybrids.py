@@ -25,7 +25,7 @@ from service.engine.verification import verify
 from service.evaluation.scoring import Reading, token_nll
 from tests.field.configurations import VOCAB_SIZE, tiny_model
 from tests.service.conftest import tiny_tokenizer
-from tests.service.engine.test_padded import run_out_of_memory_once
+from tests.service.engine.test_padded import run_out_of_memory_once, until_idle
 from tests.service.serving import SHORT, events, idle, token_ids, wait_for
 from tests.service.serving import serving as server
 
@@ -114,7 +114,8 @@ async def test_tokens_are_those_of_generate_alone_and_among_others(kind: str) ->
             await asyncio.sleep(0.05)
             left.cancel()
             generations = await among
-            assert engine.load()["running"] == engine.load()["cache_tokens_used"] == 0
+            await until_idle(engine)
+            assert engine.load()["cache_tokens_used"] == 0
     assert generations[0].token_ids == expected
     assert [each.token_ids for each in generations[1:]] == [each.token_ids for each in alone]
 

@@ -47,6 +47,17 @@ async def running(
             engine.thread.stop(grace_s=1.0)
 
 
+async def until_idle(engine: Engine) -> None:
+    """The engine's thread sees a cancellation between two steps.
+
+    Raises:
+        TimeoutError: when a request still runs after 15 seconds.
+    """
+    async with asyncio.timeout(15):
+        while engine.load()["running"]:
+            await asyncio.sleep(0.005)
+
+
 async def finished(
     engine: Engine, ids: list[int], new: int = 16, method: Method = DEFAULT, sampling: SamplingParams = GREEDY
 ) -> Generation:
@@ -143,8 +154,7 @@ async def test_a_cancelled_request_leaves_the_others_exact() -> None:
         for task in gone:
             task.cancel()
         assert [(await task).token_ids for task in kept] == expected
-        while engine.load()["running"]:
-            await asyncio.sleep(0.005)
+        await until_idle(engine)
         assert engine.load()["cache_tokens_used"] == engine.generations.reserved == engine.patch.slots.in_use() == 0
 
 
