@@ -43,12 +43,12 @@ from patches.rule import ranges_by_rule
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
 
 if TYPE_CHECKING:
+    from patches.attention.decode.strided import ALIKE
     from patches.attention.fused import LONG_CONTEXT
     from patches.attention.mass import AttentionMass
     from patches.attention.paged.batch import PagedBackend, PagedBatch, decode_batch, paged_batch, runs_triton
     from patches.attention.paged.decode import DecodeStep, DecodeSteps
     from patches.attention.paged.step import PagedSequence
-    from patches.attention.strided import ALIKE
     from patches.batch.segments import Batch, packed_batch
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.batch.upload import uploaded
@@ -136,7 +136,7 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "patches.attention.fused": {"LONG_CONTEXT"},
-    "patches.attention.strided": {"ALIKE"},
+    "patches.attention.decode.strided": {"ALIKE"},
     "patches.attention.mass": {"AttentionMass"},
     "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "decode_batch", "paged_batch", "runs_triton"},
     "patches.attention.paged.decode": {"DecodeStep", "DecodeSteps"},

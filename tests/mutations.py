@@ -62,9 +62,10 @@ CARD = "tests/service/engine/test_card.py"
 PAGED_ATTENTION = "tests/service/engine/test_paged_attention.py"
 FUSED = "tests/patches/attention/test_fused.py"
 IN_PLACE = "tests/service/engine/test_in_place.py"
-STRIDED = "tests/patches/attention/test_strided.py"
+STRIDED = "tests/patches/attention/decode/test_strided.py"
+RAGGED = "tests/patches/attention/decode/test_ragged.py"
 CPU = "tests/service/engine/test_cpu.py"
-SINGLE = "tests/patches/attention/test_single_query.py"
+SINGLE = "tests/patches/attention/decode/test_single_query.py"
 LAYERS = "test_layers_share_tables_without_mixing_them_up"
 OVERFLOW = "test_the_merge_survives_scores_that_overflow_an_exponential"
 PAPER = "tests/patches/attention/test_paper_parity.py"
@@ -149,6 +150,15 @@ ATTENTION = [
              "own += [(row, table) for row in queries if table is not None]", "pass", (STRIDED,)),
     Mutation("one call reads beyond a request's row", "patches", "<= min(room, len(one.place))",
              "<= max(room, len(one.place))", (STRIDED,)),
+    Mutation("a broken sequence is summed into others", "patches", "entries.zero_()", "pass", (RAGGED,)),
+    Mutation("sums read another head's keys", "patches", "head * kv_heads // heads for head",
+             "head % kv_heads for head", (RAGGED,)),
+    Mutation("sums under one turn of the query", "patches", "table or still for each in own", "still for each in own",
+             (RAGGED,)),
+    Mutation("sums leave biases out", "patches", "entries += batch.bias", "pass", (RAGGED,)),
+    Mutation("sums of a sequence's first piece alone", "patches", "first += len(run)", "pass", (RAGGED,)),
+    Mutation("copied keys begin at another sequence", "patches", "sum(length for place, length in before",
+             "sum(0 for place, length in before", (IN_PLACE,)),
     Mutation("reserved blocks are given away", "service", "for run in self.reserved.values():", "for run in ():",
              (IN_PLACE,)),
     Mutation("keys turn in the cache itself", "patches", "key = key.clone()\n    for piece",

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from patches.attention.at_once import at_once
 from patches.attention.blocks import add_band, blocks
+from patches.attention.decode.single_query import single_query
 from patches.attention.eager import eager
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import has_kernel, nothing
-from patches.attention.single_query import single_query
 from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
 from patches.encoding.masks import ChunkRange, DistanceRange

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import torch
 
+from patches.attention.decode.tables import Table, rotation
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import has_kernel
-from patches.attention.tables import Table, rotation
 from patches.batch.segments import Batch
 from patches.encoding.masks import And, Predicate
 from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe

@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from patches.attention.decode.single_query import ORDINARY, Reading, read, reading_of
+from patches.attention.decode.together import NONE, Together, together
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observer
 from patches.attention.paged.batch import PagedBatch, Role
-from patches.attention.single_query import ORDINARY, Reading, read, reading_of
 from patches.attention.states import SegmentStates
-from patches.attention.strided import StridedBatch, strided_attention, strided_batches
 from patches.batch.segments import Batch, packed_lengths
 from patches.encoding.recipe import ResolvedRecipe
 from patches.model.forward import Forwards
@@ -48,6 +49,19 @@ class Row:
             return []
         queries, (keys, values) = _divided(self.query, self.new), self._divided_cached
         return [(queries[number], keys(number), values(number)) for number in members]
+
+    def runs_of(self, number: int) -> list[range]:
+        """The places of a sequence's keys in the whole cache."""
+        assert self.places is not None
+        place, count = self.places[number], self.num_kv[number]
+        if place is not None:
+            return [range(place.start, place.start + count)]
+        assert self.copied is not None
+        before = zip(self.places[:number], self.num_kv, strict=False)
+        first = sum(length for place, length in before if place is None)
+        copied = self.copied[first : first + count].numpy()
+        runs = np.split(copied, np.flatnonzero(np.diff(copied) != 1) + 1)
+        return [range(int(run[0]), int(run[-1]) + 1) for run in runs]
 
     @cached_property
     def _divided_cached(self) -> list[Callable[[int], torch.Tensor]]:
@@ -78,7 +92,7 @@ class Plan(NamedTuple):
     have it.
     """
 
-    together: list[StridedBatch]
+    together: Together
     alone: list[tuple[int, Reading | None]]
     order: torch.Tensor | None
 
@@ -117,8 +131,8 @@ class PackedAttention:
             kind = role, layer.mask, paged["cu_seq_lens_k"].data_ptr()
             plan = batch.shared(kind, lambda: self._plan(row, batch, layer, role))
         else:
-            plan = Plan([], [(number, None) for number in range(len(batch.segments))], None)
-        attended = [strided_attention(query, *row.cached, layer.scaling, each) for each in plan.together]
+            plan = Plan(NONE, [(number, None) for number in range(len(batch.segments))], None)
+        attended = plan.together.attend(query, row.cached, layer.scaling)
         if plan.alone:
             attended.append(self._alone(plan.alone, row, batch, layer, index, forward.observer))
         joined = attended[0] if len(attended) == 1 else torch.cat(attended, 1)
@@ -148,14 +162,14 @@ class PackedAttention:
     def _plan(self, row: Row, batch: Batch, layer: Layer, role: Role) -> Plan:
         """The calls that read the sequences, the same in layers of one role and window."""
         readings = self._readings(row, batch, layer, role)
-        together: list[StridedBatch] = []
-        if batch.places is not None:
-            together = strided_batches(readings, batch.places, row.num_kv, row.query, row.cached[0].shape[1])
-        rest = set(range(len(readings))).difference(*(each.members for each in together))
-        alone = [(number, readings[number]) for number in sorted(rest)]
-        order = [*(n for each in together for n in each.members), *(n for n, _ in alone)]
+        shared = NONE
+        if row.places is not None:
+            shared = together(readings, row.places, row.runs_of, row.num_kv, row.query, row.cached)
+        rest = sorted(set(range(len(readings))).difference(shared.members))
+        order = [*shared.members, *rest]
         is_in_order = order == list(range(len(order)))
-        return Plan(together, alone, None if is_in_order else torch.tensor(order).argsort())
+        alone = [(number, readings[number]) for number in rest]
+        return Plan(shared, alone, None if is_in_order else torch.tensor(order).argsort())
 
     def _readings(self, row: Row, batch: Batch, layer: Layer, role: Role) -> list[Reading | None]:
         """The reading of each segment with a single query, None for others."""

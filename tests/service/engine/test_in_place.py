@@ -13,8 +13,8 @@ import torch
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 
 from patches import Method, parse, patched
-from patches.attention.strided import StridedBatch
-from patches.model import packed_attention
+from patches.attention.decode import ragged, together
+from patches.attention.decode.strided import StridedBatch
 from service.engine.adapter import manager
 from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.runs import NEIGHBOURS, Runs
@@ -49,6 +49,39 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WindowedAllocator, "places", lambda *_: {})
 
 
+def all_by_sums(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """From now on, two sequences have their attention by sums of keys. The members of each such batch, by layer."""
+    members: list[list[int]] = []
+    attend = together.ragged_attention
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        members.append(arguments[-1].members)
+        return attend(*arguments)
+
+    monkeypatch.setattr(ragged, "LEAST_SCORES", 1)
+    monkeypatch.setattr(ragged, "LEAST_DIM", 1)
+    monkeypatch.setattr(together, "sums_are_fast", lambda *_: True)
+    monkeypatch.setattr(together, "ragged_attention", watched)
+    return members
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gemma2", "mistral"])
+def test_every_encoding_has_the_tokens_of_ordinary_calls_by_sums(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with patched(tiny_model(family)[1]) as patch:
+        methods = every_encoding(patch)
+        prompts = prompts_for(methods, 40)
+        monkeypatch.setattr(together, "sums_are_fast", lambda *_: False)
+        expected, reference, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
+        members = all_by_sums(monkeypatch)
+        tokens, logprobs, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
+    if family in ("llama", "mistral"):
+        assert min(map(len, members)) > len(methods) // 2
+    else:
+        assert not members, "two widths in one cache, and a soft limit"
+    assert tokens == expected
+    assert torch.allclose(logprobs, reference, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_encoding_has_the_tokens_of_copied_keys(
     family: str, in_place: list[int], monkeypatch: pytest.MonkeyPatch
@@ -67,31 +100,37 @@ def test_every_encoding_has_the_tokens_of_copied_keys(
     assert torch.allclose(logprobs, reference, atol=1e-4)
 
 
-def test_shared_prefixes_and_evicted_keys_are_copied_beside_others(
-    in_place: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by_sums", [False, True])
+def test_shared_prefixes_and_evicted_keys_are_read_beside_others(
+    by_sums: bool, in_place: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ordinary calls copy them. Sums read them as they lie."""
     generator = torch.Generator().manual_seed(1)
     prefix, other = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (24, 30))
     methods: list[Method] = [
         parse({"method": "default"}),
-        parse({"method": "streaming", "sink_tokens": 5, "window": 11}),
+        parse({"method": "streaming", "sink_tokens": 5, "window": 11, "absolute_positions": True}),
         parse({"method": "default"}),
     ]
     prompts = [[*prefix, 7, 8, 9], other, [*prefix, 11]]
+    members = all_by_sums(monkeypatch) if by_sums else []
+    monkeypatch.setattr(together, "sums_are_fast", lambda *_: by_sums)
     with patched(tiny_model("llama")[1]) as patch:
         tokens, _, requests = generated(patch, PAGED, methods, prompts, TOGETHER)
         read = set(in_place)
+        monkeypatch.setattr(together, "sums_are_fast", lambda *_: False)
         copied(monkeypatch)
         expected, _, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
     assert tokens == expected
     assert read
     assert max(read) < len(requests), "the window has a gap"
+    assert ([0, 1, 2] in members) == by_sums
 
 
 def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier request may have left anything behind the keys of another."""
     calls: list[StridedBatch] = []
-    attend, give_out = packed_attention.strided_attention, manager.give_out_runs
+    attend, give_out = together.strided_attention, manager.give_out_runs
 
     def watched(*arguments: Any) -> torch.Tensor:
         calls.append(arguments[-1])
@@ -101,7 +140,7 @@ def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) 
         give_out(allocator)
         allocator.cache_tensor.fill_(torch.nan)
 
-    monkeypatch.setattr(packed_attention, "strided_attention", watched)
+    monkeypatch.setattr(together, "strided_attention", watched)
     monkeypatch.setattr(manager, "give_out_runs", left_over)
     methods: list[Method] = [parse(name) for name in ("alibi", "default", *["linear:4"] * 4)]
     prompts = [[3 + number, *range(9, 9 + length)] for number, length in enumerate((21, 22, 23, 21, 23, 22))]

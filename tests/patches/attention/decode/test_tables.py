@@ -8,10 +8,10 @@ import torch
 from benchmarks.typical import typical
 from patches import RopeGeometry, parse, resolve
 from patches.attention import reference
+from patches.attention.decode.single_query import read, reading_of
+from patches.attention.decode.tables import MOST_DISTANCES, MOST_POSITIONS, NARROW, bias_by_distance, shared_rotation
 from patches.attention.layer import Layer
-from patches.attention.single_query import read, reading_of
 from patches.attention.states import SegmentStates
-from patches.attention.tables import MOST_DISTANCES, MOST_POSITIONS, NARROW, bias_by_distance, shared_rotation
 from patches.batch.segments import Batch
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from tests.patches.forward import relative

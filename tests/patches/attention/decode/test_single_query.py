@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from patches import RopeGeometry, parse, resolve
-from patches.attention import reference, single_query
+from patches.attention import reference
+from patches.attention.decode import single_query
 from patches.attention.fused import attend
 from patches.attention.layer import Layer
 from patches.attention.states import SegmentStates

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from patches import parse, resolve
 from patches.attention import reference
+from patches.attention.decode.single_query import FEW, ORDINARY, Reading, reading_of
+from patches.attention.decode.strided import ALIKE, StridedBatch, strided_attention, strided_batches
 from patches.attention.layer import Layer
-from patches.attention.single_query import FEW, ORDINARY, Reading, reading_of
 from patches.attention.states import SegmentStates
-from patches.attention.strided import ALIKE, StridedBatch, strided_attention, strided_batches
 from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
 from tests.methods import Fields
-from tests.patches.attention.test_single_query import GEOMETRY, MOVING
+from tests.patches.attention.decode.test_single_query import GEOMETRY, MOVING
 from tests.patches.forward import relative
 
 SEQUENCES = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 300), st.integers(0, 300)), min_size=1, max_size=12)

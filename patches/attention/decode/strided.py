@@ -14,9 +14,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from patches.attention.decode.single_query import EVERY, FEW, ORDINARY, Reading
+from patches.attention.decode.tables import Table, ends
 from patches.attention.log_sum_exp import merged, sdpa_with_lse
-from patches.attention.single_query import EVERY, FEW, ORDINARY, Reading
-from patches.attention.tables import Table, ends
 from patches.encoding.rotary import turn, turn_, upcast
 
 ALIKE = 64
@@ -80,7 +80,7 @@ PLAIN: Kind = (0,), False, 1.0
 def _kind(reading: Reading) -> Kind:
     if reading is ORDINARY:
         return PLAIN
-    return _turns(reading), any(part.keys for part in reading.parts), reading.multiplier
+    return _turns(reading), reading.turns_keys, reading.multiplier
 
 
 class Candidate(NamedTuple):

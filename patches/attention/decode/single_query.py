@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from patches.attention.decode.tables import Table, bias_by_distance, shared_rotation
 from patches.attention.log_sum_exp import merged, sdpa_with_lse
 from patches.attention.states import SegmentStates
-from patches.attention.tables import Table, bias_by_distance, shared_rotation
 from patches.encoding.recipe import Band, PositionMap
 from patches.encoding.rotary import per_pair, turn, turn_
 
@@ -53,6 +53,11 @@ class Reading(NamedTuple):
     factor: torch.Tensor | None = None
     interleaved: bool = False
     offset: int = 0
+
+    @property
+    def turns_keys(self) -> bool:
+        """True if keys are read in other positions than they were written in."""
+        return any(part.keys for part in self.parts)
 
 
 ORDINARY = Reading([Part()])

@@ -1,0 +1,245 @@
+"""New queries of many sequences in two calls, for all scores and all outputs: float32 on a CPU.
+
+Scores are the entries of a sparse matrix of queries by keys, which ``torch.sparse.sampled_addmm`` computes. Outputs are
+weighted sums of values (``torch.embedding_bag``). So sequences have any lengths and places, and no key is copied. The
+ordinary kernel multiplies matrices of a few rows for each sequence, and their calls take most of its time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from patches.attention.decode.single_query import EVERY, Part, Reading
+from patches.attention.decode.tables import Table
+from patches.encoding.rotary import turn, upcast
+
+MOST_HEADS = 4
+"""Query heads of each key head. Each reads the keys again; the ordinary kernel reads them once for all."""
+
+LEAST_DIM = 16
+"""Width of a head, for each of the query heads of a key head. In narrower ones, adding up takes too long."""
+
+LEAST_SCORES, MOST_SCORES = 4096, 1 << 22
+"""Scores of a step. Fewer take the ordinary kernel no longer. Each takes eight bytes, more than 32 MB in all."""
+
+
+class Candidate(NamedTuple):
+    """A sequence by its number in the step. None of its ``length`` keys turns; they lie in ``runs`` of the cache."""
+
+    number: int
+    reading: Reading
+    length: int
+    runs: Sequence[range]
+
+
+class RaggedBatch(NamedTuple):
+    """Sequences ``members``, by their number in the step.
+
+    A row of ``scores`` [rows, places x kv_heads] is one head of a sequence under one turn of its query. Their
+    ``entries`` [n] are at the ``columns`` [n]. Rows of one head follow one another: ``distributions`` [heads, keys] are
+    views of the entries, and ``bags`` [members x heads] begin there. ``queries`` [rows] number the queries. They turn
+    by ``turns`` and have the ``factor`` [rows, 1], entries the ``bias`` [n]. Without one of these, its field is None.
+    """
+
+    members: list[int]
+    scores: torch.Tensor
+    entries: torch.Tensor
+    columns: torch.Tensor
+    distributions: list[torch.Tensor]
+    bags: torch.Tensor
+    queries: torch.Tensor | None
+    factor: torch.Tensor | None
+    turns: Table | None
+    bias: torch.Tensor | None
+    interleaved: bool
+    offset: int
+
+
+def fits(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scores: int) -> bool:
+    """True if so many ``scores`` are computed here, and no machine is known to take longer than by ordinary calls.
+
+    ``query`` is [1, heads, sequences, head_dim]; ``keys`` and ``values`` [places, kv_heads, dim] are a whole cache.
+    """
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    return (
+        query.dtype == keys.dtype == torch.float32
+        and query.device.type == "cpu"
+        and keys.is_contiguous()
+        and values.is_contiguous()
+        and heads <= MOST_HEADS * kv_heads
+        and heads * LEAST_DIM <= query.shape[3] * kv_heads
+        and LEAST_SCORES <= scores <= MOST_SCORES
+    )
+
+
+def ragged_batch(candidates: Sequence[Candidate], sequences: int, heads: int, keys: torch.Tensor) -> RaggedBatch:
+    """The batch of ``candidates``, out of so many ``sequences``. Of ``keys`` as in ``fits``, the shape counts."""
+    places, kv_heads = keys.shape[:2]
+    own = [_Keys.of(candidate) for candidate in candidates]
+    counts = [sum(each.sizes) for each in own]
+    integer = np.int32 if places * kv_heads < 1 << 31 else np.int64
+    columns = torch.from_numpy(_columns(own, heads, kv_heads, integer))
+    entries, sizes = torch.zeros(len(columns)), [size for each in own for size in each.sizes * heads]
+    scores = _sparse(torch.from_numpy(_edges(sizes).astype(integer)), columns, entries, places * kv_heads)
+    bags = torch.from_numpy(_edges(np.repeat(counts, heads))[:-1].astype(integer))
+    turned = [each.reading for each in candidates if any(part.query for part in each.reading.parts)]
+    return RaggedBatch(
+        [candidate.number for candidate in candidates],
+        scores,
+        entries,
+        columns,
+        _distributions(entries, counts, heads),
+        bags,
+        _queries(candidates, own, sequences, heads),
+        _factor(candidates, own, heads),
+        _turns(own, heads),
+        _bias(own, heads),
+        *((turned[0].interleaved, turned[0].offset) if turned else (False, 0)),
+    )
+
+
+def ragged_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, batch: RaggedBatch
+) -> torch.Tensor:
+    """Output [1, members, heads, value dim] of the members' queries in ``query``. Tensors are as in ``fits``."""
+    heads, entries = query.shape[1], batch.entries
+    states = query[0].transpose(0, 1).reshape(-1, query.shape[-1])
+    if batch.queries is not None:
+        states = states.index_select(0, batch.queries)
+    if batch.factor is not None:
+        states = states * batch.factor
+    if batch.turns is not None:
+        states = turn(states, *batch.turns, interleaved=batch.interleaved, offset=batch.offset)
+    entries.zero_()  # they are added times 0, and infinity times 0 is no number
+    keys = keys.view(-1, keys.shape[-1]).t()
+    torch.ops.aten.sparse_sampled_addmm.out(batch.scores, states, keys, beta=0.0, alpha=scaling, out=batch.scores)
+    if batch.bias is not None:
+        entries += batch.bias
+    for each in batch.distributions:
+        torch.softmax(each, -1, out=each)
+    values = values.view(-1, values.shape[-1])
+    out = torch.embedding_bag(values, batch.columns, batch.bags, False, 0, False, entries)[0]
+    return out.view(1, len(batch.members), heads, -1)
+
+
+class _Keys(NamedTuple):
+    """Keys of one sequence by the ``turns`` of its query, each of which reads ``sizes`` of them.
+
+    Parts are in this order, with a number of keys each, and all of their ``runs`` in the cache too.
+    """
+
+    turns: list[Table | None]
+    sizes: list[int]
+    parts: list[tuple[Part, int]]
+    runs: list[range]
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> _Keys:
+        parts, length = candidate.reading.parts, candidate.length
+        if len(parts) == 1 and parts[0].columns == EVERY:
+            return cls([parts[0].query], [length], [(parts[0], length)], list(candidate.runs))
+        turns = {id(part.query): part.query for part in parts}
+        ordered = [part for one in turns for part in parts if id(part.query) == one]
+        spans = [range(length)[part.columns] for part in ordered]
+        sizes = dict.fromkeys(turns, 0)
+        for part, span in zip(ordered, spans, strict=True):
+            sizes[id(part.query)] += len(span)
+        runs = [run for span in spans for run in _part_of(candidate.runs, span)]
+        return cls([*turns.values()], [*sizes.values()], list(zip(ordered, map(len, spans), strict=True)), runs)
+
+
+def _part_of(runs: Sequence[range], span: range) -> Iterator[range]:
+    """The keys ``span`` of those in ``runs``."""
+    first = 0
+    for run in runs:
+        part = run[max(0, span.start - first) : max(0, span.stop - first)]
+        if part:
+            yield part
+        first += len(run)
+
+
+def _columns(own: Sequence[_Keys], heads: int, kv_heads: int, integer: Any) -> np.ndarray:
+    """``RaggedBatch.columns``: for each head of each sequence, its keys by run."""
+    key_heads = [head * kv_heads // heads for head in range(heads)]
+    runs = [(run, head) for each in own for head in key_heads for run in each.runs]
+    edges = _edges([len(run) for run, _ in runs])
+    firsts = np.array([run.start * kv_heads + head for run, head in runs]) - edges[:-1] * kv_heads
+    columns: np.ndarray = np.arange(edges[-1], dtype=integer)
+    columns *= kv_heads
+    columns += np.repeat(firsts.astype(integer), np.diff(edges))
+    return columns
+
+
+def _edges(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The first number of each of ``counts``, and the end of the last."""
+    return np.concatenate(([0], np.cumsum(counts)))
+
+
+def _sparse(rows: torch.Tensor, columns: torch.Tensor, entries: torch.Tensor, width: int) -> torch.Tensor:
+    """A sparse matrix [rows, ``width``] over the memory of ``entries``."""
+    _warned()
+    return torch.sparse_csr_tensor(rows, columns, entries, (len(rows) - 1, width), check_invariants=False)
+
+
+@cache
+def _warned() -> None:
+    """torch warns of the first such matrix in a process, since their interface may change. Tests would see that."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.zeros(1, 1).to_sparse_csr()
+
+
+def _distributions(entries: torch.Tensor, counts: Sequence[int], heads: int) -> list[torch.Tensor]:
+    """``entries`` by head [heads, keys]; sequences of one length that follow one another are one tensor."""
+    groups = [(count, heads * len(list(group))) for count, group in groupby(counts)]
+    parts = entries.split([count * rows for count, rows in groups])
+    return [part.view(rows, count) for part, (count, rows) in zip(parts, groups, strict=True)]
+
+
+def _queries(candidates: Sequence[Candidate], own: Sequence[_Keys], sequences: int, heads: int) -> torch.Tensor | None:
+    numbers, turns = [candidate.number for candidate in candidates], [len(each.turns) for each in own]
+    if numbers == list(range(sequences)) and max(turns) == 1:
+        return None
+    rows = [np.repeat(number * heads + np.arange(heads), count) for number, count in zip(numbers, turns, strict=True)]
+    return torch.from_numpy(np.concatenate(rows))
+
+
+def _factor(candidates: Sequence[Candidate], own: Sequence[_Keys], heads: int) -> torch.Tensor | None:
+    readings = [candidate.reading for candidate in candidates]
+    if all(reading.factor is None and reading.multiplier == 1.0 for reading in readings):
+        return None
+    factors = [reading.multiplier * (1.0 if reading.factor is None else float(reading.factor)) for reading in readings]
+    rows = [heads * len(each.turns) for each in own]
+    return torch.from_numpy(np.repeat(np.array(factors, np.float32), rows))[:, None]
+
+
+def _turns(own: Sequence[_Keys], heads: int) -> Table | None:
+    """Rotations [rows, rotary_dim], by nothing where a query does not turn."""
+    width = next((table[0].shape[-1] for each in own for table in each.turns if table is not None), None)
+    if width is None:
+        return None
+    still = torch.ones(1, width), torch.zeros(1, width)
+    tables = [table or still for each in own for table in each.turns * heads]
+    return torch.cat([cos for cos, _ in tables]), torch.cat([sin for _, sin in tables])
+
+
+def _bias(own: Sequence[_Keys], heads: int) -> torch.Tensor | None:
+    if all(part.bias is None for each in own for part, _ in each.parts):
+        return None
+    biases = []
+    for each in own:
+        bias = np.zeros((heads, sum(each.sizes)), np.float32)
+        column = 0
+        for part, size in each.parts:
+            if part.bias is not None:
+                bias[:, column : column + size] = upcast(part.bias[0, :, 0]).numpy()
+            column += size
+        biases.append(bias.ravel())
+    return torch.from_numpy(np.concatenate(biases))
