@@ -86,7 +86,8 @@ def ragged_batch(candidates: Sequence[Candidate], sequences: int, heads: int, ke
     counts = [sum(each.sizes) for each in own]
     integer = np.int32 if places * kv_heads < 1 << 31 else np.int64
     columns = torch.from_numpy(_columns(own, heads, kv_heads, integer))
-    entries, sizes = torch.zeros(len(columns)), [size for each in own for size in each.sizes * heads]
+    entries = torch.zeros(len(columns), dtype=torch.float32)  # another model that loads changes the default
+    sizes = [size for each in own for size in each.sizes * heads]
     scores = _sparse(torch.from_numpy(_edges(sizes).astype(integer)), columns, entries, places * kv_heads)
     bags = torch.from_numpy(_edges(np.repeat(counts, heads))[:-1].astype(integer))
     turned = [each.reading for each in candidates if any(part.query for part in each.reading.parts)]
@@ -225,7 +226,7 @@ def _turns(own: Sequence[_Keys], heads: int) -> Table | None:
     width = next((table[0].shape[-1] for each in own for table in each.turns if table is not None), None)
     if width is None:
         return None
-    still = torch.ones(1, width), torch.zeros(1, width)
+    still = torch.ones(1, width, dtype=torch.float32), torch.zeros(1, width, dtype=torch.float32)
     tables = [table or still for each in own for table in each.turns * heads]
     return torch.cat([cos for cos, _ in tables]), torch.cat([sin for _, sin in tables])
 

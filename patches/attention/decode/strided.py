@@ -233,7 +233,7 @@ class _Stacked:
     def _factor(self) -> torch.Tensor | None:
         if all(reading.factor is None for reading in self._readings):
             return None
-        factors = torch.ones(len(self._readings), 1, 1)
+        factors = torch.ones(len(self._readings), 1, 1, dtype=torch.float32)
         for number, reading in enumerate(self._readings):
             if reading.factor is not None:
                 factors[number] = reading.factor

@@ -94,8 +94,9 @@ def _ragged(
 def sums_are_fast(heads: int, kv_heads: int, head_dim: int, value_dim: int, threads: int) -> bool:
     """True if ``ragged_attention`` is about as fast as ``strided_attention`` or faster, on so many ``threads``."""
     lengths, places = [KEYS] * SEQUENCES, [range(first, first + KEYS) for first in range(0, SEQUENCES * KEYS, KEYS)]
-    query = torch.ones(1, heads, SEQUENCES, head_dim)
-    keys, values = (torch.ones(SEQUENCES * KEYS, kv_heads, dim) for dim in (head_dim, value_dim))
+    one = torch.ones((), dtype=torch.float32)
+    query = one.repeat(1, heads, SEQUENCES, head_dim)
+    keys, values = (one.repeat(SEQUENCES * KEYS, kv_heads, dim) for dim in (head_dim, value_dim))
     (ordinary,) = strided_batches([ORDINARY] * SEQUENCES, places, lengths, query, kv_heads)
     candidates = [Candidate(number, ORDINARY, KEYS, [own]) for number, own in enumerate(places)]
     sums = ragged_batch(candidates, SEQUENCES, heads, keys)

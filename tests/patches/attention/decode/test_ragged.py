@@ -10,6 +10,7 @@ import torch
 
 from patches import parse, resolve
 from patches.attention import reference
+from patches.attention.decode import ragged
 from patches.attention.decode import together as choice
 from patches.attention.decode.ragged import (
     LEAST_SCORES,
@@ -104,6 +105,37 @@ def test_a_sequence_without_numbers_leaves_the_others_theirs() -> None:
     assert out[0, 1].isnan().all()
     assert torch.equal(out[0, ::2], expected[0, ::2])
     assert torch.equal(ragged_attention(query, keys, keys, 0.3, batch), expected)
+
+
+@pytest.mark.parametrize("least", [1, MOST_SCORES], ids=["sums", "ordinary"])
+def test_numbers_are_float32_while_another_model_loads(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers changes the default of the process for its dtype."""
+    methods: list[Fields] = [
+        {"method": "default", "attention_temperature": "log_n"},
+        {"method": "alibi"},
+        {"method": "string", "shifted_offset": 21, "small_local_value": 4},
+    ]
+    readings = [reading(resolve(parse(fields), GEOMETRY, 300), 90, 4, 2) for fields in methods]
+    query, keys = torch.randn(1, 4, 3, 16), torch.randn(3 * 128, 2, 16)
+    places = [range(128 * number, 128 * number + 128) for number in range(3)]
+    monkeypatch.setattr(ragged, "LEAST_SCORES", least)
+    monkeypatch.setattr(ragged, "LEAST_DIM", 1)
+
+    def attended() -> list[torch.Tensor]:
+        choice.sums_are_fast.cache_clear()
+        found = together(readings, places, lambda n: [places[n][:90]], [90] * 3, query, (keys, keys))
+        return found.attend(query, (keys, keys), 0.3)
+
+    monkeypatch.setattr(choice, "GAIN", 1e9)
+    try:
+        expected = attended()
+        torch.set_default_dtype(torch.bfloat16)
+        found = attended()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        choice.sums_are_fast.cache_clear()
+    assert expected
+    assert all(map(torch.equal, found, expected))
 
 
 def test_no_warning_of_sparse_matrices_is_left(recwarn: pytest.WarningsRecorder) -> None:
