@@ -114,8 +114,9 @@ def _adapter(served: ServedModel, target: Target) -> tuple[str, list[str], list[
     """(checkpoint to load, further options, notes): for an adapter its base, if ``target`` adds adapters to one."""
     if served.base is None:
         return served.name, [], []
-    if options := target.adapter(served.name, FOLDER):
-        return served.base, options, [f"{FOLDER} is that of the adapter; a rank above 16 needs --max-lora-rank."]
+    options, note = target.adapter(served.name, FOLDER)
+    if options:
+        return served.base, options, [note]
     return served.name, [], [f"{served.name} is an adapter: the line is for a checkpoint that has it merged."]
 
 

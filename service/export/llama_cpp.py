@@ -85,6 +85,9 @@ class LlamaCpp(Target):
         program = "llama-completion" if GROUP_SIZE in expression.arguments else "llama-server"
         return shlex.join([program, "--model", f"{model}.gguf", *expression.arguments])
 
+    def adapter(self, name: str, folder: str) -> tuple[list[str], str]:
+        return ["--lora", f"{folder}.gguf"], f"convert_lora_to_gguf.py writes {folder}.gguf from the adapter's folder."
+
 
 def _fits(form: Form, length: int) -> bool:
     return form.keys() <= {"rope_type", *OPTIONS} and within_reach(form, length)

@@ -40,6 +40,9 @@ class SGLang(Target):
     def usage(self, model: str, expression: Expression) -> str:
         return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", model, *expression.arguments])
 
+    def adapter(self, name: str, folder: str) -> tuple[list[str], str]:
+        return ["--enable-lora", "--lora-paths", f"{name}={folder}"], f"{folder} is that of the adapter."
+
 
 def _with_attn_factor(form: Form) -> dict[str, Any]:
     """``attn_factor`` multiplies 0.1 ln(factor) + 1; SGLang does not read ``attention_factor``."""

@@ -85,9 +85,9 @@ class Target(ABC):
     def usage(self, model: str, expression: Expression) -> str:
         """One line for a shell or for Python."""
 
-    def adapter(self, name: str, folder: str) -> list[str]:
-        """Options that serve a LoRA adapter beside its base; none where it must be merged."""
-        return []
+    def adapter(self, name: str, folder: str) -> tuple[list[str], str]:
+        """Options that serve a LoRA adapter beside its base, and a sentence on them; none where it must be merged."""
+        return [], ""
 
 
 def first(

@@ -58,6 +58,10 @@ class TextGenerationInference(Target):
     def usage(self, model: str, expression: Expression) -> str:
         return shlex.join(["text-generation-launcher", "--model-id", model, *expression.arguments])
 
+    def adapter(self, name: str, folder: str) -> tuple[list[str], str]:
+        note = f"{folder} is that of the adapter; requests choose it by the parameter adapter_id."
+        return ["--lora-adapters", f"{name}={folder}"], note
+
 
 def _fits(form: Form) -> bool:
     if form["rope_type"] == RopeType.YARN:

@@ -43,8 +43,9 @@ class VLLM(Target):
     def usage(self, model: str, expression: Expression) -> str:
         return shlex.join(["vllm", "serve", model, *expression.arguments])
 
-    def adapter(self, name: str, folder: str) -> list[str]:
-        return ["--enable-lora", "--lora-modules", f"{name}={folder}"]
+    def adapter(self, name: str, folder: str) -> tuple[list[str], str]:
+        options = ["--enable-lora", "--lora-modules", f"{name}={folder}"]
+        return options, f"{folder} is that of the adapter; a rank above 16 needs --max-lora-rank."
 
 
 def fits(form: Form, wanted: Wanted) -> bool:

@@ -134,8 +134,17 @@ class TestServed:
         assert told["usage"].endswith(" --max-model-len 1024 --enable-lora --lora-modules long=FOLDER")
         assert (told["model"], told["changes"]) == ("long", True)
         assert (told["config"]["rope_parameters"]["factor"], len(told["notes"])) == (4.0, 1)
-        merged = httpx.post(f"{server}/export", json=body | {"target": "tgi"}).json()
-        assert merged["usage"].startswith("text-generation-launcher --model-id long ")
+        for target, options in {
+            "sglang": "--enable-lora --lora-paths long=FOLDER",
+            "tgi": "--lora-adapters long=FOLDER",
+            "llama.cpp": "--lora FOLDER.gguf",
+        }.items():
+            beside = httpx.post(f"{server}/export", json=body | {"target": target}).json()
+            assert beside["usage"].endswith(f" {options}")
+            assert " ropeway-demo" in beside["usage"]
+            assert len(beside["notes"]) == 1
+        merged = httpx.post(f"{server}/export", json=body | {"target": "exllamav3"}).json()
+        assert "lora" not in merged["usage"]
         assert merged["notes"] == ["long is an adapter: the line is for a checkpoint that has it merged."]
         base = httpx.post(f"{server}/export", json={"pe": "yarn:4", "target": "vllm"}).json()
         assert ("lora" in base["usage"], base["notes"]) == (False, [])
