@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from patches.attention.decode.shared import NONE, SharedCalls, shared_calls
 from patches.attention.decode.single_query import ORDINARY, Reading, read, reading_of
-from patches.attention.decode.together import NONE, Together, together
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observer
@@ -53,15 +54,26 @@ class Row:
     def runs_of(self, number: int) -> list[range]:
         """The places of a sequence's keys in the whole cache."""
         assert self.places is not None
-        place, count = self.places[number], self.num_kv[number]
-        if place is not None:
-            return [range(place.start, place.start + count)]
+        place = self.places[number]
+        return self._copied_runs[number] if place is None else [range(place.start, place.start + self.num_kv[number])]
+
+    @cached_property
+    def _copied_lengths(self) -> dict[int, int]:
+        """Number of keys of each sequence without places."""
+        assert self.places is not None
+        each = enumerate(zip(self.places, self.num_kv, strict=True))
+        return {number: length for number, (place, length) in each if place is None}
+
+    @cached_property
+    def _copied_runs(self) -> dict[int, list[range]]:
         assert self.copied is not None
-        before = zip(self.places[:number], self.num_kv, strict=False)
-        first = sum(length for place, length in before if place is None)
-        copied = self.copied[first : first + count].numpy()
-        runs = np.split(copied, np.flatnonzero(np.diff(copied) != 1) + 1)
-        return [range(int(run[0]), int(run[-1]) + 1) for run in runs]
+        stops = np.cumsum(list(self._copied_lengths.values()))
+        copied = self.copied.numpy()[: stops[-1]]
+        edges = np.union1d(np.flatnonzero(np.diff(copied) != 1) + 1, stops)
+        firsts, lasts = copied[[0, *edges[:-1]]].tolist(), copied[edges - 1].tolist()
+        runs = [range(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
+        counts = pairwise([0, *(np.searchsorted(edges, stops) + 1).tolist()])
+        return {number: runs[slice(*span)] for number, span in zip(self._copied_lengths, counts, strict=True)}
 
     @cached_property
     def _divided_cached(self) -> list[Callable[[int], torch.Tensor]]:
@@ -71,8 +83,7 @@ class Row:
     def _divided(self, states: torch.Tensor) -> Callable[[int], torch.Tensor]:
         if self.places is None or self.copied is None:
             return _divided(states, self.num_kv).__getitem__
-        places, whole = self.places, states.transpose(0, 1)[None]
-        lengths = {number: length for number, length in enumerate(self.num_kv) if places[number] is None}
+        places, whole, lengths = self.places, states.transpose(0, 1)[None], self._copied_lengths
         copies: dict[int, torch.Tensor] = {}
         if lengths:
             parts = _divided(states.index_select(0, self.copied).transpose(0, 1)[None], list(lengths.values()))
@@ -86,13 +97,13 @@ class Row:
 
 
 class Plan(NamedTuple):
-    """The calls of one step: sequences ``together``, and those ``alone`` by number and reading.
+    """The calls of one step: ``shared`` ones, and sequences ``alone`` by number and reading.
 
     A reading of None is decided in each layer. ``order`` brings outputs into the order of the sequences, unless they
     have it.
     """
 
-    together: Together
+    shared: SharedCalls
     alone: list[tuple[int, Reading | None]]
     order: torch.Tensor | None
 
@@ -132,7 +143,7 @@ class PackedAttention:
             plan = batch.shared(kind, lambda: self._plan(row, batch, layer, role))
         else:
             plan = Plan(NONE, [(number, None) for number in range(len(batch.segments))], None)
-        attended = plan.together.attend(query, row.cached, layer.scaling)
+        attended = plan.shared.attend(query, row.cached, layer.scaling)
         if plan.alone:
             attended.append(self._alone(plan.alone, row, batch, layer, index, forward.observer))
         joined = attended[0] if len(attended) == 1 else torch.cat(attended, 1)
@@ -164,7 +175,7 @@ class PackedAttention:
         readings = self._readings(row, batch, layer, role)
         shared = NONE
         if row.places is not None:
-            shared = together(readings, row.places, row.runs_of, row.num_kv, row.query, row.cached)
+            shared = shared_calls(readings, row.places, row.runs_of, row.num_kv, row.query, row.cached)
         rest = sorted(set(range(len(readings))).difference(shared.members))
         order = [*shared.members, *rest]
         is_in_order = order == list(range(len(order)))

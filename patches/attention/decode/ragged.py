@@ -23,14 +23,17 @@ from patches.encoding.rotary import turn, upcast
 MOST_HEADS = 4
 """Query heads of each key head. Each reads the keys again; the ordinary kernel reads them once for all."""
 
+FEW_HEADS, MOST_NUMBERS = 2, 1 << 16
+"""More query heads of a key head than so few need it in a core's own cache: 256 KB for its keys in a sequence."""
+
 LEAST_DIM = 16
 """Width of a head, for each of the query heads of a key head. In narrower ones, adding up takes too long."""
 
-LEAST_SCORES, MOST_SCORES = 4096, 1 << 22
-"""Scores of a step. Fewer take the ordinary kernel no longer. Each takes eight bytes, more than 32 MB in all."""
+INSTRUCTIONS = ("AVX2", "AVX512")
+"""Processors that FBGEMM has kernels for."""
 
 
-class Candidate(NamedTuple):
+class Member(NamedTuple):
     """A sequence by its number in the step. None of its ``length`` keys turns; they lie in ``runs`` of the cache."""
 
     number: int
@@ -45,7 +48,7 @@ class RaggedBatch(NamedTuple):
     A row of ``scores`` [rows, places x kv_heads] is one head of a sequence under one turn of its query. Their
     ``entries`` [n] are at the ``columns`` [n]. Rows of one head follow one another: ``distributions`` [heads, keys] are
     views of the entries, and ``bags`` [members x heads] begin there. ``queries`` [rows] number the queries. They turn
-    by ``turns`` and have the ``factor`` [rows, 1], entries the ``bias`` [n]. Without one of these, its field is None.
+    by ``rotation`` and have the ``factor`` [rows, 1], entries the ``bias`` [n]. A field is None without it.
     """
 
     members: list[int]
@@ -56,14 +59,14 @@ class RaggedBatch(NamedTuple):
     bags: torch.Tensor
     queries: torch.Tensor | None
     factor: torch.Tensor | None
-    turns: Table | None
+    rotation: Table | None
     bias: torch.Tensor | None
     interleaved: bool
     offset: int
 
 
-def fits(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scores: int) -> bool:
-    """True if so many ``scores`` are computed here, and no machine is known to take longer than by ordinary calls.
+def has_sums(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
+    """True if many sums take less time than ordinary calls.
 
     ``query`` is [1, heads, sequences, head_dim]; ``keys`` and ``values`` [places, kv_heads, dim] are a whole cache.
     """
@@ -71,18 +74,24 @@ def fits(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scores: 
     return (
         query.dtype == keys.dtype == torch.float32
         and query.device.type == "cpu"
+        and not query.requires_grad
         and keys.is_contiguous()
         and values.is_contiguous()
         and heads <= MOST_HEADS * kv_heads
         and heads * LEAST_DIM <= query.shape[3] * kv_heads
-        and LEAST_SCORES <= scores <= MOST_SCORES
+        and torch.backends.cpu.get_cpu_capability() in INSTRUCTIONS
     )
 
 
-def ragged_batch(candidates: Sequence[Candidate], sequences: int, heads: int, keys: torch.Tensor) -> RaggedBatch:
-    """The batch of ``candidates``, out of so many ``sequences``. Of ``keys`` as in ``fits``, the shape counts."""
+def is_short(keys: int, heads: int, kv_heads: int, dim: int) -> bool:
+    """True for a sequence whose sums over so many ``keys`` take less time than its ordinary call."""
+    return heads <= FEW_HEADS * kv_heads or keys * dim <= MOST_NUMBERS
+
+
+def ragged_batch(members: Sequence[Member], sequences: int, heads: int, keys: torch.Tensor) -> RaggedBatch:
+    """The batch of ``members``, out of so many ``sequences``. Of ``keys`` as in ``has_sums``, the shape counts."""
     places, kv_heads = keys.shape[:2]
-    own = [_Keys.of(candidate) for candidate in candidates]
+    own = [_Keys.of(member) for member in members]
     counts = [sum(each.sizes) for each in own]
     integer = np.int32 if places * kv_heads < 1 << 31 else np.int64
     columns = torch.from_numpy(_columns(own, heads, kv_heads, integer))
@@ -90,17 +99,17 @@ def ragged_batch(candidates: Sequence[Candidate], sequences: int, heads: int, ke
     sizes = [size for each in own for size in each.sizes * heads]
     scores = _sparse(torch.from_numpy(_edges(sizes).astype(integer)), columns, entries, places * kv_heads)
     bags = torch.from_numpy(_edges(np.repeat(counts, heads))[:-1].astype(integer))
-    turned = [each.reading for each in candidates if any(part.query for part in each.reading.parts)]
+    turned = [each.reading for each in members if any(part.query for part in each.reading.parts)]
     return RaggedBatch(
-        [candidate.number for candidate in candidates],
+        [member.number for member in members],
         scores,
         entries,
         columns,
         _distributions(entries, counts, heads),
         bags,
-        _queries(candidates, own, sequences, heads),
-        _factor(candidates, own, heads),
-        _turns(own, heads),
+        _queries(members, own, sequences, heads),
+        _factor(members, own, heads),
+        _rotation(own, heads),
         _bias(own, heads),
         *((turned[0].interleaved, turned[0].offset) if turned else (False, 0)),
     )
@@ -109,15 +118,15 @@ def ragged_batch(candidates: Sequence[Candidate], sequences: int, heads: int, ke
 def ragged_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, batch: RaggedBatch
 ) -> torch.Tensor:
-    """Output [1, members, heads, value dim] of the members' queries in ``query``. Tensors are as in ``fits``."""
+    """Output [1, members, heads, value dim] of the members' queries in ``query``. Tensors are as in ``has_sums``."""
     heads, entries = query.shape[1], batch.entries
     states = query[0].transpose(0, 1).reshape(-1, query.shape[-1])
     if batch.queries is not None:
         states = states.index_select(0, batch.queries)
     if batch.factor is not None:
         states = states * batch.factor
-    if batch.turns is not None:
-        states = turn(states, *batch.turns, interleaved=batch.interleaved, offset=batch.offset)
+    if batch.rotation is not None:
+        states = turn(states, *batch.rotation, interleaved=batch.interleaved, offset=batch.offset)
     entries.zero_()  # they are added times 0, and infinity times 0 is no number
     keys = keys.view(-1, keys.shape[-1]).t()
     torch.ops.aten.sparse_sampled_addmm.out(batch.scores, states, keys, beta=0.0, alpha=scaling, out=batch.scores)
@@ -142,17 +151,17 @@ class _Keys(NamedTuple):
     runs: list[range]
 
     @classmethod
-    def of(cls, candidate: Candidate) -> _Keys:
-        parts, length = candidate.reading.parts, candidate.length
+    def of(cls, member: Member) -> _Keys:
+        parts, length = member.reading.parts, member.length
         if len(parts) == 1 and parts[0].columns == EVERY:
-            return cls([parts[0].query], [length], [(parts[0], length)], list(candidate.runs))
+            return cls([parts[0].query], [length], [(parts[0], length)], list(member.runs))
         turns = {id(part.query): part.query for part in parts}
         ordered = [part for one in turns for part in parts if id(part.query) == one]
         spans = [range(length)[part.columns] for part in ordered]
         sizes = dict.fromkeys(turns, 0)
         for part, span in zip(ordered, spans, strict=True):
             sizes[id(part.query)] += len(span)
-        runs = [run for span in spans for run in _part_of(candidate.runs, span)]
+        runs = [run for span in spans for run in _part_of(member.runs, span)]
         return cls([*turns.values()], [*sizes.values()], list(zip(ordered, map(len, spans), strict=True)), runs)
 
 
@@ -168,14 +177,21 @@ def _part_of(runs: Sequence[range], span: range) -> Iterator[range]:
 
 def _columns(own: Sequence[_Keys], heads: int, kv_heads: int, integer: Any) -> np.ndarray:
     """``RaggedBatch.columns``: for each head of each sequence, its keys by run."""
-    key_heads = [head * kv_heads // heads for head in range(heads)]
-    runs = [(run, head) for each in own for head in key_heads for run in each.runs]
-    edges = _edges([len(run) for run, _ in runs])
-    firsts = np.array([run.start * kv_heads + head for run, head in runs]) - edges[:-1] * kv_heads
-    columns: np.ndarray = np.arange(edges[-1], dtype=integer)
-    columns *= kv_heads
-    columns += np.repeat(firsts.astype(integer), np.diff(edges))
-    return columns
+    counts = np.array([len(each.runs) for each in own])
+    starts, lengths = np.array([(run.start, len(run)) for each in own for run in each.runs]).T
+    by_head = _spans(np.repeat(_edges(counts)[:-1], heads), np.repeat(counts, heads), 1, np.int64)
+    key_heads = np.tile([head * kv_heads // heads for head in range(heads)], len(own))
+    firsts = starts[by_head] * kv_heads + np.repeat(key_heads, np.repeat(counts, heads))
+    return _spans(firsts, lengths[by_head], kv_heads, integer)
+
+
+def _spans(firsts: np.ndarray, counts: np.ndarray, step: int, integer: Any) -> np.ndarray:
+    """first, first + step, ... of each of ``firsts``, one after another."""
+    edges = _edges(counts)
+    numbers: np.ndarray = np.arange(edges[-1], dtype=integer)
+    numbers *= step
+    numbers += np.repeat((firsts - edges[:-1] * step).astype(integer), counts)
+    return numbers
 
 
 def _edges(counts: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -185,16 +201,15 @@ def _edges(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 def _sparse(rows: torch.Tensor, columns: torch.Tensor, entries: torch.Tensor, width: int) -> torch.Tensor:
     """A sparse matrix [rows, ``width``] over the memory of ``entries``."""
-    _warned()
+    _leave_out_warning()
     return torch.sparse_csr_tensor(rows, columns, entries, (len(rows) - 1, width), check_invariants=False)
 
 
 @cache
-def _warned() -> None:
+def _leave_out_warning() -> None:
     """torch warns of the first such matrix in a process, since their interface may change. Tests would see that."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        torch.zeros(1, 1).to_sparse_csr()
+    warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+    torch.zeros(1, 1).to_sparse_csr()
 
 
 def _distributions(entries: torch.Tensor, counts: Sequence[int], heads: int) -> list[torch.Tensor]:
@@ -204,16 +219,16 @@ def _distributions(entries: torch.Tensor, counts: Sequence[int], heads: int) -> 
     return [part.view(rows, count) for part, (count, rows) in zip(parts, groups, strict=True)]
 
 
-def _queries(candidates: Sequence[Candidate], own: Sequence[_Keys], sequences: int, heads: int) -> torch.Tensor | None:
-    numbers, turns = [candidate.number for candidate in candidates], [len(each.turns) for each in own]
+def _queries(members: Sequence[Member], own: Sequence[_Keys], sequences: int, heads: int) -> torch.Tensor | None:
+    numbers, turns = [member.number for member in members], [len(each.turns) for each in own]
     if numbers == list(range(sequences)) and max(turns) == 1:
         return None
     rows = [np.repeat(number * heads + np.arange(heads), count) for number, count in zip(numbers, turns, strict=True)]
     return torch.from_numpy(np.concatenate(rows))
 
 
-def _factor(candidates: Sequence[Candidate], own: Sequence[_Keys], heads: int) -> torch.Tensor | None:
-    readings = [candidate.reading for candidate in candidates]
+def _factor(members: Sequence[Member], own: Sequence[_Keys], heads: int) -> torch.Tensor | None:
+    readings = [member.reading for member in members]
     if all(reading.factor is None and reading.multiplier == 1.0 for reading in readings):
         return None
     factors = [reading.multiplier * (1.0 if reading.factor is None else float(reading.factor)) for reading in readings]
@@ -221,7 +236,7 @@ def _factor(candidates: Sequence[Candidate], own: Sequence[_Keys], heads: int) -
     return torch.from_numpy(np.repeat(np.array(factors, np.float32), rows))[:, None]
 
 
-def _turns(own: Sequence[_Keys], heads: int) -> Table | None:
+def _rotation(own: Sequence[_Keys], heads: int) -> Table | None:
     """Rotations [rows, rotary_dim], by nothing where a query does not turn."""
     width = next((table[0].shape[-1] for each in own for table in each.turns if table is not None), None)
     if width is None:

@@ -54,6 +54,10 @@ class Reading(NamedTuple):
     interleaved: bool = False
     offset: int = 0
 
+    def keys(self, length: int) -> int:
+        """The number of keys that it reads, of ``length``."""
+        return sum(len(range(length)[part.columns]) for part in self.parts)
+
     @property
     def turns_keys(self) -> bool:
         """True if keys are read in other positions than they were written in."""

@@ -13,7 +13,8 @@ import torch
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 
 from patches import Method, parse, patched
-from patches.attention.decode import ragged, together
+from patches.attention.decode import ragged, shared
+from patches.attention.decode.shared import MOST_SCORES
 from patches.attention.decode.strided import StridedBatch
 from service.engine.adapter import manager
 from service.engine.adapter.cache import EncodingCache
@@ -52,16 +53,15 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> None:
 def all_by_sums(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """From now on, two sequences have their attention by sums of keys. The members of each such batch, by layer."""
     members: list[list[int]] = []
-    attend = together.ragged_attention
+    attend = shared.ragged_attention
 
     def watched(*arguments: Any) -> torch.Tensor:
         members.append(arguments[-1].members)
         return attend(*arguments)
 
-    monkeypatch.setattr(ragged, "LEAST_SCORES", 1)
+    monkeypatch.setattr(shared, "LEAST_SCORES", 1)
     monkeypatch.setattr(ragged, "LEAST_DIM", 1)
-    monkeypatch.setattr(together, "sums_are_fast", lambda *_: True)
-    monkeypatch.setattr(together, "ragged_attention", watched)
+    monkeypatch.setattr(shared, "ragged_attention", watched)
     return members
 
 
@@ -70,7 +70,6 @@ def test_every_encoding_has_the_tokens_of_ordinary_calls_by_sums(family: str, mo
     with patched(tiny_model(family)[1]) as patch:
         methods = every_encoding(patch)
         prompts = prompts_for(methods, 40)
-        monkeypatch.setattr(together, "sums_are_fast", lambda *_: False)
         expected, reference, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
         members = all_by_sums(monkeypatch)
         tokens, logprobs, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
@@ -114,11 +113,10 @@ def test_shared_prefixes_and_evicted_keys_are_read_beside_others(
     ]
     prompts = [[*prefix, 7, 8, 9], other, [*prefix, 11]]
     members = all_by_sums(monkeypatch) if by_sums else []
-    monkeypatch.setattr(together, "sums_are_fast", lambda *_: by_sums)
     with patched(tiny_model("llama")[1]) as patch:
         tokens, _, requests = generated(patch, PAGED, methods, prompts, TOGETHER)
         read = set(in_place)
-        monkeypatch.setattr(together, "sums_are_fast", lambda *_: False)
+        monkeypatch.setattr(shared, "LEAST_SCORES", MOST_SCORES)
         copied(monkeypatch)
         expected, _, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
     assert tokens == expected
@@ -130,7 +128,7 @@ def test_shared_prefixes_and_evicted_keys_are_read_beside_others(
 def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier request may have left anything behind the keys of another."""
     calls: list[StridedBatch] = []
-    attend, give_out = together.strided_attention, manager.give_out_runs
+    attend, give_out = shared.strided_attention, manager.give_out_runs
 
     def watched(*arguments: Any) -> torch.Tensor:
         calls.append(arguments[-1])
@@ -140,7 +138,7 @@ def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) 
         give_out(allocator)
         allocator.cache_tensor.fill_(torch.nan)
 
-    monkeypatch.setattr(together, "strided_attention", watched)
+    monkeypatch.setattr(shared, "strided_attention", watched)
     monkeypatch.setattr(manager, "give_out_runs", left_over)
     methods: list[Method] = [parse(name) for name in ("alibi", "default", *["linear:4"] * 4)]
     prompts = [[3 + number, *range(9, 9 + length)] for number, length in enumerate((21, 22, 23, 21, 23, 22))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -10,18 +11,10 @@ import torch
 
 from patches import parse, resolve
 from patches.attention import reference
-from patches.attention.decode import ragged
-from patches.attention.decode import together as choice
-from patches.attention.decode.ragged import (
-    LEAST_SCORES,
-    MOST_SCORES,
-    Candidate,
-    fits,
-    ragged_attention,
-    ragged_batch,
-)
-from patches.attention.decode.single_query import FEW, ORDINARY
-from patches.attention.decode.together import together
+from patches.attention.decode import ragged, shared
+from patches.attention.decode.ragged import Member, has_sums, is_short, ragged_attention, ragged_batch
+from patches.attention.decode.shared import LEAST_SCORES, MOST_SCORES, shared_calls
+from patches.attention.decode.single_query import FEW, ORDINARY, Part, Reading
 from patches.attention.layer import Layer
 from tests.methods import Fields
 from tests.patches.attention.decode.test_single_query import GEOMETRY
@@ -55,21 +48,21 @@ def test_each_sequence_has_its_output_alone(fields: Fields, rotary: dict[str, An
     keys, values = torch.randn(2, 1000, kv_heads, dim, generator=generator).mul(2)
     methods: list[Fields] = [{"method": "default"}, fields, fields, {"method": "alibi"}]
     resolved = [resolve(parse(each), geometry, 300) for each in methods]
-    candidates = [
-        Candidate(number, own, length, runs)
+    members = [
+        Member(number, own, length, runs)
         for number, each, length, runs in zip((5, 0, 3, 2), resolved, LENGTHS, RUNS, strict=True)
         if not (own := reading(each, length, heads, kv_heads)).turns_keys
     ]
-    batch = ragged_batch(candidates, 6, heads, keys)
-    assert batch.members == [candidate.number for candidate in candidates]
+    batch = ragged_batch(members, 6, heads, keys)
+    assert batch.members == [member.number for member in members]
     for scaling in (0.1, 0.3):
         out = ragged_attention(query, keys, values, scaling, batch)
-    assert out.shape == (1, len(candidates), heads, dim)
-    for row, candidate in enumerate(candidates):
-        recipe = resolved[(5, 0, 3, 2).index(candidate.number)]
-        own = [keys_of(states, list(candidate.runs)) for states in (keys, values)]
-        alone = query[:, :, candidate.number : candidate.number + 1], *own, recipe, layer
-        expected = reference.attend(*alone, q_start=candidate.length - 1)
+    assert out.shape == (1, len(members), heads, dim)
+    for row, member in enumerate(members):
+        recipe = resolved[(5, 0, 3, 2).index(member.number)]
+        own = [keys_of(states, list(member.runs)) for states in (keys, values)]
+        alone = query[:, :, member.number : member.number + 1], *own, recipe, layer
+        expected = reference.attend(*alone, q_start=member.length - 1)
         assert relative(out[:, row, :, None], expected) < 1e-5
 
 
@@ -85,8 +78,8 @@ def test_readings_of_several_turns_are_among_them() -> None:
 
 def test_keys_and_values_may_differ_in_width() -> None:
     query, keys, values = torch.randn(1, 4, 2, 8), torch.randn(64, 2, 8), torch.randn(64, 2, 4)
-    candidates = [Candidate(0, ORDINARY, 20, [range(20)]), Candidate(1, ORDINARY, 30, [range(32, 62)])]
-    out = ragged_attention(query, keys, values, 0.3, ragged_batch(candidates, 2, 4, keys))
+    members = [Member(0, ORDINARY, 20, [range(20)]), Member(1, ORDINARY, 30, [range(32, 62)])]
+    out = ragged_attention(query, keys, values, 0.3, ragged_batch(members, 2, 4, keys))
     for member, own in enumerate((slice(0, 20), slice(32, 62))):
         key, value = (states[own].repeat_interleave(2, 1).transpose(0, 1) for states in (keys, values))
         expected = (query[0, :, member : member + 1] @ key.mT * 0.3).softmax(-1) @ value
@@ -96,8 +89,8 @@ def test_keys_and_values_may_differ_in_width() -> None:
 def test_a_sequence_without_numbers_leaves_the_others_theirs() -> None:
     """In its step, and in the next layer of the same batch."""
     query, keys = torch.randn(1, 2, 3, 16), torch.randn(96, 2, 16)
-    candidates = [Candidate(number, ORDINARY, 32, [range(32 * number, 32 * number + 32)]) for number in range(3)]
-    batch = ragged_batch(candidates, 3, 2, keys)
+    members = [Member(number, ORDINARY, 32, [range(32 * number, 32 * number + 32)]) for number in range(3)]
+    batch = ragged_batch(members, 3, 2, keys)
     broken = keys.clone()
     broken[32:64] = torch.inf
     expected = ragged_attention(query, keys, keys, 0.3, batch)
@@ -118,79 +111,90 @@ def test_numbers_are_float32_while_another_model_loads(least: int, monkeypatch: 
     readings = [reading(resolve(parse(fields), GEOMETRY, 300), 90, 4, 2) for fields in methods]
     query, keys = torch.randn(1, 4, 3, 16), torch.randn(3 * 128, 2, 16)
     places = [range(128 * number, 128 * number + 128) for number in range(3)]
-    monkeypatch.setattr(ragged, "LEAST_SCORES", least)
+    monkeypatch.setattr(shared, "LEAST_SCORES", least)
     monkeypatch.setattr(ragged, "LEAST_DIM", 1)
 
     def attended() -> list[torch.Tensor]:
-        choice.sums_are_fast.cache_clear()
-        found = together(readings, places, lambda n: [places[n][:90]], [90] * 3, query, (keys, keys))
+        found = shared_calls(readings, places, lambda n: [places[n][:90]], [90] * 3, query, (keys, keys))
+        assert (found.ragged is None) == (least == MOST_SCORES)
         return found.attend(query, (keys, keys), 0.3)
 
-    monkeypatch.setattr(choice, "GAIN", 1e9)
+    expected = attended()
+    torch.set_default_dtype(torch.bfloat16)
     try:
-        expected = attended()
-        torch.set_default_dtype(torch.bfloat16)
         found = attended()
     finally:
         torch.set_default_dtype(torch.float32)
-        choice.sums_are_fast.cache_clear()
     assert expected
     assert all(map(torch.equal, found, expected))
 
 
-def test_no_warning_of_sparse_matrices_is_left(recwarn: pytest.WarningsRecorder) -> None:
-    ragged_batch([Candidate(0, ORDINARY, 4, [range(4)])], 1, 1, torch.zeros(4, 1, 16))
-    assert not recwarn.list
+def test_the_warning_of_sparse_matrices_is_left_out_alone() -> None:
+    ragged._leave_out_warning.cache_clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        ragged_batch([Member(0, ORDINARY, 4, [range(4)])], 1, 1, torch.zeros(4, 1, 16))
+        warnings.warn("Sparse CSR tensor support is in beta state", UserWarning, stacklevel=1)
+        warnings.warn("another", UserWarning, stacklevel=1)
+    assert [str(each.message) for each in found] == ["another"]
 
 
-def test_shapes_that_fit() -> None:
+def test_shapes_of_sums() -> None:
     query, keys = torch.zeros(1, 8, 4, 64), torch.zeros(9, 2, 64)
-    assert fits(query, keys, keys, LEAST_SCORES)
-    assert fits(query, keys, keys, MOST_SCORES)
-    assert not fits(query, keys, keys, LEAST_SCORES - 1)
-    assert not fits(query, keys, keys, MOST_SCORES + 1)
-    assert not fits(query, keys[:, :1], keys[:, :1].contiguous(), LEAST_SCORES), "keys have gaps"
-    assert not fits(query, keys, torch.zeros(9, 2, 80)[..., :64], LEAST_SCORES), "values have gaps"
+    assert has_sums(query, keys, keys)
+    assert not has_sums(query, keys[:, :1], keys[:, :1].contiguous()), "keys have gaps"
+    assert not has_sums(query, keys, torch.zeros(9, 2, 80)[..., :64]), "values have gaps"
     one = keys[:, :1].contiguous()
-    assert not fits(query, one, one, LEAST_SCORES), "eight heads read each key"
+    assert not has_sums(query, one, one), "eight heads read each key"
     narrow = keys[..., :32].contiguous()
-    assert not fits(query[..., :32], narrow, narrow, LEAST_SCORES)
-    assert fits(query[:, :4, :, :32], narrow, narrow, LEAST_SCORES), "two heads read each key"
+    assert not has_sums(query[..., :32], narrow, narrow)
+    assert has_sums(query[:, :4, :, :32], narrow, narrow), "two heads read each key"
     half = keys.half()
-    assert not fits(query.half(), half, half, LEAST_SCORES)
+    assert not has_sums(query.half(), half, half)
+    assert not has_sums(query.requires_grad_(), keys, keys)
 
 
-@pytest.mark.parametrize("is_fast", [False, True])
-def test_sequences_whose_keys_stay_are_summed_where_that_is_fast(
-    is_fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choice, "sums_are_fast", lambda *_: is_fast)
+def test_other_processors_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, keys = torch.zeros(1, 8, 4, 64), torch.zeros(9, 2, 64)
+    for capability, expected in {"AVX512": True, "AVX2": True, "DEFAULT": False, "SVE256": False}.items():
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        assert has_sums(query, keys, keys) is expected
+
+
+def test_many_heads_read_few_keys() -> None:
+    assert is_short(512, 32, 8, 128)
+    assert not is_short(513, 32, 8, 128)
+    assert is_short(1024, 8, 2, 64)
+    assert is_short(100_000, 8, 4, 64)
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_sequences_whose_keys_stay_are_summed(has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "has_sums", lambda *_: has)
     keys, query = torch.randn(4096, 4, 64), torch.randn(1, 8, 5, 64)
     turned = reading(resolve(parse({"method": "rerope", "window": 21}), GEOMETRY, 300), 200, 8, 4)
     readings, lengths = [ORDINARY, turned, ORDINARY, None, turned], [900, 200, 30, 9, 200]
     places = [None, *(range(1024 * number, 1024 * (number + 1)) for number in range(4))]
-    found = together(readings, places, lambda n: [range(n, n + lengths[n])], lengths, query, (keys, keys))
-    assert found.members == ([0, 2, 1, 4] if is_fast else [1, 4])
-    assert (found.ragged is not None) == is_fast
+    found = shared_calls(readings, places, lambda n: [range(n, n + lengths[n])], lengths, query, (keys, keys))
+    assert found.members == ([0, 2, 1, 4] if has else [1, 4])
+    assert (found.ragged is not None) == has
     outs = found.attend(query, (keys, keys), 0.3)
-    assert [out.shape[1] for out in outs] == ([2, 2] if is_fast else [2])
+    assert [out.shape[1] for out in outs] == ([2, 2] if has else [2])
 
 
-def test_a_single_sequence_has_the_ordinary_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "sums_are_fast", lambda *_: True)
-    keys = torch.randn(4096, 4, 64)
-    found = together([ORDINARY], [None], lambda _: [range(4000)], [4000], torch.randn(1, 8, 1, 64), (keys, keys))
-    assert found == (None, [])
+def test_scores_that_are_read_count() -> None:
+    """Those of a window, and no other keys of a long sequence."""
+    keys, query = torch.zeros(4, 4, 64), torch.zeros(1, 8, 2, 64)
+    window = Reading([Part(slice(100, 100 + LEAST_SCORES // 16))])
 
+    def summed(readings: list[Reading], length: int) -> bool:
+        lengths, places = [length] * len(readings), [None] * len(readings)
+        found = shared_calls(readings, places, lambda _: [range(length)], lengths, query, (keys, keys))
+        return found.ragged is not None
 
-@pytest.mark.parametrize(("factor", "expected"), [(0.5, True), (1.05, True), (1.2, False)])
-def test_sums_are_left_where_they_take_longer(factor: float, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other work slows some runs down, and none is faster than it is."""
-    times = iter([factor, 1.0, 9.0, 1.0, factor, 9.0, *[9.0, 9.0] * choice.ROUNDS])
-    monkeypatch.setattr(choice, "_seconds", lambda run: (run(), next(times))[1])
-    choice.sums_are_fast.cache_clear()
-    try:
-        assert choice.sums_are_fast(4, 2, 32, 32, 1) is expected
-        assert choice.sums_are_fast(4, 2, 32, 32, 1) is expected, "it is timed once"
-    finally:
-        choice.sums_are_fast.cache_clear()
+    assert summed([window] * 2, 1 << 20)
+    assert not summed([window], 1 << 20), "a single sequence has the ordinary kernel"
+    assert not summed([ORDINARY] * 2, LEAST_SCORES // 16 - 1)
+    assert summed([ORDINARY] * 2, LEAST_SCORES // 16)
+    assert summed([ORDINARY] * 2, MOST_SCORES // 16)
+    assert not summed([ORDINARY] * 2, MOST_SCORES // 16 + 1)
