@@ -138,8 +138,8 @@ class PackedAttention:
             return self._attend_pages(query, key, value, batch, paged, layer, index)
         row = self._row(query, key, value, batch, paged, index)
         if forward.observer is None and layer.is_ordinary:
-            role = self._segments.role(index)
-            kind = role, layer.mask, paged["cu_seq_lens_k"].data_ptr(), query.shape[1], row.cached[0].shape
+            role, shapes = self._segments.role(index), (states.shape for states in row.cached)
+            kind = role, layer.mask, paged["cu_seq_lens_k"].data_ptr(), query.shape[1], *shapes
             plan = batch.shared(kind, lambda: self._plan(row, batch, layer, role))
         else:
             plan = Plan(NONE, [(number, None) for number in range(len(batch.segments))], None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LagunaConfig
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 
 from patches import Method, parse, patched
@@ -21,7 +22,7 @@ from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.runs import NEIGHBOURS, Runs
 from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.choice import PAGED
-from tests.models import VOCAB_SIZE, tiny_model
+from tests.models import VOCAB_SIZE, randomise, tiny_model
 from tests.service.engine.test_paged_attention import LIMITS, every_encoding, generated, prompts_for
 
 FAMILIES = ("llama", "deepseek_v3", "bloom", "gemma2", "diffllama", "gpt2", "mistral")
@@ -77,6 +78,25 @@ def test_every_encoding_has_the_tokens_of_ordinary_calls_by_sums(family: str, mo
         assert min(map(len, members)) > len(methods) // 2
     else:
         assert not members, "two widths in one cache, and a soft limit"
+    assert tokens == expected
+    assert torch.allclose(logprobs, reference, atol=1e-4)
+
+
+def test_layers_of_other_shapes_have_calls_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laguna's layers may have other numbers of heads."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 64}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_attention_heads_per_layer": [8, 16]}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "mlp_layer_types": ["dense"] * 2}
+    config = LagunaConfig(vocab_size=VOCAB_SIZE, max_position_embeddings=512, **sizes, **heads, **ends)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    randomise(model, 0)
+    with patched(model.train(False)) as patch:
+        methods = [parse("default")] * 3
+        prompts = prompts_for(methods, 40)
+        expected, reference, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
+        members = all_by_sums(monkeypatch)
+        tokens, logprobs, _ = generated(patch, PAGED, methods, prompts, TOGETHER)
+    assert members
     assert tokens == expected
     assert torch.allclose(logprobs, reference, atol=1e-4)
 
