@@ -73,17 +73,13 @@ def _ragged(
     if not has_sums(query, *cached):
         return None
     heads, kv_heads, dim = query.shape[1], cached[0].shape[1], query.shape[3]
-    read = {
-        number: reading.keys(lengths[number])
-        for number, reading in enumerate(readings)
-        if reading is not None and not reading.turns_keys
-    }
-    read = {number: keys for number, keys in read.items() if is_short(keys, heads, kv_heads, dim)}
-    if len(read) < 2 or not LEAST_SCORES <= heads * sum(read.values()) <= MOST_SCORES:
+    read: dict[int, Reading] = {}
+    scores = 0
+    for number, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
+        if reading is not None and not reading.turns_keys and is_short(reading.keys(length), heads, kv_heads, dim):
+            read[number] = reading
+            scores += heads * reading.keys(length)
+    if len(read) < 2 or not LEAST_SCORES <= scores <= MOST_SCORES:
         return None
-    members = [
-        Member(number, reading, lengths[number], runs(number))
-        for number, reading in enumerate(readings)
-        if number in read and reading is not None
-    ]
+    members = [Member(number, reading, lengths[number], runs(number)) for number, reading in read.items()]
     return ragged_batch(members, len(readings), heads, cached[0])
