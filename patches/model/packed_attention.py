@@ -34,7 +34,8 @@ class Row:
     """States of one layer: ``query`` [1, heads, tokens, dim] of the ``new`` tokens of sequences with ``num_kv`` keys.
 
     ``cached`` are keys and values of all sequences [1, kv_heads, keys, dim]. With ``places``, they are those of the
-    whole cache [places, kv_heads, dim], and ``copied`` has the places of sequences that have none.
+    whole cache [kv_heads, places, dim], and ``copied`` has the places of sequences that have none. No sequence has
+    those in ``spare``.
     """
 
     query: torch.Tensor
@@ -43,6 +44,7 @@ class Row:
     num_kv: list[int]
     places: list[range | None] | None = None
     copied: torch.Tensor | None = None
+    spare: range = range(0)
 
     def sequences(self, members: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Query, keys and values of some sequences, each [1, heads, tokens, dim]."""
@@ -83,10 +85,10 @@ class Row:
     def _divided(self, states: torch.Tensor) -> Callable[[int], torch.Tensor]:
         if self.places is None or self.copied is None:
             return _divided(states, self.num_kv).__getitem__
-        places, whole, lengths = self.places, states.transpose(0, 1)[None], self._copied_lengths
+        places, whole, lengths = self.places, states[None], self._copied_lengths
         copies: dict[int, torch.Tensor] = {}
         if lengths:
-            parts = _divided(states.index_select(0, self.copied).transpose(0, 1)[None], list(lengths.values()))
+            parts = _divided(states.index_select(1, self.copied)[None], list(lengths.values()))
             copies = dict(zip(lengths, parts, strict=True))
 
         def of(number: int) -> torch.Tensor:
@@ -175,7 +177,7 @@ class PackedAttention:
         readings = self._readings(row, batch, layer, role)
         shared = NONE
         if row.places is not None:
-            shared = shared_calls(readings, row.places, row.runs_of, row.num_kv, row.query, row.cached)
+            shared = shared_calls(readings, row.places, row.runs_of, row.num_kv, row.query, row.cached, row.spare)
         rest = sorted(set(range(len(readings))).difference(shared.members))
         order = [*shared.members, *rest]
         is_in_order = order == list(range(len(order)))
@@ -234,7 +236,7 @@ class PackedAttention:
             return Row(query, (key, value), *_lengths(batch, paged))
         cached, copied = paged["cache"].write(*self._cached_states(key, value, batch, index), paged)
         pages = _narrowed(cached[0], key.shape[-1]), _narrowed(cached[1], value.shape[-1])
-        return Row(query, pages, *_lengths(batch, paged), batch.places, copied)
+        return Row(query, pages, *_lengths(batch, paged), batch.places, copied, paged["cache"].spare_places)
 
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: dict[str, Any], index: int

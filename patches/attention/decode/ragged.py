@@ -1,8 +1,9 @@
 """New queries of many sequences in two calls, for all scores and all outputs: float32 on a CPU.
 
 Scores are the entries of a sparse matrix of queries by keys, which ``torch.sparse.sampled_addmm`` computes. Outputs are
-weighted sums of values (``torch.embedding_bag``). So sequences have any lengths and places, and no key is copied. The
-ordinary kernel multiplies matrices of a few rows for each sequence, and their calls take most of its time.
+weighted sums of values (``torch.embedding_bag``). So sequences have any lengths and places. The few keys that turn are
+copied into spare places of the cache; no other is. The ordinary kernel multiplies matrices of a few rows for each
+sequence, and their calls take most of its time.
 """
 
 from __future__ import annotations
@@ -18,23 +19,20 @@ import torch
 
 from patches.attention.decode.single_query import EVERY, Part, Reading
 from patches.attention.decode.tables import Table
-from patches.encoding.rotary import turn, upcast
+from patches.encoding.rotary import turn, turn_, upcast
 
-MOST_HEADS = 4
+MOST_HEADS = 8
 """Query heads of each key head. Each reads the keys again; the ordinary kernel reads them once for all."""
 
-FEW_HEADS, MOST_NUMBERS = 2, 1 << 16
-"""More query heads of a key head than so few need it in a core's own cache: 256 KB for its keys in a sequence."""
-
-LEAST_DIM = 16
-"""Width of a head, for each of the query heads of a key head. In narrower ones, adding up takes too long."""
+FEW_HEADS, MOST_NUMBERS = 3, 1 << 17
+"""More query heads of a key head than so few need it in a core's own cache: 512 KB for its keys in a sequence."""
 
 INSTRUCTIONS = ("AVX2", "AVX512")
 """Processors that FBGEMM has kernels for."""
 
 
 class Member(NamedTuple):
-    """A sequence by its number in the step. None of its ``length`` keys turns; they lie in ``runs`` of the cache."""
+    """A sequence by its number in the step. Its ``length`` keys lie in ``runs`` of the cache."""
 
     number: int
     reading: Reading
@@ -42,19 +40,30 @@ class Member(NamedTuple):
     runs: Sequence[range]
 
 
+class TurnedKeys(NamedTuple):
+    """Keys at the places ``sources`` int64 [n] are read in ``spare`` ones instead, turned by ``rotation``."""
+
+    sources: torch.Tensor
+    spare: slice
+    rotation: Table
+
+
 class RaggedBatch(NamedTuple):
     """Sequences ``members``, by their number in the step.
 
-    A row of ``scores`` [rows, places x kv_heads] is one head of a sequence under one turn of its query. Their
+    A row of ``scores`` [rows, kv_heads x places] is one head of a sequence under one turn of its query. Their
     ``entries`` [n] are at the ``columns`` [n]. Rows of one head follow one another: ``distributions`` [heads, keys] are
     views of the entries, and ``bags`` [members x heads] begin there. ``queries`` [rows] number the queries. They turn
-    by ``rotation`` and have the ``factor`` [rows, 1], entries the ``bias`` [n]. A field is None without it.
+    by ``rotation`` and have the ``factor`` [rows, 1], entries the ``bias`` [n]. Entries of ``turned`` keys have their
+    values at other ``values`` [n] than ``columns``. A field is None without it.
     """
 
     members: list[int]
     scores: torch.Tensor
     entries: torch.Tensor
     columns: torch.Tensor
+    values: torch.Tensor
+    turned: TurnedKeys | None
     distributions: list[torch.Tensor]
     bags: torch.Tensor
     queries: torch.Tensor | None
@@ -68,17 +77,16 @@ class RaggedBatch(NamedTuple):
 def has_sums(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
     """True if many sums take less time than ordinary calls.
 
-    ``query`` is [1, heads, sequences, head_dim]; ``keys`` and ``values`` [places, kv_heads, dim] are a whole cache.
+    ``query`` is [1, heads, sequences, head_dim]; ``keys`` and ``values`` [kv_heads, places, dim] are a whole cache.
     """
-    heads, kv_heads = query.shape[1], keys.shape[1]
+    heads, kv_heads = query.shape[1], keys.shape[0]
     return (
         query.dtype == keys.dtype == torch.float32
-        and query.device.type == "cpu"
         and not query.requires_grad
         and keys.is_contiguous()
         and values.is_contiguous()
         and heads <= MOST_HEADS * kv_heads
-        and heads * LEAST_DIM <= query.shape[3] * kv_heads
+        and query.device.type == "cpu"
         and torch.backends.cpu.get_cpu_capability() in INSTRUCTIONS
     )
 
@@ -88,30 +96,38 @@ def is_short(keys: int, heads: int, kv_heads: int, dim: int) -> bool:
     return heads <= FEW_HEADS * kv_heads or keys * dim <= MOST_NUMBERS
 
 
-def ragged_batch(members: Sequence[Member], sequences: int, heads: int, keys: torch.Tensor) -> RaggedBatch:
-    """The batch of ``members``, out of so many ``sequences``. Of ``keys`` as in ``has_sums``, the shape counts."""
-    places, kv_heads = keys.shape[:2]
+def ragged_batch(
+    members: Sequence[Member], sequences: int, heads: int, keys: torch.Tensor, spare: int = 0
+) -> RaggedBatch:
+    """The batch of ``members``, out of so many ``sequences``. Of ``keys`` as in ``has_sums``, the shape counts.
+
+    Places from ``spare`` on are for keys that turn.
+    """
+    kv_heads, places = keys.shape[:2]
     own = [_Keys.of(member) for member in members]
     counts = [sum(each.sizes) for each in own]
     integer = np.int32 if places * kv_heads < 1 << 31 else np.int64
-    columns = torch.from_numpy(_columns(own, heads, kv_heads, integer))
+    values = _columns(own, heads, (kv_heads, places), integer)
+    columns, turned = _with_turned(own, values, heads, (kv_heads, places), spare)
     entries = torch.zeros(len(columns), dtype=torch.float32)  # another model that loads changes the default
     sizes = [size for each in own for size in each.sizes * heads]
     scores = _sparse(torch.from_numpy(_edges(sizes).astype(integer)), columns, entries, places * kv_heads)
     bags = torch.from_numpy(_edges(np.repeat(counts, heads))[:-1].astype(integer))
-    turned = [each.reading for each in members if any(part.query for part in each.reading.parts)]
+    turning = [each.reading for each in members if any(part.query or part.keys for part in each.reading.parts)]
     return RaggedBatch(
         [member.number for member in members],
         scores,
         entries,
         columns,
+        torch.from_numpy(values),
+        turned,
         _distributions(entries, counts, heads),
         bags,
         _queries(members, own, sequences, heads),
         _factor(members, own, heads),
         _rotation(own, heads),
         _bias(own, heads),
-        *((turned[0].interleaved, turned[0].offset) if turned else (False, 0)),
+        *((turning[0].interleaved, turning[0].offset) if turning else (False, 0)),
     )
 
 
@@ -127,6 +143,11 @@ def ragged_attention(
         states = states * batch.factor
     if batch.rotation is not None:
         states = turn(states, *batch.rotation, interleaved=batch.interleaved, offset=batch.offset)
+    if batch.turned is not None:
+        sources, spare, table = batch.turned
+        own = keys.index_select(1, sources)
+        turn_(own, *table, interleaved=batch.interleaved, offset=batch.offset)
+        keys[:, spare] = own
     entries.zero_()  # they are added times 0, and infinity times 0 is no number
     keys = keys.view(-1, keys.shape[-1]).t()
     torch.ops.aten.sparse_sampled_addmm.out(batch.scores, states, keys, beta=0.0, alpha=scaling, out=batch.scores)
@@ -135,34 +156,40 @@ def ragged_attention(
     for each in batch.distributions:
         torch.softmax(each, -1, out=each)
     values = values.view(-1, values.shape[-1])
-    out = torch.embedding_bag(values, batch.columns, batch.bags, False, 0, False, entries)[0]
+    out = torch.embedding_bag(values, batch.values, batch.bags, False, 0, False, entries)[0]
     return out.view(1, len(batch.members), heads, -1)
 
 
 class _Keys(NamedTuple):
     """Keys of one sequence by the ``turns`` of its query, each of which reads ``sizes`` of them.
 
-    Parts are in this order, with a number of keys each, and all of their ``runs`` in the cache too.
+    Parts are in this order, with a number of keys each, and all of their ``runs`` in the cache too. Some of these keys
+    are ``turned`` by a table.
     """
 
     turns: list[Table | None]
     sizes: list[int]
     parts: list[tuple[Part, int]]
     runs: list[range]
+    turned: list[tuple[slice, Table]]
 
     @classmethod
     def of(cls, member: Member) -> _Keys:
         parts, length = member.reading.parts, member.length
         if len(parts) == 1 and parts[0].columns == EVERY:
-            return cls([parts[0].query], [length], [(parts[0], length)], list(member.runs))
+            return cls([parts[0].query], [length], [(parts[0], length)], list(member.runs), list(parts[0].keys))
         turns = {id(part.query): part.query for part in parts}
         ordered = [part for one in turns for part in parts if id(part.query) == one]
         spans = [range(length)[part.columns] for part in ordered]
         sizes = dict.fromkeys(turns, 0)
+        turned, before = [], 0
         for part, span in zip(ordered, spans, strict=True):
             sizes[id(part.query)] += len(span)
+            turned += [(slice(before + piece.start, before + piece.stop), table) for piece, table in part.keys]
+            before += len(span)
         runs = [run for span in spans for run in _part_of(member.runs, span)]
-        return cls([*turns.values()], [*sizes.values()], list(zip(ordered, map(len, spans), strict=True)), runs)
+        counted = list(zip(ordered, map(len, spans), strict=True))
+        return cls([*turns.values()], [*sizes.values()], counted, runs, turned)
 
 
 def _part_of(runs: Sequence[range], span: range) -> Iterator[range]:
@@ -175,23 +202,44 @@ def _part_of(runs: Sequence[range], span: range) -> Iterator[range]:
         first += len(run)
 
 
-def _columns(own: Sequence[_Keys], heads: int, kv_heads: int, integer: Any) -> np.ndarray:
-    """``RaggedBatch.columns``: for each head of each sequence, its keys by run."""
-    counts = np.array([len(each.runs) for each in own])
-    starts, lengths = np.array([(run.start, len(run)) for each in own for run in each.runs]).T
-    by_head = _spans(np.repeat(_edges(counts)[:-1], heads), np.repeat(counts, heads), 1, np.int64)
-    key_heads = np.tile([head * kv_heads // heads for head in range(heads)], len(own))
-    firsts = starts[by_head] * kv_heads + np.repeat(key_heads, np.repeat(counts, heads))
-    return _spans(firsts, lengths[by_head], kv_heads, integer)
+def _columns(own: Sequence[_Keys], heads: int, cached: tuple[int, int], integer: Any) -> np.ndarray:
+    """For each head of each sequence, its keys by run. The cache is of (kv_heads, places)."""
+    firsts = _firsts(heads, cached).astype(integer)
+    columns = np.empty(heads * sum(sum(each.sizes) for each in own), integer)
+    stop = 0
+    for each in own:
+        runs = [np.arange(run.start, run.stop, dtype=integer) for run in each.runs]
+        keys = runs[0] if len(runs) == 1 else np.concatenate(runs)
+        start, stop = stop, stop + heads * len(keys)
+        np.add(firsts, keys, out=columns[start:stop].reshape(heads, -1))
+    return columns
 
 
-def _spans(firsts: np.ndarray, counts: np.ndarray, step: int, integer: Any) -> np.ndarray:
-    """first, first + step, ... of each of ``firsts``, one after another."""
-    edges = _edges(counts)
-    numbers: np.ndarray = np.arange(edges[-1], dtype=integer)
-    numbers *= step
-    numbers += np.repeat((firsts - edges[:-1] * step).astype(integer), counts)
-    return numbers
+def _firsts(heads: int, cached: tuple[int, int]) -> np.ndarray:
+    """The first row [heads, 1] of each query head's keys in a cache of (kv_heads, places)."""
+    kv_heads, places = cached
+    return np.arange(heads)[:, None] * kv_heads // heads * places
+
+
+def _with_turned(
+    own: Sequence[_Keys], values: np.ndarray, heads: int, cached: tuple[int, int], spare: int
+) -> tuple[torch.Tensor, TurnedKeys | None]:
+    """The columns of keys whose values are at ``values``: those of keys that turn are from the place ``spare`` on."""
+    if not any(each.turned for each in own):
+        return torch.from_numpy(values), None
+    columns, firsts, place, stop = values.copy(), _firsts(heads, cached), spare, 0
+    sources, tables = [], []
+    for each in own:
+        start, stop = stop, stop + heads * sum(each.sizes)
+        by_head = columns[start:stop].reshape(heads, -1)
+        for piece, table in each.turned:
+            sources.append(by_head[0, piece].astype(np.int64))  # rows of the first head are places
+            tables.append(table)
+            first, place = place, place + len(sources[-1])
+            by_head[:, piece] = firsts + np.arange(first, place)
+    cos, sin = (torch.cat([table[one] for table in tables]) for one in (0, 1))
+    turned = TurnedKeys(torch.from_numpy(np.concatenate(sources)), slice(spare, place), (cos, sin))
+    return torch.from_numpy(columns), turned
 
 
 def _edges(counts: Sequence[int] | np.ndarray) -> np.ndarray:

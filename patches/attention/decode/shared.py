@@ -1,6 +1,6 @@
 """Sequences of a step that share calls.
 
-Sums of keys take all whose keys stay as they were written. The ordinary kernel takes those at equal distances with
+Sums of keys take all for which they are faster. Of the others, the ordinary kernel takes those at equal distances with
 about as many keys. The rule knows shapes only, so a server computes the same after each start.
 """
 
@@ -11,15 +11,24 @@ from typing import NamedTuple
 
 import torch
 
-from patches.attention.decode.ragged import Member, RaggedBatch, has_sums, is_short, ragged_attention, ragged_batch
+from patches.attention.decode.ragged import (
+    FEW_HEADS,
+    Member,
+    RaggedBatch,
+    has_sums,
+    is_short,
+    ragged_attention,
+    ragged_batch,
+)
 from patches.attention.decode.single_query import Reading
 from patches.attention.decode.strided import StridedBatch, strided_attention, strided_batches
 
-LEAST_SCORES, MOST_SCORES = 4096, 1 << 21
-"""Scores of a step by sums. Fewer take the ordinary kernel no longer. More take over 16 MB, and 40 MB with biases."""
+LEAST_SCORES, LEAST_ALONE, MOST_SCORES = 4096, 1 << 14, 1 << 21
+"""Scores of a step by sums, of several sequences and of one. Fewer take the ordinary kernel no longer. More take over
+16 MB, and 40 MB with biases."""
 
 Cached = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values [places, kv_heads, dim] of all sequences."""
+"""Keys and values [kv_heads, places, dim] of all sequences."""
 
 
 class SharedCalls(NamedTuple):
@@ -50,16 +59,17 @@ def shared_calls(
     lengths: Sequence[int],
     query: torch.Tensor,
     cached: Cached,
+    spare: range = range(0),
 ) -> SharedCalls:
     """The shared calls of sequences with ``lengths`` keys. Those without a reading are in none.
 
-    ``places`` are as in ``strided_batches``, and ``runs`` are the places of a sequence's keys. Tensors are as in
-    ``attend``.
+    ``places`` are as in ``strided_batches``, and ``runs`` are the places of a sequence's keys. Those in ``spare`` are
+    of none. Tensors are as in ``attend``.
     """
-    first = _ragged(readings, runs, lengths, query, cached)
+    first = _ragged(readings, runs, lengths, query, cached, spare)
     if first is not None:
         readings = [None if number in first.members else reading for number, reading in enumerate(readings)]
-    return SharedCalls(first, strided_batches(readings, places, lengths, query, cached[0].shape[1]))
+    return SharedCalls(first, strided_batches(readings, places, lengths, query, cached[0].shape[0]))
 
 
 def _ragged(
@@ -68,18 +78,22 @@ def _ragged(
     lengths: Sequence[int],
     query: torch.Tensor,
     cached: Cached,
+    spare: range,
 ) -> RaggedBatch | None:
-    """Two sequences at least, of those whose keys stay."""
+    """All sequences, as long as there is room for the keys that turn."""
     if not has_sums(query, *cached):
         return None
-    heads, kv_heads, dim = query.shape[1], cached[0].shape[1], query.shape[3]
+    heads, kv_heads, dim = query.shape[1], cached[0].shape[0], query.shape[3]
     read: dict[int, Reading] = {}
-    scores = 0
+    scores, room = 0, len(spare)
     for number, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
-        if reading is not None and not reading.turns_keys and is_short(reading.keys(length), heads, kv_heads, dim):
-            read[number] = reading
-            scores += heads * reading.keys(length)
-    if len(read) < 2 or not LEAST_SCORES <= scores <= MOST_SCORES:
+        if reading is None or reading.turned_keys > room or not is_short(reading.keys(length), heads, kv_heads, dim):
+            continue
+        read[number] = reading
+        scores += heads * reading.keys(length)
+        room -= reading.turned_keys
+    least = LEAST_SCORES if len(read) > 1 else LEAST_ALONE if heads <= FEW_HEADS * kv_heads else MOST_SCORES
+    if not read or not least <= scores <= MOST_SCORES:
         return None
     members = [Member(number, reading, lengths[number], runs(number)) for number, reading in read.items()]
-    return ragged_batch(members, len(readings), heads, cached[0])
+    return ragged_batch(members, len(readings), heads, cached[0], spare.start)

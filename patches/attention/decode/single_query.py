@@ -59,9 +59,9 @@ class Reading(NamedTuple):
         return sum(len(range(length)[part.columns]) for part in self.parts)
 
     @property
-    def turns_keys(self) -> bool:
-        """True if keys are read in other positions than they were written in."""
-        return any(part.keys for part in self.parts)
+    def turned_keys(self) -> int:
+        """The number of keys that it reads in other positions than they were written in."""
+        return sum(len(table[0]) for part in self.parts for _, table in part.keys)
 
 
 ORDINARY = Reading([Part()])

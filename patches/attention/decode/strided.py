@@ -80,7 +80,7 @@ PLAIN: Kind = (0,), False, 1.0
 def _kind(reading: Reading) -> Kind:
     if reading is ORDINARY:
         return PLAIN
-    return _turns(reading), reading.turns_keys, reading.multiplier
+    return _turns(reading), reading.turned_keys > 0, reading.multiplier
 
 
 class Candidate(NamedTuple):
@@ -97,10 +97,10 @@ def strided_attention(
 ) -> torch.Tensor:
     """Output [1, sequences, heads, value dim] of the members' queries in ``query`` [1, heads, all sequences, head_dim].
 
-    ``keys`` and ``values`` [places, kv_heads, dim] are a layer's whole cache. Heads that share a key head are its
+    ``keys`` and ``values`` [kv_heads, places, dim] are a layer's whole cache. Heads that share a key head are its
     queries: a single one needs no causal mask.
     """
-    members, heads, kv_heads, turns = len(batch.members), query.shape[1], keys.shape[1], batch.turns
+    members, heads, kv_heads, turns = len(batch.members), query.shape[1], keys.shape[0], batch.turns
     query = query.transpose(1, 2)
     if batch.rows is not None:
         query = query.index_select(1, batch.rows)
@@ -129,9 +129,9 @@ def strided_attention(
 
 
 def _strided(states: torch.Tensor, batch: StridedBatch) -> torch.Tensor:
-    """[sequences, kv_heads, length, dim] in the cache ``states`` [places, kv_heads, dim]."""
-    place, head, one = states.stride()
-    size = len(batch.members), states.shape[1], batch.length, states.shape[2]
+    """[sequences, kv_heads, length, dim] in the cache ``states`` [kv_heads, places, dim]."""
+    head, place, one = states.stride()
+    size = len(batch.members), states.shape[0], batch.length, states.shape[2]
     first = states.storage_offset() + batch.first * place
     return states.as_strided(size, (batch.stride * place, head, place, one), first)
 

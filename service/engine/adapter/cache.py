@@ -50,6 +50,11 @@ class EncodingCache(PagedAttentionCache):
         return self._whole.write_trash_index // self._whole.tokens_per_page
 
     @property
+    def spare_places(self) -> range:
+        """Places of each layer's keys that no request has: attention turns keys there."""
+        return self._whole.spare
+
+    @property
     def _whole(self) -> WindowedAllocator:
         allocator = allocator_of(self)
         assert allocator is not None, "with paged attention, every layer caches every key"
@@ -136,6 +141,12 @@ class EncodingCache(PagedAttentionCache):
         if kwargs.get("block_table") is not None:
             return super().update(key_states, value_states, layer_idx, kwargs)  # type: ignore[no-any-return]
         allocator = self.layer_to_allocator[layer_idx]
+        if isinstance(allocator, WindowedAllocator) and allocator.by_head:
+            pages, read = self._written(key_states, value_states, layer_idx, kwargs)
+            if not len(read):
+                return key_states, value_states
+            keys, values = (states.index_select(1, read)[None] for states in pages)
+            return keys, values
         kwargs["cu_seq_lens_k"] = kwargs["cu_seq_lens_k"][allocator.layer_type]
         read, places = kwargs["read_index"][allocator.index], kwargs["write_index"][allocator.index]
         new = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
@@ -147,15 +158,20 @@ class EncodingCache(PagedAttentionCache):
     ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         """As ``update``, for a step with requests whose keys are read in place.
 
-        Returns keys and values of the whole cache, each [places, kv_heads, head_dim]. With them come the places int64
+        Returns keys and values of the whole cache, each [kv_heads, places, head_dim]. With them come the places int64
         that the other requests read.
         """
+        return self._written(key, value, layer, arguments)
+
+    def _written(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int, arguments: dict[str, Any]
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         allocator = self._whole
         read, places = (arguments[name][allocator.index] for name in ("read_index", "write_index"))
         arguments["cu_seq_lens_k"] = arguments["cu_seq_lens_k"][allocator.layer_type]
-        pages: tuple[torch.Tensor, torch.Tensor] = allocator._kv_token_views[layer]
+        pages = allocator.by_head[layer]
         for states, target in zip((key, value), pages, strict=True):
-            target.index_copy_(0, places, states[0].transpose(0, 1))
+            target.index_copy_(1, places, states[0])
         return pages, read
 
     @override

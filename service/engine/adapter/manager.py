@@ -171,9 +171,10 @@ class EncodingManager(ContinuousBatchingManager):
         self.patch.ranks.created(processor.cache, pages_of_rank, self.patch, self._limits, self.backend)
         whole = processor.cache.cache_allocators.get(FULL_ATTENTION)
         if whole is not None:
-            adopt(whole, WindowedAllocator, requests=self.requests, windows={}, evicted_pages={}, turns=iter(()))
+            tables: dict[str, dict[Any, Any]] = {"windows": {}, "evicted_pages": {}, "by_head": {}}
+            adopt(whole, WindowedAllocator, requests=self.requests, turns=iter(()), spare=range(0), **tables)
             if self._reads_in_place and len(cache.cache_allocators) == 1:
-                give_out_runs(whole)  # type: ignore[arg-type]
+                give_out_runs(cache, whole)  # type: ignore[arg-type]
         adopt(processor, StepProcessor, requests=self.requests, held=[], tokens=[])
         return processor
 

@@ -1,14 +1,16 @@
 """Blocks one after another for each request, so that attention reads its keys where they are, as one piece.
 
 transformers has the pages of all layers beside each other in a block, and gives out any free block. A request whose
-blocks are not in a row still works: its keys are copied for each step.
+blocks are not in a row still works: its keys are copied for each step. Within a layer, the keys of one head follow one
+another: reading a few hundred bytes of each place takes up to twice as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
+import torch
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import RegularTrees
 from typing_extensions import override
@@ -16,8 +18,16 @@ from typing_extensions import override
 from patches import ALIKE
 from service.engine.adapter.compatibility import adopt, check_attributes
 
+if TYPE_CHECKING:
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    from service.engine.adapter.windowed import WindowedAllocator
+
 NEIGHBOURS = 16
 """Rows of a neighbourhood."""
+
+SPARE = 2048
+"""Places of a layer that no request has. Keys turn there for one call."""
 
 SHORT = 16
 """Blocks of a row that is short: those of 9 to 16 blocks, say, all begin at multiples of 16."""
@@ -207,18 +217,24 @@ def _distance(length: int) -> int:
     return -(-length // unit) * unit
 
 
-def give_out_runs(allocator: FullAttentionCacheAllocator) -> None:
-    """Give each layer a part of the cache, in which its pages follow one another, and each request ``Runs`` of them.
+def give_out_runs(cache: PagedAttentionCache, allocator: WindowedAllocator) -> None:
+    """Give each layer its keys and values head by head in other memory, and each request ``Runs`` of its pages.
 
-    For an allocator that has the cache alone, before the first request.
+    For an allocator that has the ``cache`` alone, before the first request.
     """
-    pool = allocator.pool
-    _, _, heads, width = allocator.cache_tensor.shape
+    pool, theirs = allocator.pool, allocator.cache_tensor
     layers, page = len(allocator.layer_indices), allocator.tokens_per_page
-    parts = allocator.cache_tensor.view(2 * layers, -1, heads, width)
+    (_, _, heads, width), places = theirs.shape, len(theirs) * theirs.shape[1] // (2 * layers)
+    kind: dict[str, Any] = {"dtype": theirs.dtype, "device": theirs.device}
+    # Their views, which we never ask for, must fail. Without the last one, their memory is free.
+    del allocator._copy_view, allocator._kv_token_views, allocator._kv_page_views, allocator.cache_tensor, theirs
+    cache.cache_tensor = torch.empty(0)
+    parts = torch.empty(2 * layers, heads, places + SPARE, width, **kind)
+    parts[:, :, :places].zero_()  # memory of spare places is taken when they are first written
+    cache.cache_tensor = allocator.cache_tensor = parts
 
     def clear(blocks: range) -> None:
-        parts[:, blocks.start * page : blocks.stop * page].zero_()
+        parts[:, :, blocks.start * page : blocks.stop * page].zero_()
 
     check_attributes(allocator.ledger, BlockLedger)
     adopt(
@@ -232,10 +248,8 @@ def give_out_runs(allocator: FullAttentionCacheAllocator) -> None:
     )
     while pool.free_sectors:
         pool.allocate_sector(allocator.index)
-    pages = parts.unflatten(1, (-1, page))
     for number, layer in enumerate(allocator.layer_indices):
-        allocator._kv_token_views[layer] = parts[2 * number], parts[2 * number + 1]
-        allocator._kv_page_views[layer] = pages[2 * number], pages[2 * number + 1]
+        allocator.by_head[layer] = parts[2 * number], parts[2 * number + 1]
+    allocator.spare = range(places, places + SPARE)
     allocator.block_physical_stride = page
     allocator.write_trash_index = page * allocator.blocks_per_sector
-    del allocator._copy_view  # blocks are no rows any more: what copies them, which we never ask for, must fail

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION, FullAttentionCacheAllocator
 from typing_extensions import override
@@ -40,6 +41,10 @@ class WindowedAllocator(FullAttentionCacheAllocator):
     windows: dict[str, SinkWindow]
     evicted_pages: dict[str, int]
     turns: Iterator[Turn]
+    by_head: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    """Layer -> its keys and values [kv_heads, places, head_dim], if requests get blocks in a row."""
+    spare: range
+    """Places behind those of all blocks."""
 
     def window_of(self, request_id: str) -> SinkWindow | None:
         """The tokens that the request needs, or None for all. Remembered until its blocks are free: it may be

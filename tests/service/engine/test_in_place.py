@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LagunaConfig
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 
 from patches import Method, parse, patched
-from patches.attention.decode import ragged, shared
+from patches.attention.decode import shared
 from patches.attention.decode.shared import MOST_SCORES
 from patches.attention.decode.strided import StridedBatch
 from service.engine.adapter import manager
@@ -61,7 +61,6 @@ def all_by_sums(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         return attend(*arguments)
 
     monkeypatch.setattr(shared, "LEAST_SCORES", 1)
-    monkeypatch.setattr(ragged, "LEAST_DIM", 1)
     monkeypatch.setattr(shared, "ragged_attention", watched)
     return members
 
@@ -154,8 +153,8 @@ def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) 
         calls.append(arguments[-1])
         return attend(*arguments)
 
-    def left_over(allocator: Any) -> None:
-        give_out(allocator)
+    def left_over(cache: Any, allocator: Any) -> None:
+        give_out(cache, allocator)
         allocator.cache_tensor.fill_(torch.nan)
 
     monkeypatch.setattr(shared, "strided_attention", watched)

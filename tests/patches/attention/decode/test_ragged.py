@@ -13,7 +13,7 @@ from patches import parse, resolve
 from patches.attention import reference
 from patches.attention.decode import ragged, shared
 from patches.attention.decode.ragged import Member, has_sums, is_short, ragged_attention, ragged_batch
-from patches.attention.decode.shared import LEAST_SCORES, MOST_SCORES, shared_calls
+from patches.attention.decode.shared import LEAST_ALONE, LEAST_SCORES, MOST_SCORES, shared_calls
 from patches.attention.decode.single_query import FEW, ORDINARY, Part, Reading
 from patches.attention.layer import Layer
 from tests.methods import Fields
@@ -33,7 +33,7 @@ RUNS = [
 
 def keys_of(states: torch.Tensor, runs: list[range]) -> torch.Tensor:
     """[1, kv_heads, keys, dim]."""
-    return torch.cat([states[run.start : run.stop] for run in runs]).transpose(0, 1)[None]
+    return torch.cat([states[:, run.start : run.stop] for run in runs], 1)[None]
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -45,19 +45,22 @@ def test_each_sequence_has_its_output_alone(fields: Fields, rotary: dict[str, An
     geometry = replace(GEOMETRY, **rotary)
     heads, dim, layer = 4, GEOMETRY.head_dim, Layer(0.3)
     query = torch.randn(1, heads, 6, dim, generator=generator)
-    keys, values = torch.randn(2, 1000, kv_heads, dim, generator=generator).mul(2)
+    keys, values = torch.randn(2, kv_heads, 2000, dim, generator=generator).mul(2)
     methods: list[Fields] = [{"method": "default"}, fields, fields, {"method": "alibi"}]
     resolved = [resolve(parse(each), geometry, 300) for each in methods]
     members = [
-        Member(number, own, length, runs)
+        Member(number, reading(each, length, heads, kv_heads), length, runs)
         for number, each, length, runs in zip((5, 0, 3, 2), resolved, LENGTHS, RUNS, strict=True)
-        if not (own := reading(each, length, heads, kv_heads)).turns_keys
     ]
-    batch = ragged_batch(members, 6, heads, keys)
+    before = keys[:, :1000].clone()
+    batch = ragged_batch(members, 6, heads, keys, 1000)
     assert batch.members == [member.number for member in members]
+    assert (batch.turned is not None) == any(member.reading.turned_keys for member in members)
+    keys[:, 1000:], values[:, 1000:] = torch.nan, torch.nan
     for scaling in (0.1, 0.3):
         out = ragged_attention(query, keys, values, scaling, batch)
     assert out.shape == (1, len(members), heads, dim)
+    assert torch.equal(keys[:, :1000], before), "keys turn elsewhere"
     for row, member in enumerate(members):
         recipe = resolved[(5, 0, 3, 2).index(member.number)]
         own = [keys_of(states, list(member.runs)) for states in (keys, values)]
@@ -66,33 +69,40 @@ def test_each_sequence_has_its_output_alone(fields: Fields, rotary: dict[str, An
         assert relative(out[:, row, :, None], expected) < 1e-5
 
 
-def test_readings_of_several_turns_are_among_them() -> None:
-    turns = {
-        fields["method"]: len({id(part.query) for part in own.parts})
-        for fields in MORE
-        if not (own := reading(resolve(parse(fields), GEOMETRY, 1200), 1000, 4, 2)).turns_keys
-    }
-    assert max(turns.values()) > 1
-    assert FEW < 1000
+@pytest.mark.parametrize("fields", MORE, ids=str)
+def test_bands_of_a_long_sequence_share_a_softmax(fields: Fields) -> None:
+    """Each is a part, and a query has a row for each of its turns."""
+    generator = torch.Generator().manual_seed(0)
+    resolved, layer, length = resolve(parse(fields), GEOMETRY, 1200), Layer(0.3), FEW + 88
+    query, (keys, values) = torch.randn(1, 4, 1, 16, generator=generator), torch.randn(2, 2, 900, 16).mul(2)
+    own = reading(resolved, length, 4, 2)
+    if fields["method"] in ("self_extend", "rerope", "dpe", "leaky_rerope"):
+        assert own.turned_keys
+        assert len({id(part.query) for part in own.parts}) == len(own.parts) == 2
+    batch = ragged_batch([Member(0, own, length, [range(30, 330), range(400, 400 + length - 300)])], 1, 4, keys, 800)
+    found = ragged_attention(query, keys, values, 0.3, batch)
+    places = [*range(30, 330), *range(400, 400 + length - 300)]
+    alone = query, keys[None, :, places], values[None, :, places], resolved, layer
+    assert relative(found[:, 0, :, None], reference.attend(*alone, q_start=length - 1)) < 1e-5
 
 
 def test_keys_and_values_may_differ_in_width() -> None:
-    query, keys, values = torch.randn(1, 4, 2, 8), torch.randn(64, 2, 8), torch.randn(64, 2, 4)
+    query, keys, values = torch.randn(1, 4, 2, 8), torch.randn(2, 64, 8), torch.randn(2, 64, 4)
     members = [Member(0, ORDINARY, 20, [range(20)]), Member(1, ORDINARY, 30, [range(32, 62)])]
     out = ragged_attention(query, keys, values, 0.3, ragged_batch(members, 2, 4, keys))
     for member, own in enumerate((slice(0, 20), slice(32, 62))):
-        key, value = (states[own].repeat_interleave(2, 1).transpose(0, 1) for states in (keys, values))
+        key, value = (states[:, own].repeat_interleave(2, 0) for states in (keys, values))
         expected = (query[0, :, member : member + 1] @ key.mT * 0.3).softmax(-1) @ value
         assert torch.allclose(out[0, member], expected[:, 0], atol=1e-6)
 
 
 def test_a_sequence_without_numbers_leaves_the_others_theirs() -> None:
     """In its step, and in the next layer of the same batch."""
-    query, keys = torch.randn(1, 2, 3, 16), torch.randn(96, 2, 16)
+    query, keys = torch.randn(1, 2, 3, 16), torch.randn(2, 96, 16)
     members = [Member(number, ORDINARY, 32, [range(32 * number, 32 * number + 32)]) for number in range(3)]
     batch = ragged_batch(members, 3, 2, keys)
     broken = keys.clone()
-    broken[32:64] = torch.inf
+    broken[:, 32:64] = torch.inf
     expected = ragged_attention(query, keys, keys, 0.3, batch)
     out = ragged_attention(query, broken, broken, 0.3, batch)
     assert out[0, 1].isnan().all()
@@ -109,10 +119,9 @@ def test_numbers_are_float32_while_another_model_loads(least: int, monkeypatch: 
         {"method": "string", "shifted_offset": 21, "small_local_value": 4},
     ]
     readings = [reading(resolve(parse(fields), GEOMETRY, 300), 90, 4, 2) for fields in methods]
-    query, keys = torch.randn(1, 4, 3, 16), torch.randn(3 * 128, 2, 16)
+    query, keys = torch.randn(1, 4, 3, 16), torch.randn(2, 3 * 128, 16)
     places = [range(128 * number, 128 * number + 128) for number in range(3)]
     monkeypatch.setattr(shared, "LEAST_SCORES", least)
-    monkeypatch.setattr(ragged, "LEAST_DIM", 1)
 
     def attended() -> list[torch.Tensor]:
         found = shared_calls(readings, places, lambda n: [places[n][:90]], [90] * 3, query, (keys, keys))
@@ -133,67 +142,78 @@ def test_the_warning_of_sparse_matrices_is_left_out_alone() -> None:
     ragged._leave_out_warning.cache_clear()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        ragged_batch([Member(0, ORDINARY, 4, [range(4)])], 1, 1, torch.zeros(4, 1, 16))
+        ragged_batch([Member(0, ORDINARY, 4, [range(4)])], 1, 1, torch.zeros(1, 4, 16))
         warnings.warn("Sparse CSR tensor support is in beta state", UserWarning, stacklevel=1)
         warnings.warn("another", UserWarning, stacklevel=1)
     assert [str(each.message) for each in found] == ["another"]
 
 
 def test_shapes_of_sums() -> None:
-    query, keys = torch.zeros(1, 8, 4, 64), torch.zeros(9, 2, 64)
+    query, keys = torch.zeros(1, 8, 4, 64), torch.zeros(2, 9, 64)
     assert has_sums(query, keys, keys)
     assert not has_sums(query, keys[:, :1], keys[:, :1].contiguous()), "keys have gaps"
-    assert not has_sums(query, keys, torch.zeros(9, 2, 80)[..., :64]), "values have gaps"
-    one = keys[:, :1].contiguous()
-    assert not has_sums(query, one, one), "eight heads read each key"
-    narrow = keys[..., :32].contiguous()
-    assert not has_sums(query[..., :32], narrow, narrow)
-    assert has_sums(query[:, :4, :, :32], narrow, narrow), "two heads read each key"
+    assert not has_sums(query, keys, torch.zeros(2, 9, 80)[..., :64]), "values have gaps"
+    assert has_sums(query, keys[:1], keys[:1])
+    more = torch.zeros(1, 9, 4, 64)
+    assert not has_sums(more, keys[:1], keys[:1]), "nine heads read each key"
     half = keys.half()
     assert not has_sums(query.half(), half, half)
     assert not has_sums(query.requires_grad_(), keys, keys)
 
 
 def test_other_processors_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    query, keys = torch.zeros(1, 8, 4, 64), torch.zeros(9, 2, 64)
+    query, keys = torch.zeros(1, 8, 4, 64), torch.zeros(2, 9, 64)
     for capability, expected in {"AVX512": True, "AVX2": True, "DEFAULT": False, "SVE256": False}.items():
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
         assert has_sums(query, keys, keys) is expected
 
 
 def test_many_heads_read_few_keys() -> None:
-    assert is_short(512, 32, 8, 128)
-    assert not is_short(513, 32, 8, 128)
-    assert is_short(1024, 8, 2, 64)
-    assert is_short(100_000, 8, 4, 64)
+    assert is_short(1024, 32, 8, 128)
+    assert not is_short(1025, 32, 8, 128)
+    assert is_short(2048, 8, 2, 64)
+    assert is_short(100_000, 12, 4, 64)
 
 
-@pytest.mark.parametrize("has", [False, True])
-def test_sequences_whose_keys_stay_are_summed(has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("has", "spare", "members"), [(False, 100, [1, 4]), (True, 41, [0, 1, 2]), (True, 20, [0, 2, 1, 4])]
+)
+def test_keys_turn_as_long_as_there_is_room(
+    has: bool, spare: int, members: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have the ordinary kernel, or that of sequences at equal distances."""
     monkeypatch.setattr(shared, "has_sums", lambda *_: has)
-    keys, query = torch.randn(4096, 4, 64), torch.randn(1, 8, 5, 64)
+    keys, query = torch.randn(4, 4200, 64), torch.randn(1, 8, 5, 64)
     turned = reading(resolve(parse({"method": "rerope", "window": 21}), GEOMETRY, 300), 200, 8, 4)
     readings, lengths = [ORDINARY, turned, ORDINARY, None, turned], [900, 200, 30, 9, 200]
     places = [None, *(range(1024 * number, 1024 * (number + 1)) for number in range(4))]
-    found = shared_calls(readings, places, lambda n: [range(n, n + lengths[n])], lengths, query, (keys, keys))
-    assert found.members == ([0, 2, 1, 4] if has else [1, 4])
+    assert turned.turned_keys == 21
+    runs, room = (lambda n: [range(n, n + lengths[n])]), range(4096, 4096 + spare)
+    found = shared_calls(readings, places, runs, lengths, query, (keys, keys), room)
+    assert found.members == members
     assert (found.ragged is not None) == has
     outs = found.attend(query, (keys, keys), 0.3)
-    assert [out.shape[1] for out in outs] == ([2, 2] if has else [2])
+    assert sum(out.shape[1] for out in outs) == len(members)
 
 
 def test_scores_that_are_read_count() -> None:
     """Those of a window, and no other keys of a long sequence."""
-    keys, query = torch.zeros(4, 4, 64), torch.zeros(1, 8, 2, 64)
+    keys = torch.zeros(4, 4, 64)
     window = Reading([Part(slice(100, 100 + LEAST_SCORES // 16))])
 
-    def summed(readings: list[Reading], length: int) -> bool:
+    def summed(readings: list[Reading], length: int, heads: int = 8) -> bool:
+        query = torch.zeros(1, heads, 2, 64)
         lengths, places = [length] * len(readings), [None] * len(readings)
         found = shared_calls(readings, places, lambda _: [range(length)], lengths, query, (keys, keys))
         return found.ragged is not None
 
     assert summed([window] * 2, 1 << 20)
-    assert not summed([window], 1 << 20), "a single sequence has the ordinary kernel"
+    assert not summed([window], 1 << 20), "a single sequence with as many scores has the ordinary kernel"
+    assert not summed([ORDINARY], LEAST_ALONE // 8 - 1)
+    assert summed([ORDINARY], LEAST_ALONE // 8)
+    assert summed([ORDINARY], LEAST_ALONE // 8, 12)
+    assert not summed([ORDINARY], LEAST_ALONE // 8, 16), "the ordinary kernel reads keys once for all heads"
+    assert not summed([], 1)
     assert not summed([ORDINARY] * 2, LEAST_SCORES // 16 - 1)
     assert summed([ORDINARY] * 2, LEAST_SCORES // 16)
     assert summed([ORDINARY] * 2, MOST_SCORES // 16)

@@ -87,7 +87,7 @@ def test_each_sequence_has_its_output_alone(fields: Fields, lengths: tuple[int, 
     generator = torch.Generator().manual_seed(0)
     starts, heads, dim, layer = [9, 659, 334], 4, GEOMETRY.head_dim, Layer(0.3)
     query = torch.randn(1, heads, 5, dim, generator=generator)
-    keys, values = torch.randn(2, 1000, kv_heads, dim, generator=generator).mul(2)
+    keys, values = torch.randn(2, kv_heads, 1000, dim, generator=generator).mul(2)
     for others in (fields, {"method": "default"}), (fields, fields), ({"method": "alibi"}, fields):
         resolved = [resolve(parse(each), GEOMETRY, 300) for each in (fields, *others)]
         readings = [
@@ -106,7 +106,7 @@ def test_each_sequence_has_its_output_alone(fields: Fields, lengths: tuple[int, 
             assert out.shape == (1, len(batch.members), heads, dim)
             for row, member in enumerate(batch.members):
                 own = slice(starts[member], starts[member] + lengths[member])
-                key, value = (states[own].transpose(0, 1)[None] for states in (keys, values))
+                key, value = (states[None, :, own] for states in (keys, values))
                 alone = query[:, :, member : member + 1], key, value, resolved[member], layer
                 expected = reference.attend(*alone, q_start=lengths[member] - 1)
                 assert relative(out[:, row, :, None], expected) < 1e-5
@@ -124,31 +124,31 @@ def test_queries_and_keys_turn_as_the_model_turns_them(
     geometry = replace(GEOMETRY, **rotary)
     resolved, layer, places = resolve(parse(fields), geometry, 300), Layer(0.3), [range(90), range(100, 190)]
     query = torch.randn(1, 4, 2, 16, generator=generator).to(dtype)
-    keys, values = torch.randn(2, 200, 2, 16, generator=generator).to(dtype)
+    keys, values = torch.randn(2, 2, 200, 16, generator=generator).to(dtype)
     (batch,) = strided_batches([reading(resolved, 80, 4, 2)] * 2, places, [80, 80], query, 2)
     if batch.keys is not None and batch.turns == 1:
         assert batch.query is None, "it turns by the operations that turn the keys"
     out = strided_attention(query, keys, values, 0.3, batch)
     for member, place in enumerate(places):
-        key, value = (states[place.start : place.start + 80].transpose(0, 1)[None] for states in (keys, values))
+        key, value = (states[None, :, place.start : place.start + 80] for states in (keys, values))
         alone = query[:, :, member : member + 1], key, value, resolved, layer
         expected = reference.attend(*(each.double() for each in alone[:3]), resolved, layer, q_start=79)
         assert relative(out[:, member, :, None].double(), expected) < (3e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 def test_keys_and_values_may_differ_in_width() -> None:
-    query, keys, values = torch.randn(1, 4, 2, 8), torch.randn(64, 4, 8), torch.randn(64, 4, 6)[..., :4]
+    query, keys, values = torch.randn(1, 4, 2, 8), torch.randn(4, 64, 8), torch.randn(4, 64, 6)[..., :4]
     (batch,) = ordinary([range(32), range(32, 64)], [20, 30], query, 4)
     out = strided_attention(query, keys, values, 0.3, batch)
     for member, own in enumerate((slice(0, 20), slice(32, 62))):
-        scores = query[0, :, member : member + 1] @ keys[own].permute(1, 2, 0) * 0.3
-        expected = scores.softmax(-1) @ values[own].transpose(0, 1)
+        scores = query[0, :, member : member + 1] @ keys[:, own].mT * 0.3
+        expected = scores.softmax(-1) @ values[:, own]
         assert torch.allclose(out[0, member], expected[:, 0], atol=1e-6)
 
 
 def test_keys_behind_the_last_weigh_nothing() -> None:
-    query, cache = torch.full((1, 1, 2, 2), 10.0), torch.full((8, 1, 2), 1000.0)
-    cache[0], cache[4:6] = 1.0, 1.0
+    query, cache = torch.full((1, 1, 2, 2), 10.0), torch.full((1, 8, 2), 1000.0)
+    cache[:, 0], cache[:, 4:6] = 1.0, 1.0
     (batch,) = ordinary([range(4), range(4, 8)], [1, 2], query)
     out = strided_attention(query, cache, cache, 1.0, batch)
     assert not math.isnan(out.sum().item())
