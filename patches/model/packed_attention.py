@@ -85,7 +85,7 @@ class Row:
     def _divided(self, states: torch.Tensor) -> Callable[[int], torch.Tensor]:
         if self.places is None or self.copied is None:
             return _divided(states, self.num_kv).__getitem__
-        places, whole, lengths = self.places, states[None], self._copied_lengths
+        places, num_kv, whole, lengths = self.places, self.num_kv, states[None], self._copied_lengths
         copies: dict[int, torch.Tensor] = {}
         if lengths:
             parts = _divided(states.index_select(1, self.copied)[None], list(lengths.values()))
@@ -93,7 +93,7 @@ class Row:
 
         def of(number: int) -> torch.Tensor:
             place = places[number]
-            return copies[number] if place is None else whole.narrow(2, place.start, self.num_kv[number])
+            return copies[number] if place is None else whole.narrow(2, place.start, num_kv[number])
 
         return of
 

@@ -82,8 +82,8 @@ class SlottedInputs(ContinuousBatchingIOs):
             self._prepare_by_theirs(written, requests_in_batch)
             self._add_slots(written, sequences)
         if self.backend is None:
-            in_place = self.cache.in_place
-            self.batch = packed_batch(sequences, [in_place.get(name) for name in ids] if in_place else None)
+            in_row = decodes and windowed is not None and windowed.runs is not None
+            self.batch = packed_batch(sequences, [self.cache.in_place.get(name) for name in ids] if in_row else None)
         else:
             pages = [self.cache.pages_of(future.state.request_id) for future in requests_in_batch]
             paged = [PagedSequence(*sequence, *own) for sequence, own in zip(sequences, pages, strict=True)]
