@@ -146,9 +146,10 @@ class SegmentStates:
 
     def positions(self, columns: slice) -> torch.Tensor:
         """Positions int64 of key columns."""
-        tail = torch.arange(self.k_start, self.q_stop, device=self.key.device)
         if self.num_sinks == 0:
-            return tail[columns]
+            own = range(self.k_start, self.q_stop)[columns]
+            return torch.arange(own.start, own.stop, device=self.key.device)
+        tail = torch.arange(self.k_start, self.q_stop, device=self.key.device)
         return torch.cat((torch.arange(self.num_sinks, device=self.key.device), tail))[columns]
 
     def indices(self, q_low: int, queries: int, columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
