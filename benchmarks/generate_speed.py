@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
@@ -23,7 +23,8 @@ import torch
 
 from benchmarks.models import BANDED, ENCODINGS, SHAPE_28M, Subject, llama, native, random_model, trained
 from benchmarks.timing import Report, interleaved
-from patches import Method, parse, patched
+from patches import Method, Patched, parse, patched
+from service.engine.choice import PAGED, EngineChoice
 from service.engine.cpu import end_openmp_threads
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
@@ -72,6 +73,24 @@ async def concurrent(
     return await asyncio.gather(*(one(*each) for each in zip(range(len(prompts)), prompts, methods, strict=True)))
 
 
+@contextmanager
+def serving(
+    patch: Patched, limits: EngineLimits, choice: EngineChoice = PAGED
+) -> Iterator[tuple[asyncio.Runner, Engine]]:
+    """An engine, and the event loop of its requests. Within it, this thread should not compute."""
+    end_openmp_threads()  # those of this thread
+
+    async def start() -> Engine:
+        return Engine(patch, limits, (), choice=choice)
+
+    with asyncio.Runner() as loop:
+        engine = loop.run(start())
+        try:
+            yield loop, engine
+        finally:
+            engine.thread.stop(1.0)
+
+
 def one_by_one(name: str, prompts: Sequence[list[int]]) -> list[list[int]]:
     """New tokens of every request through ``generate``, greedily, by the subject ``name``."""
     torch.set_num_threads(THREADS)
@@ -103,15 +122,8 @@ def measure(name: str, rounds: int, report: Report) -> None:
     uniform, mixed, banded = methods_of(ENCODINGS[:1]), methods_of(ENCODINGS), methods_of(BANDED)
     with ExitStack() as stack:
         patch = stack.enter_context(patched(subject.model))
-        loop = stack.enter_context(asyncio.Runner())
         alone = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
-        end_openmp_threads()  # those of this thread, which computes no more
-
-        async def start() -> Engine:
-            return Engine(patch, EngineLimits(cache_tokens=32768, score_tokens=4096), ())
-
-        engine = loop.run(start())
-        stack.callback(engine.thread.stop, 1.0)
+        loop, engine = stack.enter_context(serving(patch, EngineLimits(cache_tokens=32768, score_tokens=4096)))
         given = prompts()
         pairs = zip(
             loop.run(concurrent(engine, given, mixed)), alone.submit(one_by_one, name, given).result(), strict=True

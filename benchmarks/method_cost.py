@@ -1,25 +1,35 @@
-"""Cost of every method of the registry: a prefill of 4096 tokens and decoding behind it, against plain attention."""
+"""Cost of every method of the registry: a prefill of 4096 tokens and decoding behind it, against plain attention.
+
+A prefill is one forward. Decoding is one request to the engine, as in the server: a cache of transformers copies all
+keys in each step, which costs as much as attention.
+"""
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GPT2Config, PreTrainedModel, XGLMConfig
+from transformers import GPT2Config, PreTrainedModel, XGLMConfig
 
+from benchmarks.generate_speed import concurrent, serving
 from benchmarks.models import llama, random_model
-from benchmarks.timing import Report, interleaved
+from benchmarks.timing import Report, Timings, interleaved
 from benchmarks.typical import Fields, typical
-from patches import METHODS, Patched, encode, parse, patched
+from patches import METHODS, Method, Patched, encode, parse, patched
 from service.engine.cpu import Wake, generation_thread
+from service.engine.engine import Engine
+from service.engine.limits import EngineLimits
 from service.models import architecture
 from service.models.linear.layers import use_fastest
 
 TOKENS = 4096
-DECODED = 16
+DECODED = 48
 STEPS = 5
-"""Rounds of decoding for each one of prefill, which takes longer."""
+"""Rounds of decoding."""
 GOAL = 1.6
 PLAIN = {"relative": {"method": "none"}}
 """The encoding that methods are compared with, by family, if not the model's default. Learned vectors for distances
@@ -41,7 +51,7 @@ def run(quick: bool = False) -> Report:
     ratios = {}
     for family, model in models():
         use_fastest(model)
-        with patched(model) as patch, generation_thread(Wake()):
+        with patched(model) as patch:
             for fields in requests(patch, family):
                 bands, ratio = measure(patch, PLAIN.get(patch.geometry.family), fields, (tokens, rounds), report)
                 ratios[str(fields["method"])] = (bands, ratio)
@@ -101,24 +111,24 @@ def measure(
     length, rounds = size
     warmup = min(1, rounds - 1)
     model, vocab = patch.model, patch.model.config.vocab_size
-    tokens = torch.randint(3, vocab, (1, length + DECODED), generator=torch.Generator().manual_seed(0))
-    resolved = patch.resolve(parse(fields), length + DECODED)
-    base = patch.resolve(parse(plain or {"method": "default"}), length + DECODED)
-    slots = {"plain": patch.slots.acquire(base), "method": patch.slots.acquire(resolved)}
-    prefills = {name: prefill(model, tokens[:, :length], slot) for name, slot in slots.items()}
-    once = interleaved(prefills, rounds, warmup)
-    decoders = {name: decoder(patch, tokens, slot) for name, slot in slots.items()}
-    steps = interleaved(decoders, STEPS * rounds, warmup)
+    tokens = torch.randint(3, vocab, (1, length), generator=torch.Generator().manual_seed(0))
+    methods = {"plain": parse(plain or {"method": "default"}), "method": parse(fields)}
+    resolved = {name: patch.resolve(method, length + DECODED) for name, method in methods.items()}
+    slots = {name: patch.slots.acquire(each) for name, each in resolved.items()}
+    prefills = {name: prefill(model, tokens, slot) for name, slot in slots.items()}
+    with generation_thread(Wake()):
+        once = interleaved(prefills, rounds, warmup)
     for slot in slots.values():
         patch.slots.release(slot)
-    bands, ratio = len(resolved.recipe.bands), once.ratio("method", "plain")
+    steps = decoding(patch, methods, length, STEPS if rounds > 1 else 1)
+    bands, ratio = len(resolved["method"].recipe.bands), once.ratio("method", "plain")
     report.add(
         fields["method"],
         bands,
         f"{once.median('method'):.3f} s",
         f"{ratio:.2f}",
         once.spread("method", "plain"),
-        f"{1e3 * steps.median('method') / DECODED:.2f} ms",
+        f"{1e3 * steps.median('method'):.2f} ms",
         f"{steps.ratio('method', 'plain'):.2f}",
         steps.spread("method", "plain"),
     )
@@ -139,27 +149,23 @@ def prefill(model: PreTrainedModel, tokens: torch.Tensor, slot: int) -> Callable
     return once
 
 
-@torch.no_grad()
-def decoder(patch: Patched, tokens: torch.Tensor, slot: int) -> Callable[[], torch.Tensor]:
-    """A run of ``DECODED`` single tokens behind all others, which leaves its cache as it found it."""
-    model, past, cache = patch.model, tokens.shape[1] - DECODED, DynamicCache()
+def decoding(patch: Patched, methods: dict[str, Method], length: int, rounds: int) -> Timings:
+    """Seconds per token of one stream behind a prompt of ``length`` tokens, another one in each run."""
+    generator, vocab = torch.Generator().manual_seed(0), patch.model.config.vocab_size
+    limits = EngineLimits(cache_tokens=4 * (length + DECODED), score_tokens=length)
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    with serving(patch, limits) as (loop, engine):
+        for number in range(rounds + 1):
+            for name in sorted(methods, reverse=number % 2 == 1):
+                prompt = torch.randint(3, vocab, (length,), generator=generator).tolist()
+                token_s = loop.run(per_token(engine, prompt, methods[name]))
+                if number:  # the first round has warmed everything up
+                    seconds[name].append(token_s)
+    return Timings(seconds)
 
-    def fed(start: int, stop: int) -> torch.Tensor:
-        logits: torch.Tensor = model(
-            input_ids=tokens[:, start:stop],
-            position_ids=encode(torch.arange(start, stop)[None], slot),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-        return logits
 
-    @torch.no_grad()
-    def steps() -> torch.Tensor:
-        for position in range(past, past + DECODED):
-            logits = fed(position, position + 1)
-        cache.crop(-DECODED)
-        return logits
-
-    fed(0, past)
-    return steps
+async def per_token(engine: Engine, prompt: list[int], method: Method) -> float:
+    """The median of seconds between tokens of one request."""
+    arrivals: list[float] = []
+    await concurrent(engine, [prompt], [method], DECODED, lambda *_: arrivals.append(time.perf_counter()))
+    return statistics.median(after - before for before, after in pairwise(arrivals))

@@ -6,7 +6,6 @@ trained model's.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import statistics
 import time
@@ -17,13 +16,11 @@ from unittest import mock
 
 import torch
 
-from benchmarks.generate_speed import concurrent, methods_of
+from benchmarks.generate_speed import concurrent, methods_of, serving
 from benchmarks.models import ENCODINGS, SHAPE_28M, llama, random_model
 from benchmarks.timing import Report
 from patches import patched
 from service.engine.adapter import runner
-from service.engine.cpu import end_openmp_threads
-from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
 from service.models.linear.layers import use_fastest
@@ -90,14 +87,7 @@ def measure(name: str, steps: int, report: Report) -> None:
     generator = torch.Generator().manual_seed(1)
     with ExitStack() as stack:
         patch = stack.enter_context(patched(model))
-        loop = stack.enter_context(asyncio.Runner())
-        end_openmp_threads()  # those of this thread, which computes no more
-
-        async def start() -> Engine:
-            return Engine(patch, EngineLimits(cache_tokens=64 * ROWS, score_tokens=4096), ())
-
-        engine = loop.run(start())
-        stack.callback(engine.thread.stop, 1.0)
+        loop, engine = stack.enter_context(serving(patch, EngineLimits(cache_tokens=64 * ROWS, score_tokens=4096)))
         for sampling in SAMPLINGS:
             prompts = torch.randint(3, VOCABULARY - 8, (ROWS, PROMPT_TOKENS), generator=generator).tolist()
             clock = stack.enter_context(mock.patch.object(runner, "sample", _Clock()))

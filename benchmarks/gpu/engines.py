@@ -12,7 +12,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.streamers import BaseStreamer
 
-from benchmarks.generate_speed import concurrent
+from benchmarks.generate_speed import concurrent, serving
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.steps import Arrivals
 from patches import Method, Patched
@@ -40,16 +40,8 @@ def engine_of(
     )
 
     chosen = choice or choices("triton" if scale.device == "cuda" else "segments", torch.device(scale.device))[0]
-
-    async def start() -> Engine:
-        return Engine(patch, limits, (), choice=chosen)
-
-    with asyncio.Runner() as loop:
-        engine = loop.run(start())
-        try:
-            yield loop, engine
-        finally:
-            engine.thread.stop(1.0)
+    with serving(patch, limits, chosen) as running:
+        yield running
 
 
 def answers(
