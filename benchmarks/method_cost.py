@@ -1,7 +1,7 @@
 """Cost of every method of the registry: a prefill of 4096 tokens and decoding behind it, against plain attention.
 
-A prefill is one forward. Decoding is one request to the engine, as in the server: a cache of transformers copies all
-keys in each step, which costs as much as attention.
+A prefill is one forward. Decoding is one request to the engine, as in the server. A cache of transformers would copy
+all keys in each step, which costs as much as attention.
 """
 
 from __future__ import annotations

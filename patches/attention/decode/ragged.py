@@ -9,15 +9,15 @@ sequence, and their calls take most of its time.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from patches.attention.decode.single_query import EVERY, Part, Reading
+from patches.attention.decode.columns import Keys, Member, TurnedKeys, columns_of, edges, with_turned
 from patches.attention.decode.tables import Table
 from patches.encoding.rotary import turn, turn_, upcast
 
@@ -29,23 +29,6 @@ FEW_HEADS, MOST_NUMBERS = 3, 1 << 17
 
 INSTRUCTIONS = ("AVX2", "AVX512")
 """Processors that FBGEMM has kernels for."""
-
-
-class Member(NamedTuple):
-    """A sequence by its number in the step. Its ``length`` keys lie in ``runs`` of the cache."""
-
-    number: int
-    reading: Reading
-    length: int
-    runs: Sequence[range]
-
-
-class TurnedKeys(NamedTuple):
-    """Keys at the places ``sources`` int64 [n] are read in ``spare`` ones instead, turned by ``rotation``."""
-
-    sources: torch.Tensor
-    spare: slice
-    rotation: Table
 
 
 class RaggedBatch(NamedTuple):
@@ -104,15 +87,15 @@ def ragged_batch(
     Places from ``spare`` on are for keys that turn.
     """
     kv_heads, places = keys.shape[:2]
-    own = [_Keys.of(member) for member in members]
+    own = [Keys.of(member) for member in members]
     counts = [sum(each.sizes) for each in own]
     integer = np.int32 if places * kv_heads < 1 << 31 else np.int64
-    values = _columns(own, heads, (kv_heads, places), integer)
-    columns, turned = _with_turned(own, values, heads, (kv_heads, places), spare)
+    values = columns_of(own, heads, (kv_heads, places), integer)
+    columns, turned = with_turned(own, values, heads, (kv_heads, places), spare)
     entries = torch.zeros(len(columns), dtype=torch.float32)  # another model that loads changes the default
     sizes = [size for each in own for size in each.sizes * heads]
-    scores = _sparse(torch.from_numpy(_edges(sizes).astype(integer)), columns, entries, places * kv_heads)
-    bags = torch.from_numpy(_edges(np.repeat(counts, heads))[:-1].astype(integer))
+    scores = _sparse(torch.from_numpy(edges(sizes).astype(integer)), columns, entries, places * kv_heads)
+    bags = torch.from_numpy(edges(np.repeat(counts, heads))[:-1].astype(integer))
     turning = [each.reading for each in members if any(part.query or part.keys for part in each.reading.parts)]
     return RaggedBatch(
         [member.number for member in members],
@@ -160,93 +143,6 @@ def ragged_attention(
     return out.view(1, len(batch.members), heads, -1)
 
 
-class _Keys(NamedTuple):
-    """Keys of one sequence by the ``turns`` of its query, each of which reads ``sizes`` of them.
-
-    Parts are in this order, with a number of keys each, and all of their ``runs`` in the cache too. Some of these keys
-    are ``turned`` by a table.
-    """
-
-    turns: list[Table | None]
-    sizes: list[int]
-    parts: list[tuple[Part, int]]
-    runs: list[range]
-    turned: list[tuple[slice, Table]]
-
-    @classmethod
-    def of(cls, member: Member) -> _Keys:
-        parts, length = member.reading.parts, member.length
-        if len(parts) == 1 and parts[0].columns == EVERY:
-            return cls([parts[0].query], [length], [(parts[0], length)], list(member.runs), list(parts[0].keys))
-        turns = {id(part.query): part.query for part in parts}
-        ordered = [part for one in turns for part in parts if id(part.query) == one]
-        spans = [range(length)[part.columns] for part in ordered]
-        sizes = dict.fromkeys(turns, 0)
-        turned, before = [], 0
-        for part, span in zip(ordered, spans, strict=True):
-            sizes[id(part.query)] += len(span)
-            turned += [(slice(before + piece.start, before + piece.stop), table) for piece, table in part.keys]
-            before += len(span)
-        runs = [run for span in spans for run in _part_of(member.runs, span)]
-        counted = list(zip(ordered, map(len, spans), strict=True))
-        return cls([*turns.values()], [*sizes.values()], counted, runs, turned)
-
-
-def _part_of(runs: Sequence[range], span: range) -> Iterator[range]:
-    """The keys ``span`` of those in ``runs``."""
-    first = 0
-    for run in runs:
-        part = run[max(0, span.start - first) : max(0, span.stop - first)]
-        if part:
-            yield part
-        first += len(run)
-
-
-def _columns(own: Sequence[_Keys], heads: int, cached: tuple[int, int], integer: Any) -> np.ndarray:
-    """For each head of each sequence, its keys by run. The cache is of (kv_heads, places)."""
-    firsts = _firsts(heads, cached).astype(integer)
-    columns = np.empty(heads * sum(sum(each.sizes) for each in own), integer)
-    stop = 0
-    for each in own:
-        runs = [np.arange(run.start, run.stop, dtype=integer) for run in each.runs]
-        keys = runs[0] if len(runs) == 1 else np.concatenate(runs)
-        start, stop = stop, stop + heads * len(keys)
-        np.add(firsts, keys, out=columns[start:stop].reshape(heads, -1))
-    return columns
-
-
-def _firsts(heads: int, cached: tuple[int, int]) -> np.ndarray:
-    """The first row [heads, 1] of each query head's keys in a cache of (kv_heads, places)."""
-    kv_heads, places = cached
-    return np.arange(heads)[:, None] * kv_heads // heads * places
-
-
-def _with_turned(
-    own: Sequence[_Keys], values: np.ndarray, heads: int, cached: tuple[int, int], spare: int
-) -> tuple[torch.Tensor, TurnedKeys | None]:
-    """The columns of keys whose values are at ``values``: those of keys that turn are from the place ``spare`` on."""
-    if not any(each.turned for each in own):
-        return torch.from_numpy(values), None
-    columns, firsts, place, stop = values.copy(), _firsts(heads, cached), spare, 0
-    sources, tables = [], []
-    for each in own:
-        start, stop = stop, stop + heads * sum(each.sizes)
-        by_head = columns[start:stop].reshape(heads, -1)
-        for piece, table in each.turned:
-            sources.append(by_head[0, piece].astype(np.int64))  # rows of the first head are places
-            tables.append(table)
-            first, place = place, place + len(sources[-1])
-            by_head[:, piece] = firsts + np.arange(first, place)
-    cos, sin = (torch.cat([table[one] for table in tables]) for one in (0, 1))
-    turned = TurnedKeys(torch.from_numpy(np.concatenate(sources)), slice(spare, place), (cos, sin))
-    return torch.from_numpy(columns), turned
-
-
-def _edges(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The first number of each of ``counts``, and the end of the last."""
-    return np.concatenate(([0], np.cumsum(counts)))
-
-
 def _sparse(rows: torch.Tensor, columns: torch.Tensor, entries: torch.Tensor, width: int) -> torch.Tensor:
     """A sparse matrix [rows, ``width``] over the memory of ``entries``."""
     _leave_out_warning()
@@ -267,7 +163,7 @@ def _distributions(entries: torch.Tensor, counts: Sequence[int], heads: int) -> 
     return [part.view(rows, count) for part, (count, rows) in zip(parts, groups, strict=True)]
 
 
-def _queries(members: Sequence[Member], own: Sequence[_Keys], sequences: int, heads: int) -> torch.Tensor | None:
+def _queries(members: Sequence[Member], own: Sequence[Keys], sequences: int, heads: int) -> torch.Tensor | None:
     numbers, turns = [member.number for member in members], [len(each.turns) for each in own]
     if numbers == list(range(sequences)) and max(turns) == 1:
         return None
@@ -275,7 +171,7 @@ def _queries(members: Sequence[Member], own: Sequence[_Keys], sequences: int, he
     return torch.from_numpy(np.concatenate(rows))
 
 
-def _factor(members: Sequence[Member], own: Sequence[_Keys], heads: int) -> torch.Tensor | None:
+def _factor(members: Sequence[Member], own: Sequence[Keys], heads: int) -> torch.Tensor | None:
     readings = [member.reading for member in members]
     if all(reading.factor is None and reading.multiplier == 1.0 for reading in readings):
         return None
@@ -284,7 +180,7 @@ def _factor(members: Sequence[Member], own: Sequence[_Keys], heads: int) -> torc
     return torch.from_numpy(np.repeat(np.array(factors, np.float32), rows))[:, None]
 
 
-def _rotation(own: Sequence[_Keys], heads: int) -> Table | None:
+def _rotation(own: Sequence[Keys], heads: int) -> Table | None:
     """Rotations [rows, rotary_dim], by nothing where a query does not turn."""
     width = next((table[0].shape[-1] for each in own for table in each.turns if table is not None), None)
     if width is None:
@@ -294,7 +190,7 @@ def _rotation(own: Sequence[_Keys], heads: int) -> Table | None:
     return torch.cat([cos for cos, _ in tables]), torch.cat([sin for _, sin in tables])
 
 
-def _bias(own: Sequence[_Keys], heads: int) -> torch.Tensor | None:
+def _bias(own: Sequence[Keys], heads: int) -> torch.Tensor | None:
     if all(part.bias is None for each in own for part, _ in each.parts):
         return None
     biases = []

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
+from patches.attention.decode.columns import Member
 from patches.attention.decode.ragged import (
     FEW_HEADS,
-    Member,
     RaggedBatch,
     has_sums,
     is_short,

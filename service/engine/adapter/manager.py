@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from patches import PagedBackend, Patched
 from service.engine import THREAD_NAME
+from service.engine.adapter.by_head import give_out_runs
 from service.engine.adapter.cache import EncodingCache, sized_by_us
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
 from service.engine.adapter.configuration import configured_as_cached, is_whole_on_cpu
@@ -30,7 +31,6 @@ from service.engine.adapter.graphs import DecodeGraphs
 from service.engine.adapter.inputs import SlottedInputs, on_host
 from service.engine.adapter.processor import StepProcessor
 from service.engine.adapter.runner import OnStep, RequestRunner, recordings
-from service.engine.adapter.runs import give_out_runs
 from service.engine.adapter.scheduler import FairScheduler
 from service.engine.adapter.streams import own_stream
 from service.engine.adapter.windowed import WindowedAllocator

@@ -12,7 +12,8 @@ import torch
 from patches import parse, resolve
 from patches.attention import reference
 from patches.attention.decode import ragged, shared
-from patches.attention.decode.ragged import Member, has_sums, is_short, ragged_attention, ragged_batch
+from patches.attention.decode.columns import Member
+from patches.attention.decode.ragged import has_sums, is_short, ragged_attention, ragged_batch
 from patches.attention.decode.shared import LEAST_ALONE, LEAST_SCORES, MOST_SCORES, shared_calls
 from patches.attention.decode.single_query import FEW, ORDINARY, Part, Reading
 from patches.attention.layer import Layer
