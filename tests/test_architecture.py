@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TRANSFORMERS_IN_PATCHES = {"patches/model/hf.py"}
 TRANSFORMERS_IN_SERVICE = {
     "service/models/tokenizing.py",
-    "service/engine/adapter/by_head.py",
-    "service/engine/adapter/cache.py",  # these eleven: the one adapter around continuous batching
+    "service/engine/adapter/by_head.py",  # these twelve: the one adapter around continuous batching
+    "service/engine/adapter/cache.py",
     "service/engine/adapter/compatibility.py",
     "service/engine/adapter/decode_inputs.py",
     "service/engine/adapter/decode_rows.py",
