@@ -25,7 +25,7 @@ from patches.attention.decode.strided import StridedBatch, strided_attention, st
 
 LEAST_SCORES, LEAST_ALONE, MOST_SCORES = 4096, 1 << 14, 1 << 21
 """Scores of a step by sums, of several sequences and of one. Fewer take the ordinary kernel no longer. More take over
-16 MB, and 40 MB with biases."""
+16 MB, and up to 48 MB with biases and keys that turn."""
 
 Cached = tuple[torch.Tensor, torch.Tensor]
 """Keys and values [kv_heads, places, dim] of all sequences."""
@@ -92,8 +92,9 @@ def _ragged(
         read[number] = reading
         scores += heads * reading.keys(length)
         room -= reading.turned_keys
-    least = LEAST_SCORES if len(read) > 1 else LEAST_ALONE if heads <= FEW_HEADS * kv_heads else MOST_SCORES
-    if not read or not least <= scores <= MOST_SCORES:
+    if not read or (len(read) == 1 and heads > FEW_HEADS * kv_heads):
+        return None
+    if not (LEAST_SCORES if len(read) > 1 else LEAST_ALONE) <= scores <= MOST_SCORES:
         return None
     members = [Member(number, reading, lengths[number], runs(number)) for number, reading in read.items()]
     return ragged_batch(members, len(readings), heads, cached[0], spare.start)

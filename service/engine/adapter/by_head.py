@@ -18,7 +18,7 @@ from service.engine.adapter.runs import Runs
 from service.engine.adapter.windowed import WindowedAllocator
 
 SPARE = 2048
-"""Places of a layer that no request has. Keys turn there for one call."""
+"""Places of a layer that no request has, or an eighth of all. Keys turn there for one call, in float32."""
 
 
 def give_out_runs(cache: PagedAttentionCache, allocator: WindowedAllocator) -> None:
@@ -29,11 +29,12 @@ def give_out_runs(cache: PagedAttentionCache, allocator: WindowedAllocator) -> N
     pool, theirs = allocator.pool, allocator.cache_tensor
     layers, page = len(allocator.layer_indices), allocator.tokens_per_page
     (_, _, heads, width), places = theirs.shape, len(theirs) * theirs.shape[1] // (2 * layers)
+    spare = min(SPARE, places // 8) if theirs.dtype == torch.float32 else 0
     kind: dict[str, Any] = {"dtype": theirs.dtype, "device": theirs.device}
     # Their views, which we never ask for, must fail. Without the last one, their memory is free.
     del allocator._copy_view, allocator._kv_token_views, allocator._kv_page_views, allocator.cache_tensor, theirs
     cache.cache_tensor = torch.empty(0)
-    parts = torch.empty(2 * layers, heads, places + SPARE, width, **kind)
+    parts = torch.empty(2 * layers, heads, places + spare, width, **kind)
     parts[:, :, :places].zero_()  # memory of spare places is taken when they are first written
     cache.cache_tensor = allocator.cache_tensor = parts
 
@@ -54,6 +55,6 @@ def give_out_runs(cache: PagedAttentionCache, allocator: WindowedAllocator) -> N
         pool.allocate_sector(allocator.index)
     for number, layer in enumerate(allocator.layer_indices):
         allocator.by_head[layer] = parts[2 * number], parts[2 * number + 1]
-    allocator.spare = range(places, places + SPARE)
+    allocator.spare = range(places, places + spare)
     allocator.block_physical_stride = page
     allocator.write_trash_index = page * allocator.blocks_per_sector

@@ -173,6 +173,28 @@ def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) 
     assert torch.allclose(logprobs, reference, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "expected"), [("float32", 512, 65), ("float32", 65536, 2048), ("bfloat16", 512, 0)]
+)
+def test_keys_turn_in_spare_places_of_float32(dtype: str, tokens: int, expected: int) -> None:
+    """An eighth of the others at most: those of all blocks, and two that transformers keeps."""
+    spare: list[range] = []
+    give_out = manager.give_out_runs
+
+    def watched(cache: Any, allocator: Any) -> None:
+        give_out(cache, allocator)
+        spare.append(cache.spare_places)
+        keys, values = allocator.by_head[0]
+        assert keys.shape[1] == values.shape[1] == spare[-1].stop
+
+    model = tiny_model("llama")[1].to(getattr(torch, dtype))
+    with patched(model) as patch, pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(manager, "give_out_runs", watched)
+        limits = replace(TOGETHER, cache_tokens=tokens)
+        generated(patch, PAGED, [parse("default")], [[5, 6, 7]], limits)
+    assert [len(each) for each in spare] == [expected]
+
+
 def runs(blocks: Iterable[int]) -> Runs:
     free = Runs(1)
     free.reserved, free.neighbourhoods, free.ledger, free.ahead, free.clear = {}, {}, BlockLedger(), 2, lambda _: None
