@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_SPARE = 2048
+"""Most places of a layer in which keys turn for one call."""
 
 
 @dataclass(frozen=True)
@@ -20,3 +27,8 @@ class EngineLimits:
     stall_timeout_s: float = 120.0
     prefix_sharing: bool = True
     shared: bool = False
+
+
+def spare_places(places: int, dtype: torch.dtype) -> int:
+    """Places that a cache on a CPU has beside so many ``places`` of requests: an eighth at most, in float32 alone."""
+    return min(MOST_SPARE, places // 8) if dtype.itemsize == 4 else 0

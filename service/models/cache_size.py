@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from patches import Patched
+from service.engine.limits import spare_places
 from service.models.available_memory import available_bytes
 from service.models.loading import ModelLoadError
 from service.settings import Settings
@@ -34,18 +35,25 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
     else:
-        per_token += per_token // 16  # an eighth of the keys again, in which keys turn
         free = available_bytes()
     if settings.cache_tokens is not None:
-        if settings.cache_tokens * per_token > free:
+        most = _fitting(free // per_token, patch)
+        if settings.cache_tokens > most:
             raise ModelLoadError(
                 f"ROPEWAY_CACHE_TOKENS: {settings.cache_tokens} needs {settings.cache_tokens * per_token >> 20} MiB "
-                f"and {free >> 20} MiB are free: at most {free // per_token} tokens fit"
+                f"and {free >> 20} MiB are free: at most {most} tokens fit"
             )
         return settings.cache_tokens
     if model.device.type == "cuda":
         wanted = int(free * 0.7 / among) // per_token
     else:
         reach = min(CPU_REACH * patch.geometry.original_max_position_embeddings, CPU_CACHE_TOKENS)
-        wanted = min(max(reach, settings.max_length or 0), int(free * 0.25) // per_token)
+        wanted = min(max(reach, settings.max_length or 0), _fitting(int(free * 0.25) // per_token, patch))
     return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)
+
+
+def _fitting(tokens: int, patch: Patched) -> int:
+    """Tokens of a cache that takes no more than ``tokens`` without spare places: only the keys of those are written."""
+    if patch.model.device.type == "cuda":
+        return tokens
+    return tokens - -(-spare_places(tokens, patch.model.dtype) // 2)

@@ -16,9 +16,7 @@ from patches import ALIKE
 from service.engine.adapter.compatibility import adopt, check_attributes
 from service.engine.adapter.runs import Runs
 from service.engine.adapter.windowed import WindowedAllocator
-
-SPARE = 2048
-"""Places of a layer that no request has, or an eighth of all. Keys turn there for one call, in float32."""
+from service.engine.limits import spare_places
 
 
 def give_out_runs(cache: PagedAttentionCache, allocator: WindowedAllocator) -> None:
@@ -29,7 +27,7 @@ def give_out_runs(cache: PagedAttentionCache, allocator: WindowedAllocator) -> N
     pool, theirs = allocator.pool, allocator.cache_tensor
     layers, page = len(allocator.layer_indices), allocator.tokens_per_page
     (_, _, heads, width), places = theirs.shape, len(theirs) * theirs.shape[1] // (2 * layers)
-    spare = min(SPARE, places // 8) if theirs.dtype == torch.float32 else 0
+    spare = spare_places(places, theirs.dtype)
     kind: dict[str, Any] = {"dtype": theirs.dtype, "device": theirs.device}
     # Their views, which we never ask for, must fail. Without the last one, their memory is free.
     del allocator._copy_view, allocator._kv_token_views, allocator._kv_page_views, allocator.cache_tensor, theirs

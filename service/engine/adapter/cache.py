@@ -142,7 +142,7 @@ class EncodingCache(PagedAttentionCache):
             return super().update(key_states, value_states, layer_idx, kwargs)  # type: ignore[no-any-return]
         allocator = self.layer_to_allocator[layer_idx]
         if isinstance(allocator, WindowedAllocator) and allocator.by_head:
-            pages, read = self._written(key_states, value_states, layer_idx, kwargs)
+            pages, read = self.write(key_states, value_states, layer_idx, kwargs)
             if not len(read):
                 return key_states, value_states
             keys, values = (states.index_select(1, read)[None] for states in pages)
@@ -161,11 +161,6 @@ class EncodingCache(PagedAttentionCache):
         Returns keys and values of the whole cache, each [kv_heads, places, head_dim]. With them come the places int64
         that the other requests read.
         """
-        return self._written(key, value, layer, arguments)
-
-    def _written(
-        self, key: torch.Tensor, value: torch.Tensor, layer: int, arguments: dict[str, Any]
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         allocator = self._whole
         read, places = (arguments[name][allocator.index] for name in ("read_index", "write_index"))
         arguments["cu_seq_lens_k"] = arguments["cu_seq_lens_k"][allocator.layer_type]

@@ -52,12 +52,20 @@ def test_a_long_model_gets_no_more_than_before() -> None:
 
 
 def test_it_takes_a_quarter_of_the_free_memory_at_most(patch: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the cache, an eighth of its keys again is for keys that turn."""
     per_token = cache_bytes_per_token(patch)
-    per_token += per_token // 16  # keys turn in an eighth of their memory again
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(4 * 1024 * per_token))
-    assert cache_tokens(patch, asked(max_length=1 << 20)) == 1024
-    with pytest.raises(ModelLoadError, match=r"ROPEWAY_CACHE_TOKENS: 5000 needs .* at most 4096 tokens fit"):
+    assert cache_tokens(patch, asked(max_length=1 << 20)) == 1024 - 64
+    assert cache_tokens(patch, asked(cache_tokens=4096 - 256)) == 4096 - 256
+    with pytest.raises(ModelLoadError, match=r"ROPEWAY_CACHE_TOKENS: 5000 needs .* at most 3840 tokens fit"):
         cache_tokens(patch, asked(cache_tokens=5000))
+
+
+def test_half_precision_has_no_spare_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    with patched(tiny_model("llama")[1].bfloat16()) as half:
+        per_token = cache_bytes_per_token(half)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(4 * 1024 * per_token))
+        assert cache_tokens(half, asked(cache_tokens=4096)) == 4096
 
 
 def test_the_log_tells_it(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
