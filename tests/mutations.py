@@ -64,6 +64,7 @@ FUSED = "tests/patches/attention/test_fused.py"
 IN_PLACE = "tests/service/engine/test_in_place.py"
 STRIDED = "tests/patches/attention/decode/test_strided.py"
 RAGGED = "tests/patches/attention/decode/test_ragged.py"
+TABLES = "tests/patches/attention/decode/test_tables.py"
 CPU = "tests/service/engine/test_cpu.py"
 SINGLE = "tests/patches/attention/decode/test_single_query.py"
 LAYERS = "test_layers_share_tables_without_mixing_them_up"
@@ -127,7 +128,8 @@ ATTENTION = [
              "upcast(key.repeat(1, groups, 1, 1))", (FUSED,)),
     Mutation("causal mask hides the query itself", "patches", ".triu_(keys - new + 1)", ".triu_(keys - new)",
              (DECODE,)),
-    Mutation("sign of a distance", "patches", "return written - (per_pair(", "return -written + (per_pair(", (SINGLE,)),
+    Mutation("sign of a distance", "patches", "query_map, band.query_map) + np",
+             "band.query_map, query_map) + np", (SINGLE,)),
     Mutation("attention factor missing in a slot", "patches", "self.attention_factor[slot] = resolved.attention_factor",
              "self.attention_factor[slot] = 1.0", (SLOTS,)),
     Mutation("attention factor once more in a band", "patches", "rotary_table(by, inv_freq, 1.0,",
@@ -159,8 +161,12 @@ ATTENTION = [
              "values, batch.columns, batch.bags", (RAGGED,)),
     Mutation("more keys turn than there is room", "patches", "or reading.turned_keys > room", "or room < 0",
              (RAGGED,)),
-    Mutation("sums under one turn of the query", "patches", "table or still for each in own", "still for each in own",
+    Mutation("sums under one turn of the query", "patches", "0 if table is None else next(numbers)", "0",
              (RAGGED,)),
+    Mutation("moves of the block before", "patches", "whole[positions.start - first * BLOCK :",
+             "whole[positions.start % 7 :", (TABLES,)),
+    Mutation("small pieces turn in places of others", "patches", "spare, together = spare + _keys(together), []",
+             "together = []", (RAGGED,)),
     Mutation("sums leave biases out", "patches", "entries += batch.bias", "pass", (RAGGED,)),
     Mutation("sums of a sequence's first piece alone", "patches", "first += len(run)", "pass", (RAGGED,)),
     Mutation("many heads sum long sequences", "patches", "or keys * dim <= MOST_NUMBERS", "or keys * dim > 0",

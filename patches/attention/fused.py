@@ -89,12 +89,12 @@ def by_bands(states: SegmentStates) -> torch.Tensor:
     """
     reached = states.reached()
     if len(reached) == 1 and not _goes_without_mask(states):
-        ((band, columns),) = reached.items()
+        ((band, columns),) = reached
         if _has_all_pairs(states, band):
             return ordinary(states, states.queries(states.query, states.q_start, band), states.keys(band, columns))
     attended = nothing(states.query, states.value.shape[-1])
     by_blocks = []
-    for band, columns in reached.items():
+    for band, columns in reached:
         if not at_once(states, band, attended):
             by_blocks.append((band, states.keys(band, columns), columns.start))
     for queries in blocks(states) if by_blocks else ():

@@ -28,6 +28,8 @@ ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodi
 class PositionMap(Protocol):
     """Positions int64 [n] -> the positions used as rotation angles: [n], or [n, pairs] if they differ by pair."""
 
+    def __hash__(self) -> int: ...
+
     def __call__(self, position: torch.Tensor) -> torch.Tensor: ...
 
 

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from patches.attention.decode.reading import ORDINARY, Reading, reading_of
 from patches.attention.decode.shared import NONE, SharedCalls, shared_calls
-from patches.attention.decode.single_query import ORDINARY, Reading, read, reading_of
+from patches.attention.decode.single_query import read
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observer
 from patches.attention.paged.batch import PagedBatch, Role
-from patches.attention.states import SegmentStates
+from patches.attention.positions import SegmentPositions
 from patches.batch.segments import Batch, packed_lengths
-from patches.encoding.recipe import ResolvedRecipe
 from patches.model.forward import Forwards
 from patches.model.measurement import Measurement
 from patches.model.segment_attention import SegmentAttention, num_sinks_of
@@ -186,22 +186,20 @@ class PackedAttention:
 
     def _readings(self, row: Row, batch: Batch, layer: Layer, role: Role) -> list[Reading | None]:
         """The reading of each segment with a single query, None for others."""
-        readings: list[Reading | None] = [None] * len(row.new)
-        others: list[tuple[int, ResolvedRecipe]] = []
-        for number, (segment, new) in enumerate(zip(batch.segments, row.new, strict=True)):
+        readings: list[Reading | None] = []
+        dtype, device = row.query.dtype, row.query.device
+        for segment, new, length in zip(batch.segments, row.new, row.num_kv, strict=True):
             recipe = self._segments.recipe(role, segment.slot)
             if new > 1 or recipe.recipe.relative is not None:
+                readings.append(None)
                 continue
             sees_all = layer.mask.is_causal_below(segment.q_start + 1)
             if recipe.is_plain and not recipe.recipe.attention_temperature and sees_all:
-                readings[number] = ORDINARY
-            else:
-                others.append((number, recipe))
-        for (number, recipe), states in zip(others, row.sequences([number for number, _ in others]), strict=True):
-            segment = batch.segments[number]
-            num_sinks = num_sinks_of(recipe, layer, row.num_kv[number], segment.q_stop) or 0
-            own = SegmentStates(*states, recipe, batch, layer, segment.q_start, num_sinks)
-            readings[number] = reading_of(own)
+                readings.append(ORDINARY)
+                continue
+            num_sinks = num_sinks_of(recipe, layer, length, segment.q_stop) or 0
+            query = range(segment.q_start, segment.q_stop)
+            readings.append(reading_of(SegmentPositions(recipe, layer, query, length, num_sinks, dtype, device)))
         return readings
 
     def _attend_pages(

@@ -20,7 +20,7 @@ from patches.attention.decode.ragged import (
     ragged_attention,
     ragged_batch,
 )
-from patches.attention.decode.single_query import Reading
+from patches.attention.decode.reading import Reading
 from patches.attention.decode.strided import StridedBatch, strided_attention, strided_batches
 
 LEAST_SCORES, LEAST_ALONE, MOST_SCORES = 4096, 1 << 14, 1 << 21

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from patches.attention.decode.single_query import EVERY, FEW, ORDINARY, Reading
+from patches.attention.decode.reading import EVERY, FEW, ORDINARY, Reading
 from patches.attention.decode.tables import Table, ends
 from patches.attention.log_sum_exp import merged, sdpa_with_lse
 from patches.encoding.rotary import turn, turn_, upcast

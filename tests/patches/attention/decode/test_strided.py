@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from patches import parse, resolve
 from patches.attention import reference
-from patches.attention.decode.single_query import FEW, ORDINARY, Reading, reading_of
+from patches.attention.decode.reading import FEW, ORDINARY, Reading, reading_of
 from patches.attention.decode.strided import ALIKE, StridedBatch, strided_attention, strided_batches
 from patches.attention.layer import Layer
 from patches.attention.states import SegmentStates

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.typical import typical
 from patches import RopeGeometry, parse, resolve
 from patches.attention import reference
-from patches.attention.decode.single_query import read, reading_of
-from patches.attention.decode.tables import MOST_DISTANCES, MOST_POSITIONS, NARROW, bias_by_distance, shared_rotation
+from patches.attention.decode.reading import reading_of
+from patches.attention.decode.single_query import read
+from patches.attention.decode.tables import (
+    BLOCK,
+    MOST_DISTANCES,
+    MOST_POSITIONS,
+    NARROW,
+    bias_by_distance,
+    moves,
+    shared_rotation,
+)
 from patches.attention.layer import Layer
 from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
+from patches.encoding.positions import Grouped, GroupedPairs, InChunk, Shifted, Stretched
+from patches.encoding.recipe import PositionMap
+from patches.encoding.rotary import per_pair
 from tests.patches.forward import relative
 
 GEOMETRY = RopeGeometry(16, 16, 1e4, 64, 64, 4)
@@ -25,36 +38,48 @@ BIASES = ["alibi", "kerple_log", "kerple_power", "sandwich", "t5_bias"]
 @pytest.mark.parametrize("geometry", [GEOMETRY, INTERLEAVED], ids=["half-split", "interleaved"])
 def test_a_rotation_is_shared_by_equal_positions(geometry: RopeGeometry) -> None:
     resolved, other = (resolve(parse(pe), geometry, 64) for pe in ("default", "linear:2"))
-    by = torch.tensor([[-3], [0], [40]])
-    fresh = shared_rotation(by, resolved)
+    by = np.array([[-3], [0], [40]])
+    fresh = shared_rotation(by, resolved, CPU)
     with torch.inference_mode():
-        shared = shared_rotation(by.clone(), resolved)
-        assert shared_rotation(by.clone(), resolved) is shared
-        long = torch.arange(NARROW + 1)[:, None]
-        assert shared_rotation(long, resolved) is shared_rotation(long.clone(), resolved)
+        shared = shared_rotation(by.copy(), resolved, CPU)
+        assert shared_rotation(by.copy(), resolved, CPU) is shared
+        long = np.arange(NARROW + 1)[:, None]
+        assert shared_rotation(long, resolved, CPU) is shared_rotation(long.copy(), resolved, CPU)
         different = [
-            shared_rotation(by + 1, resolved),
-            shared_rotation(by.double() + 0.5, resolved),
-            shared_rotation(by, other),
+            shared_rotation(by + 1, resolved, CPU),
+            shared_rotation(by + 0.5, resolved, CPU),
+            shared_rotation(by, other, CPU),
         ]
-        long = torch.arange(MOST_POSITIONS + 1)[:, None]
-        assert shared_rotation(long, resolved) is not shared_rotation(long, resolved)
+        long = np.arange(MOST_POSITIONS + 1)[:, None]
+        assert shared_rotation(long, resolved, CPU) is not shared_rotation(long, resolved, CPU)
     assert all(torch.equal(*pair) for pair in zip(fresh, shared, strict=True))
     assert not any(torch.equal(fresh[0], table[0]) for table in different)
-    assert shared_rotation(by, resolved) is not shared, "autograd refuses tensors of inference"
+    assert shared_rotation(by, resolved, CPU) is not shared, "autograd refuses tensors of inference"
+
+
+@pytest.mark.parametrize("to", [Grouped(3, 5), GroupedPairs((2, 7), (1, 0)), Stretched(2.5), InChunk(40)], ids=str)
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 1), (BLOCK - 1, BLOCK), (BLOCK - 1, BLOCK + 1), (3, 2 * BLOCK + 9), (9, 700)]
+)
+def test_moves_are_those_of_the_maps(to: PositionMap, start: int, stop: int) -> None:
+    positions = torch.arange(start, stop)
+    expected = per_pair(to(positions)) - per_pair(Shifted(2)(positions))
+    found = moves(to, Shifted(2), range(start, stop))
+    assert found.shape == expected.shape
+    assert np.array_equal(found, expected.numpy())
 
 
 def test_a_model_that_loads_meanwhile_changes_no_table() -> None:
     """transformers sets the default dtype of the process while it loads."""
-    resolved, by = resolve(parse("linear:3"), GEOMETRY, 64), torch.tensor([[200], [201]])
-    expected = shared_rotation(by, resolved)
+    resolved, by = resolve(parse("linear:3"), GEOMETRY, 64), np.array([[200], [201]])
+    expected = shared_rotation(by, resolved, CPU)
     with torch.inference_mode():
         torch.set_default_dtype(torch.bfloat16)
         try:
-            shared = shared_rotation(by, resolved)
+            shared = shared_rotation(by, resolved, CPU)
         finally:
             torch.set_default_dtype(torch.float32)
-        assert shared_rotation(by, resolved) is shared
+        assert shared_rotation(by, resolved, CPU) is shared
     assert all(torch.equal(*pair) for pair in zip(shared, expected, strict=True))
 
 
@@ -68,7 +93,7 @@ def test_a_shared_bias_is_that_of_the_states(name: str, dtype: torch.dtype, mask
     for past in (0, 12, 13, 120):
         query, key = torch.zeros(1, 4, 1, 16, dtype=dtype), torch.zeros(1, 4, past + 1, 16, dtype=dtype)
         states = SegmentStates(query, key, key, resolved, Batch([]), Layer(0.3, mask), past, 0)
-        columns = states.reached()[band]
+        columns = dict(states.reached())[band]
         expected = states.bias([band], *states.indices(past, 1, columns))
         with torch.inference_mode():
             (part,) = reading_of(states).parts

@@ -1,0 +1,135 @@
+"""The reading of one new query: its calls over keys, as in every step of decoding.
+
+Each band covers a range of keys for it, so nothing needs a mask. The query turns if a band reads keys as they were
+written: R(a) q . R(b) k = R(a - b) q . k (RoFormer, arXiv:2104.09864, equation 16). Other keys turn by the difference
+between their written distance and that of the band. Bands of few keys are one call, over a copy of the keys.
+
+A step decides this for each sequence. Only positions count, so no tensor is divided for it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from patches.attention.decode.tables import Table, bias_by_distance, moves, shared_rotation
+from patches.attention.positions import SegmentPositions
+from patches.encoding.recipe import Band, PositionMap
+
+FEW = 512
+"""Copying so many keys takes no longer than another call of the kernel and a merge."""
+
+EVERY = slice(None)
+
+
+class Part(NamedTuple):
+    """Keys that one call reads, the same in all layers: their ``columns``, and the additive ``bias``
+    [1, heads, 1, keys].
+
+    The query turns by ``query``. In ``keys``, each piece of the columns has the table that its keys turn by.
+    """
+
+    columns: slice = EVERY
+    query: Table | None = None
+    keys: tuple[tuple[slice, Table], ...] = ()
+    bias: torch.Tensor | None = None
+
+
+class Reading(NamedTuple):
+    """The calls that one query's attention takes, the same in all layers that see the same keys.
+
+    ``multiplier`` is that of the scores, and ``factor`` [1, 1] that of the query, None for 1.
+    """
+
+    parts: list[Part]
+    multiplier: float = 1.0
+    factor: torch.Tensor | None = None
+    interleaved: bool = False
+    offset: int = 0
+
+    def keys(self, length: int) -> int:
+        """The number of keys that it reads, of ``length``."""
+        return sum(len(range(length)[part.columns]) for part in self.parts)
+
+    @property
+    def turned_keys(self) -> int:
+        """The number of keys that it reads in other positions than they were written in."""
+        return sum(len(table[0]) for part in self.parts for _, table in part.keys)
+
+
+ORDINARY = Reading([Part()])
+"""Ordinary causal attention to all keys."""
+
+
+def reading_of(segment: SegmentPositions) -> Reading:
+    """The reading of the single query of ``segment``."""
+    reached, few, base = segment.reached(), segment.length <= FEW, segment.resolved.recipe.base
+    query_map = _shared_map(segment, reached) if few and len(reached) > 1 else base
+    queries: dict[PositionMap, Table | None] = {}
+    parts = []
+    for band, columns in reached:
+        turns = not segment.is_as_written(band.key_map)
+        own = query_map if turns else band.query_map
+        if own not in queries:
+            queries[own] = None if segment.is_as_written(own) else _turned(segment, _query_moves(segment, own, base))
+        whole = slice(0, columns.stop - columns.start)
+        keys = ((whole, _turned(segment, _excess(segment, band, columns, own))),) if turns else ()
+        parts.append(Part(columns, queries[own], keys, _bias(segment, band, columns)))
+    if few and len(parts) > 1:
+        parts = _joined(parts)
+    if len(parts) == 1 and parts[0].columns == slice(0, segment.length):
+        parts = [parts[0]._replace(columns=EVERY)]
+    return Reading(parts, *segment.temperature, segment.resolved.interleaved, segment.resolved.offset)
+
+
+def _shared_map(segment: SegmentPositions, reached: list[tuple[Band, slice]]) -> PositionMap:
+    """The query map to which keys turn: that of the band that reads most keys as they were written."""
+    written = [(columns.stop - columns.start, band) for band, columns in reached if segment.is_as_written(band.key_map)]
+    if not written:
+        return segment.resolved.recipe.base
+    return max(written, key=lambda each: each[0])[1].query_map
+
+
+def _bias(segment: SegmentPositions, band: Band, columns: slice) -> torch.Tensor | None:
+    """Additive bias [1, heads or 1, 1, keys] of the keys of ``columns``, all covered by ``band``."""
+    score_bias = segment.resolved.recipe.score_bias
+    if score_bias is None:
+        return None
+    if segment.num_sinks or not score_bias.by_distance:
+        return segment.bias([band], *segment.indices(segment.q_start, 1, columns))
+    farthest = segment.q_start - segment.position(columns.start)
+    distances = range(farthest + 1 - (columns.stop - columns.start), farthest + 1)
+    return bias_by_distance(score_bias, distances, segment.device).to(segment.dtype)[None]
+
+
+def _joined(parts: list[Part]) -> list[Part]:
+    """``parts`` by columns, where neighbours of the same query are one."""
+    joined: list[Part] = []
+    for part in sorted(parts, key=lambda part: part.columns.start):
+        last = joined[-1] if joined else None
+        if last is None or last.columns.stop != part.columns.start or last.query is not part.query:
+            joined.append(part)
+            continue
+        bias = None if last.bias is None or part.bias is None else torch.cat((last.bias, part.bias), -1)
+        columns, by = slice(last.columns.start, part.columns.stop), part.columns.start - last.columns.start
+        moved = ((slice(piece.start + by, piece.stop + by), table) for piece, table in part.keys)
+        joined[-1] = Part(columns, last.query, (*last.keys, *moved), bias)
+    return joined
+
+
+def _excess(segment: SegmentPositions, band: Band, columns: slice, query_map: PositionMap) -> np.ndarray:
+    """Positions [keys, 1 or pairs] by which a query's distance under ``query_map`` to keys as they were written exceeds
+    that in ``band``."""
+    keys = [moves(band.key_map, segment.resolved.recipe.base, span) for span in segment.spans(columns)]
+    excess: np.ndarray = _query_moves(segment, query_map, band.query_map) + np.concatenate(keys)
+    return excess
+
+
+def _query_moves(segment: SegmentPositions, to: PositionMap, base: PositionMap) -> np.ndarray:
+    return moves(to, base, range(segment.q_start, segment.q_stop))
+
+
+def _turned(segment: SegmentPositions, by: np.ndarray) -> Table:
+    return shared_rotation(by, segment.resolved, segment.device)
