@@ -60,9 +60,12 @@ def rotate(
     """Rotate dimensions offset .. offset + cos.shape[-1] of ``states`` [..., n, head_dim]; the rest passes through.
 
     Half-split pairs (i, i + d/2), as Llama and GPT-NeoX; interleaved pairs (2i, 2i + 1), as GPT-J.
-    The product is taken in float32, or float64 for such states, and returned in the dtype of ``states``.
+    The product is taken in float32, or float64 for such states, and returned in the dtype of ``states``. Its two parts
+    are rounded before they are added, as transformers does.
     """
-    return turn(states, cos, signed(sin, interleaved=interleaved), interleaved=interleaved, offset=offset)
+    own = _rotating(states, cos, offset)
+    others = _swapped(own, interleaved).mul_(signed(sin, interleaved=interleaved))
+    return _among_the_rest((own * cos).add_(others), states, offset)
 
 
 def signed(sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
@@ -78,18 +81,10 @@ def signed(sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
 def turn(
     states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, *, interleaved: bool, offset: int = 0
 ) -> torch.Tensor:
-    """``rotate`` with a table whose ``sin`` is ``signed`` already."""
-    import torch
-
-    rotary_dim = cos.shape[-1]
-    whole = rotary_dim == states.shape[-1]
-    rotated = upcast(states if whole else states[..., offset : offset + rotary_dim])
-    others = rotated.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if interleaved else rotated.roll(rotary_dim // 2, -1)
-    # In place: a fresh tensor of all keys costs more than the product in it.
-    rotated = (rotated * cos).add_(others.mul_(signed_sin)).to(states.dtype)
-    if whole:
-        return rotated
-    return torch.cat((states[..., :offset], rotated, states[..., offset + rotary_dim :]), dim=-1)
+    """``rotate`` with a table whose ``sin`` is ``signed`` already, in one pass and one rounding less."""
+    own = _rotating(states, cos, offset)
+    turned = (own * cos).addcmul_(_swapped(own, interleaved), signed_sin)
+    return _among_the_rest(turned, states, offset)
 
 
 def turn_(
@@ -98,8 +93,50 @@ def turn_(
     """``turn`` in place, to the same bits."""
     import torch
 
-    if states.dtype == torch.float32 and cos.shape[-1] == states.shape[-1] and not interleaved:
-        others = states.roll(states.shape[-1] // 2, -1)
-        states.mul_(cos).add_(others.mul_(signed_sin))
+    if states.dtype == torch.float32 and cos.shape[-1] == states.shape[-1]:
+        others = _swapped(states, interleaved)
+        states.mul_(cos).addcmul_(others, signed_sin)
     else:
         states.copy_(turn(states, cos, signed_sin, interleaved=interleaved, offset=offset))
+
+
+def turn_into(
+    out: torch.Tensor,
+    states: torch.Tensor,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    *,
+    interleaved: bool,
+    offset: int = 0,
+) -> None:
+    """``turn`` of float32 ``states`` into other memory, to the same bits; autograd cannot follow."""
+    import torch
+
+    if cos.shape[-1] == states.shape[-1]:
+        torch.mul(states, cos, out=out).addcmul_(_swapped(states, interleaved), signed_sin)
+    else:
+        out.copy_(turn(states, cos, signed_sin, interleaved=interleaved, offset=offset))
+
+
+def _swapped(states: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """A copy of ``states`` [..., rotary_dim] with the two numbers of each pair exchanged."""
+    if interleaved:
+        by_pair: torch.Tensor = states.unflatten(-1, (-1, 2))
+        return by_pair.flip(-1).flatten(-2)
+    return states.roll(states.shape[-1] // 2, -1)
+
+
+def _rotating(states: torch.Tensor, cos: torch.Tensor, offset: int) -> torch.Tensor:
+    """The dimensions of ``states`` that rotate, in the dtype of their product."""
+    width = cos.shape[-1]
+    return upcast(states if width == states.shape[-1] else states[..., offset : offset + width])
+
+
+def _among_the_rest(rotated: torch.Tensor, states: torch.Tensor, offset: int) -> torch.Tensor:
+    """``states`` whose dimensions from ``offset`` on are ``rotated``."""
+    import torch
+
+    rotated, width = rotated.to(states.dtype), rotated.shape[-1]
+    if width == states.shape[-1]:
+        return rotated
+    return torch.cat((states[..., :offset], rotated, states[..., offset + width :]), dim=-1)

@@ -12,8 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from patches.attention.decode.single_query import EVERY, Part, Reading
+from patches.attention.decode.reading import EVERY, Part, Reading
 from patches.attention.decode.tables import Table
+
+TOGETHER = 256
+"""Keys that turn in one call. Each call costs as much as 50 keys; more of them do not fit into a core's own cache."""
+
+Piece = tuple[list[range], Table]
+"""The places of keys that turn by a table."""
 
 
 class Member(NamedTuple):
@@ -26,9 +32,10 @@ class Member(NamedTuple):
 
 
 class TurnedKeys(NamedTuple):
-    """Keys at the places ``sources`` int64 [n] are read in ``spare`` ones instead, turned by ``rotation``."""
+    """Keys at the places ``source``, int64 [n] or a slice, are read in ``spare`` ones instead, turned by
+    ``rotation``."""
 
-    sources: torch.Tensor
+    source: slice | torch.Tensor
     spare: slice
     rotation: Table
 
@@ -96,25 +103,51 @@ def _firsts(heads: int, cached: tuple[int, int]) -> np.ndarray:
 
 def with_turned(
     own: Sequence[Keys], values: np.ndarray, heads: int, cached: tuple[int, int], spare: int
-) -> tuple[torch.Tensor, TurnedKeys | None]:
+) -> tuple[torch.Tensor, list[TurnedKeys]]:
     """The columns of keys whose values are at ``values``: those of keys that turn are from the place ``spare`` on."""
     if not any(each.turned for each in own):
-        return torch.from_numpy(values), None
+        return torch.from_numpy(values), []
     columns, firsts, place, stop = values.copy(), _firsts(heads, cached), spare, 0
-    sources, tables = [], []
+    pieces: list[Piece] = []
     for each in own:
         start, stop = stop, stop + heads * sum(each.sizes)
         by_head = columns[start:stop].reshape(heads, -1)
         for piece, table in each.turned:
-            sources.append(by_head[0, piece].astype(np.int64))  # rows of the first head are places
-            tables.append(table)
-            first, place = place, place + len(sources[-1])
+            first, place = place, place + piece.stop - piece.start
             by_head[:, piece] = firsts + np.arange(first, place)
-    cos, sin = (torch.cat([table[one] for table in tables]) for one in (0, 1))
-    turned = TurnedKeys(torch.from_numpy(np.concatenate(sources)), slice(spare, place), (cos, sin))
-    return torch.from_numpy(columns), turned
+            pieces.append((list(_part_of(each.runs, range(piece.start, piece.stop))), table))
+    return torch.from_numpy(columns), list(_gathered(pieces, spare))
+
+
+def _gathered(pieces: Sequence[Piece], spare: int) -> Iterator[TurnedKeys]:
+    """``pieces``, small ones together, in places from ``spare`` on."""
+    together: list[Piece] = []
+    for piece in pieces:
+        if together and _keys(together) + _keys([piece]) > TOGETHER:
+            yield _one(together, spare)
+            spare, together = spare + _keys(together), []
+        together.append(piece)
+    yield _one(together, spare)
+
+
+def _keys(pieces: Sequence[Piece]) -> int:
+    return sum(len(run) for runs, _ in pieces for run in runs)
+
+
+def _one(pieces: Sequence[Piece], spare: int) -> TurnedKeys:
+    """Neighbours in the cache are a slice, which nothing needs to copy."""
+    runs = [run for runs, _ in pieces for run in runs]
+    if len(runs) == 1:
+        source: slice | torch.Tensor = slice(runs[0].start, runs[0].stop)
+    else:
+        source = torch.from_numpy(np.concatenate([np.arange(run.start, run.stop) for run in runs]))
+    tables = [table for _, table in pieces]
+    rotation = tables[0] if len(tables) == 1 else (torch.cat([t[0] for t in tables]), torch.cat([t[1] for t in tables]))
+    return TurnedKeys(source, slice(spare, spare + _keys(pieces)), rotation)
 
 
 def edges(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """The first number of each of ``counts``, and the end of the last."""
-    return np.concatenate(([0], np.cumsum(counts)))
+    edges = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=edges[1:])
+    return edges

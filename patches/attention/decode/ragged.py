@@ -19,7 +19,7 @@ import torch
 
 from patches.attention.decode.columns import Keys, Member, TurnedKeys, columns_of, edges, with_turned
 from patches.attention.decode.tables import Table
-from patches.encoding.rotary import turn, turn_, upcast
+from patches.encoding.rotary import turn, turn_into, upcast
 
 MOST_HEADS = 8
 """Query heads of each key head. Each reads the keys again; the ordinary kernel reads them once for all."""
@@ -46,7 +46,7 @@ class RaggedBatch(NamedTuple):
     entries: torch.Tensor
     columns: torch.Tensor
     values: torch.Tensor
-    turned: TurnedKeys | None
+    turned: list[TurnedKeys]
     distributions: list[torch.Tensor]
     bags: torch.Tensor
     queries: torch.Tensor | None
@@ -126,11 +126,9 @@ def ragged_attention(
         states = states * batch.factor
     if batch.rotation is not None:
         states = turn(states, *batch.rotation, interleaved=batch.interleaved, offset=batch.offset)
-    if batch.turned is not None:
-        sources, spare, table = batch.turned
-        own = keys.index_select(1, sources)
-        turn_(own, *table, interleaved=batch.interleaved, offset=batch.offset)
-        keys[:, spare] = own
+    for source, spare, table in batch.turned:
+        own = keys[:, source] if isinstance(source, slice) else keys.index_select(1, source)
+        turn_into(keys[:, spare], own, *table, interleaved=batch.interleaved, offset=batch.offset)
     entries.zero_()  # they are added times 0, and infinity times 0 is no number
     keys = keys.view(-1, keys.shape[-1]).t()
     torch.ops.aten.sparse_sampled_addmm.out(batch.scores, states, keys, beta=0.0, alpha=scaling, out=batch.scores)
@@ -182,24 +180,29 @@ def _factor(members: Sequence[Member], own: Sequence[Keys], heads: int) -> torch
 
 def _rotation(own: Sequence[Keys], heads: int) -> Table | None:
     """Rotations [rows, rotary_dim], by nothing where a query does not turn."""
-    width = next((table[0].shape[-1] for each in own for table in each.turns if table is not None), None)
-    if width is None:
+    tables = [table for each in own for table in each.turns if table is not None]
+    if not tables:
         return None
-    still = torch.ones(1, width, dtype=torch.float32), torch.zeros(1, width, dtype=torch.float32)
-    tables = [table or still for each in own for table in each.turns * heads]
-    return torch.cat([cos for cos, _ in tables]), torch.cat([sin for _, sin in tables])
+    numbers = iter(range(1, 1 + len(tables)))
+    rows = [row for each in own for row in [0 if table is None else next(numbers) for table in each.turns] * heads]
+    cos, sin = ([table[part].numpy() for table in tables] for part in (0, 1))
+    still = np.ones_like(cos[0]), np.zeros_like(sin[0])
+    whole = np.concatenate((still[0], *cos)), np.concatenate((still[1], *sin))
+    return torch.from_numpy(whole[0][rows]), torch.from_numpy(whole[1][rows])
 
 
 def _bias(own: Sequence[Keys], heads: int) -> torch.Tensor | None:
     if all(part.bias is None for each in own for part, _ in each.parts):
         return None
-    biases = []
+    bias = np.zeros(heads * sum(sum(each.sizes) for each in own), np.float32)
+    stop = 0
     for each in own:
-        bias = np.zeros((heads, sum(each.sizes)), np.float32)
-        column = 0
+        start, stop = stop, stop + heads * sum(each.sizes)
+        if all(part.bias is None for part, _ in each.parts):
+            continue
+        column, by_head = 0, bias[start:stop].reshape(heads, -1)
         for part, size in each.parts:
             if part.bias is not None:
-                bias[:, column : column + size] = upcast(part.bias[0, :, 0]).numpy()
+                by_head[:, column : column + size] = upcast(part.bias[0, :, 0]).numpy()
             column += size
-        biases.append(bias.ravel())
-    return torch.from_numpy(np.concatenate(biases))
+    return torch.from_numpy(bias)

@@ -11,11 +11,11 @@ import torch
 
 from patches import parse, resolve
 from patches.attention import reference
-from patches.attention.decode import ragged, shared
-from patches.attention.decode.columns import Member
+from patches.attention.decode import columns, ragged, shared
+from patches.attention.decode.columns import TOGETHER, Member
 from patches.attention.decode.ragged import has_sums, is_short, ragged_attention, ragged_batch
+from patches.attention.decode.reading import FEW, ORDINARY, Part, Reading
 from patches.attention.decode.shared import LEAST_ALONE, LEAST_SCORES, MOST_SCORES, shared_calls
-from patches.attention.decode.single_query import FEW, ORDINARY, Part, Reading
 from patches.attention.layer import Layer
 from tests.methods import Fields
 from tests.patches.attention.decode.test_single_query import GEOMETRY
@@ -56,7 +56,7 @@ def test_each_sequence_has_its_output_alone(fields: Fields, rotary: dict[str, An
     before = keys[:, :1000].clone()
     batch = ragged_batch(members, 6, heads, keys, 1000)
     assert batch.members == [member.number for member in members]
-    assert (batch.turned is not None) == any(member.reading.turned_keys for member in members)
+    assert bool(batch.turned) == any(member.reading.turned_keys for member in members)
     keys[:, 1000:], values[:, 1000:] = torch.nan, torch.nan
     for scaling in (0.1, 0.3):
         out = ragged_attention(query, keys, values, scaling, batch)
@@ -68,6 +68,33 @@ def test_each_sequence_has_its_output_alone(fields: Fields, rotary: dict[str, An
         alone = query[:, :, member.number : member.number + 1], *own, recipe, layer
         expected = reference.attend(*alone, q_start=member.length - 1)
         assert relative(out[:, row, :, None], expected) < 1e-5
+
+
+@pytest.mark.parametrize(("together", "sizes"), [(TOGETHER, [121, 200]), (60, [60, 61, 200]), (0, [60, 61, 200])])
+@pytest.mark.parametrize("rotary", [{}, {"interleaved": True}], ids=str)
+def test_few_keys_turn_in_one_call(
+    monkeypatch: pytest.MonkeyPatch, rotary: dict[str, Any], together: int, sizes: list[int]
+) -> None:
+    """Those of one sequence turn in one call, however many. They are not copied where they are neighbours."""
+    monkeypatch.setattr(columns, "TOGETHER", together)
+    generator = torch.Generator().manual_seed(0)
+    resolved = resolve(parse({"method": "rerope", "window": 250}), replace(GEOMETRY, **rotary), 300)
+    runs = [[range(60)], [range(100, 130), range(70, 101)], [range(200, 400)]]
+    query, (keys, values) = torch.randn(1, 4, 3, 16, generator=generator), torch.randn(2, 2, 800, 16)
+    lengths = [sum(map(len, own)) for own in runs]
+    members = [
+        Member(number, reading(resolved, lengths[number], 4, 2), lengths[number], runs[number]) for number in range(3)
+    ]
+    batch = ragged_batch(members, 3, 4, keys, 400)
+    spans = [each.spare for each in batch.turned]
+    assert [span.stop - span.start for span in spans] == sizes
+    assert [span.start for span in spans] == [400, *(span.stop for span in spans[:-1])]
+    assert isinstance(batch.turned[-1].source, slice)
+    out = ragged_attention(query, keys, values, 0.3, batch)
+    for number, own in enumerate(runs):
+        alone = query[:, :, number : number + 1], keys_of(keys, own), keys_of(values, own), resolved, Layer(0.3)
+        expected = reference.attend(*alone, q_start=lengths[number] - 1)
+        assert relative(out[:, number, :, None], expected) < 1e-5
 
 
 @pytest.mark.parametrize("fields", MORE, ids=str)
