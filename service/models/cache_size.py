@@ -40,7 +40,7 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
         most = _fitting(free // per_token, patch)
         if settings.cache_tokens > most:
             raise ModelLoadError(
-                f"ROPEWAY_CACHE_TOKENS: {settings.cache_tokens} needs {settings.cache_tokens * per_token >> 20} MiB "
+                f"ROPEWAY_CACHE_TOKENS: {settings.cache_tokens} needs {cache_bytes(settings.cache_tokens, patch) >> 20} MiB "
                 f"and {free >> 20} MiB are free: at most {most} tokens fit"
             )
         return settings.cache_tokens
@@ -52,8 +52,16 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
     return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)
 
 
+def cache_bytes(tokens: int, patch: Patched) -> int:
+    """Bytes of a cache of ``tokens``, with those of its spare places."""
+    return (tokens + _spare(tokens, patch)) * cache_bytes_per_token(patch)
+
+
 def _fitting(tokens: int, patch: Patched) -> int:
-    """Tokens of a cache that takes no more than ``tokens`` without spare places: only the keys of those are written."""
-    if patch.model.device.type == "cuda":
-        return tokens
-    return tokens - -(-spare_places(tokens, patch.model.dtype) // 2)
+    """Tokens of a cache that takes no more than ``tokens`` without spare places."""
+    return tokens - _spare(tokens, patch)
+
+
+def _spare(tokens: int, patch: Patched) -> int:
+    """Tokens that take as much memory as the spare places of a cache: only keys are written there."""
+    return 0 if patch.model.device.type == "cuda" else -(-spare_places(tokens, patch.model.dtype) // 2)

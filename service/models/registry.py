@@ -17,7 +17,7 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
-from service.models.cache_size import cache_bytes_per_token, cache_tokens
+from service.models.cache_size import cache_bytes, cache_tokens
 from service.models.grammars import Grammars
 from service.models.loading import Checkpoint
 from service.models.parallel.group import check
@@ -142,7 +142,7 @@ class ModelRegistry:
             prefix_sharing=settings.prefix_sharing,
             shared=settings.has_keys,
         )
-        cache = limits.cache_tokens * cache_bytes_per_token(patch)
+        cache = cache_bytes(limits.cache_tokens, patch)
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=cache >> 20, by=by)
         window = patch.smallest_window

@@ -12,7 +12,7 @@ from structlog.testing import CapturingLogger
 
 from patches import Patched, patched
 from service.models import registry
-from service.models.cache_size import cache_bytes_per_token, cache_tokens
+from service.models.cache_size import cache_bytes, cache_bytes_per_token, cache_tokens
 from service.models.loading import ModelLoadError
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -57,7 +57,9 @@ def test_it_takes_a_quarter_of_the_free_memory_at_most(patch: Patched, monkeypat
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(4 * 1024 * per_token))
     assert cache_tokens(patch, asked(max_length=1 << 20)) == 1024 - 64
     assert cache_tokens(patch, asked(cache_tokens=4096 - 256)) == 4096 - 256
-    with pytest.raises(ModelLoadError, match=r"ROPEWAY_CACHE_TOKENS: 5000 needs .* at most 3840 tokens fit"):
+    assert cache_bytes(4096 - 256, patch) == 4080 * per_token
+    needed = (5000 + 625 // 2 + 1) * per_token >> 20
+    with pytest.raises(ModelLoadError, match=rf"CACHE_TOKENS: 5000 needs {needed} MiB .* at most 3840 tokens fit"):
         cache_tokens(patch, asked(cache_tokens=5000))
 
 
@@ -66,6 +68,7 @@ def test_half_precision_has_no_spare_places(monkeypatch: pytest.MonkeyPatch) -> 
         per_token = cache_bytes_per_token(half)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(4 * 1024 * per_token))
         assert cache_tokens(half, asked(cache_tokens=4096)) == 4096
+        assert cache_bytes(4096, half) == 4096 * per_token
 
 
 def test_the_log_tells_it(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
