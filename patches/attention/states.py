@@ -7,13 +7,13 @@ from typing import TypeVar
 
 import torch
 
-from patches.attention.decode.tables import Table, rotation
+from patches.attention.decode.tables import Table, moved, rotation
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import has_kernel
 from patches.attention.positions import SegmentPositions
 from patches.batch.segments import Batch
 from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
-from patches.encoding.rotary import per_pair, turn
+from patches.encoding.rotary import turn
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class SegmentStates(SegmentPositions):
         if self.is_as_written(band.key_map):
             return key
         kind = ("key", band.key_map, columns.start, columns.stop)
-        return self.turn(key, self.shared(kind, lambda: self.table(self.moved(band.key_map, self.positions(columns)))))
+        return self.turn(key, self.shared(kind, lambda: self._moving(band.key_map, self.positions(columns))))
 
     def queries(self, query: torch.Tensor, q_low: int, band: Band) -> torch.Tensor:
         """``query`` at positions q_low, q_low + 1, ... as ``band`` sees it."""
@@ -65,14 +65,11 @@ class SegmentStates(SegmentPositions):
         stop = q_low + query.shape[2]
         kind = ("query", band.query_map, q_low, stop)
         q_idx = torch.arange(q_low, stop, device=query.device)
-        return self.turn(query, self.shared(kind, lambda: self.table(self.moved(band.query_map, q_idx))))
+        return self.turn(query, self.shared(kind, lambda: self._moving(band.query_map, q_idx)))
 
-    def moved(self, position_map: PositionMap, position: torch.Tensor) -> torch.Tensor:
-        """Positions [n, 1 or pairs] from those of the base to those of ``position_map``."""
-        return per_pair(position_map(position)) - per_pair(self.resolved.recipe.base(position))
-
-    def table(self, by: torch.Tensor) -> Table:
-        """The rotation of states by ``by`` positions [n, 1 or pairs]: cos and ``signed`` sin."""
+    def _moving(self, to: PositionMap, position: torch.Tensor) -> Table:
+        """The rotation of states from their ``position`` under the base to that under ``to``."""
+        by = moved(to, self.resolved.recipe.base, position)
         return rotation(by, self.resolved.turns, self.resolved.interleaved)
 
     def turn(self, states: torch.Tensor, table: Table) -> torch.Tensor:

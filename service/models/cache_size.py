@@ -41,8 +41,8 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
         if settings.cache_tokens > most:
             needed = cache_bytes(settings.cache_tokens, patch) >> 20
             raise ModelLoadError(
-                f"ROPEWAY_CACHE_TOKENS: {settings.cache_tokens} needs {needed} MiB and {free >> 20} MiB are free: at most "
-                f"{most} tokens fit"
+                f"ROPEWAY_CACHE_TOKENS: {settings.cache_tokens} needs {needed} MiB and {free >> 20} MiB are free: "
+                f"at most {most} tokens fit"
             )
         return settings.cache_tokens
     if model.device.type == "cuda":

@@ -16,7 +16,8 @@ from patches.attention.decode.reading import EVERY, Part, Reading
 from patches.attention.decode.tables import Table
 
 TOGETHER = 256
-"""Keys that turn in one call. Each call costs as much as 50 keys; more of them do not fit into a core's own cache."""
+"""Keys of several sequences that turn in one call. Each call costs as much as 50 keys, and more of them do not fit into
+a core's own cache. Those of one sequence are never divided."""
 
 Piece = tuple[list[range], Table]
 """The places of keys that turn by a table."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from patches.attention.decode.tables import Table, bias_by_distance, moves, shared_rotation
@@ -65,7 +64,8 @@ ORDINARY = Reading([Part()])
 
 def reading_of(segment: SegmentPositions) -> Reading:
     """The reading of the single query of ``segment``."""
-    reached, few, base = segment.reached(), segment.length <= FEW, segment.resolved.recipe.base
+    resolved, reached, few = segment.resolved, segment.reached(), segment.length <= FEW
+    base = resolved.recipe.base
     query_map = _shared_map(segment, reached) if few and len(reached) > 1 else base
     queries: dict[PositionMap, Table | None] = {}
     parts = []
@@ -73,15 +73,17 @@ def reading_of(segment: SegmentPositions) -> Reading:
         turns = not segment.is_as_written(band.key_map)
         own = query_map if turns else band.query_map
         if own not in queries:
-            queries[own] = None if segment.is_as_written(own) else _turned(segment, _query_moves(segment, own, base))
+            queries[own] = (
+                None if segment.is_as_written(own) else shared_rotation(_query_moves(segment, own, base), resolved)
+            )
         whole = slice(0, columns.stop - columns.start)
-        keys = ((whole, _turned(segment, _excess(segment, band, columns, own))),) if turns else ()
+        keys = ((whole, shared_rotation(_excess(segment, band, columns, own), resolved)),) if turns else ()
         parts.append(Part(columns, queries[own], keys, _bias(segment, band, columns)))
     if few and len(parts) > 1:
         parts = _joined(parts)
     if len(parts) == 1 and parts[0].columns == slice(0, segment.length):
         parts = [parts[0]._replace(columns=EVERY)]
-    return Reading(parts, *segment.temperature, segment.resolved.interleaved, segment.resolved.offset)
+    return Reading(parts, *segment.temperature, resolved.interleaved, resolved.offset)
 
 
 def _shared_map(segment: SegmentPositions, reached: list[tuple[Band, slice]]) -> PositionMap:
@@ -119,17 +121,13 @@ def _joined(parts: list[Part]) -> list[Part]:
     return joined
 
 
-def _excess(segment: SegmentPositions, band: Band, columns: slice, query_map: PositionMap) -> np.ndarray:
+def _excess(segment: SegmentPositions, band: Band, columns: slice, query_map: PositionMap) -> torch.Tensor:
     """Positions [keys, 1 or pairs] by which a query's distance under ``query_map`` to keys as they were written exceeds
     that in ``band``."""
-    keys = [moves(band.key_map, segment.resolved.recipe.base, span) for span in segment.spans(columns)]
-    excess: np.ndarray = _query_moves(segment, query_map, band.query_map) + np.concatenate(keys)
-    return excess
+    base, device = segment.resolved.recipe.base, segment.device
+    keys = [moves(band.key_map, base, span, device) for span in segment.spans(columns)]
+    return _query_moves(segment, query_map, band.query_map) + (keys[0] if len(keys) == 1 else torch.cat(keys))
 
 
-def _query_moves(segment: SegmentPositions, to: PositionMap, base: PositionMap) -> np.ndarray:
-    return moves(to, base, range(segment.q_start, segment.q_stop))
-
-
-def _turned(segment: SegmentPositions, by: np.ndarray) -> Table:
-    return shared_rotation(by, segment.resolved, segment.device)
+def _query_moves(segment: SegmentPositions, to: PositionMap, base: PositionMap) -> torch.Tensor:
+    return moves(to, base, range(segment.q_start, segment.q_stop), segment.device)

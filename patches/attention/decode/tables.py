@@ -1,7 +1,7 @@
 """Tables that decode steps ask for again: moves of positions, rotations by them, biases by distances, or ends.
 
 A position map moves the keys near a query by equal positions every few steps, whichever the sequence. Each table is
-made once and shared; those of torch only in inference on a CPU. Larger tables are made anew: they would take memory.
+made once and shared, in inference on a CPU. Larger tables are made anew: they would take memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from patches.encoding.rotary import per_pair, rotary_table, signed
@@ -20,47 +19,45 @@ if TYPE_CHECKING:
 Table = tuple[torch.Tensor, torch.Tensor]
 
 MOST_POSITIONS = 512
-"""Rows of a rotation. 64 tables of 512 rows of 128 numbers, cos and sin, take 34 MB; their keys take up to 17 MB."""
+"""Rows of a rotation, and positions that move. 64 tables of 512 rows of 128 numbers, cos and sin, take 34 MB; their
+keys take up to 17 MB."""
 NARROW = 16
 """Rows of a table of few positions. Some encodings need another one in every step; they leave the wide tables alone."""
 BLOCK = 256
-"""Positions whose moves are made at once. 256 blocks of 64 pairs take 34 MB, of one 0.5 MB."""
+"""Positions whose moves are made at once. 512 blocks of 64 pairs take 34 MB, of one 0.5 MB."""
 MOST_DISTANCES = 16384
 """Columns of a bias. 16 tables for 32 heads take 34 MB."""
 MOST_ENDS = 1 << 18
 """Numbers of a bias that excludes the last keys. 16 tables of so many take 17 MB."""
 
 
-def moves(to: PositionMap, base: PositionMap, positions: range) -> np.ndarray:
-    """Distances int32 or float64 [n, 1 or pairs] from ``positions`` under ``base`` to those under ``to``.
-
-    Small operations take torch five times as long as numpy, and maps consist of several.
-    """
-    if len(positions) > MOST_POSITIONS:
-        return _moves(to, base, positions)
+def moves(to: PositionMap, base: PositionMap, positions: range, device: torch.device) -> torch.Tensor:
+    """``moved`` of ``positions``: maps consist of several small operations."""
+    if not _is_shared(device) or len(positions) > MOST_POSITIONS:
+        return moved(to, base, torch.arange(positions.start, positions.stop, device=device))
     first, last = positions.start // BLOCK, (positions.stop - 1) // BLOCK
     blocks = [_block(to, base, number) for number in range(first, last + 1)]
-    whole: np.ndarray = blocks[0] if first == last else np.concatenate(blocks)
+    whole = blocks[0] if first == last else torch.cat(blocks)
     return whole[positions.start - first * BLOCK : positions.stop - first * BLOCK]
 
 
-def _moves(to: PositionMap, base: PositionMap, positions: range) -> np.ndarray:
-    position = torch.arange(positions.start, positions.stop)
-    by: np.ndarray = (per_pair(to(position)) - per_pair(base(position))).numpy()
-    return by.astype(np.int32) if by.dtype == np.int64 else by  # positions are below 2^24: half the bytes will do
+def moved(to: PositionMap, base: PositionMap, position: torch.Tensor) -> torch.Tensor:
+    """Distances int64 or float64 [n, 1 or pairs] from ``position`` [n] under ``base`` to those under ``to``."""
+    return per_pair(to(position)) - per_pair(base(position))
 
 
-@lru_cache(256)
-def _block(to: PositionMap, base: PositionMap, number: int) -> np.ndarray:
-    return _moves(to, base, range(number * BLOCK, (number + 1) * BLOCK))
+@lru_cache(512)
+def _block(to: PositionMap, base: PositionMap, number: int) -> torch.Tensor:
+    by = moved(to, base, torch.arange(number * BLOCK, (number + 1) * BLOCK, device="cpu"))
+    return by if by.is_floating_point() else by.int()  # positions are below 2^24: half the bytes will do
 
 
-def shared_rotation(by: np.ndarray, resolved: ResolvedRecipe, device: torch.device) -> Table:
+def shared_rotation(by: torch.Tensor, resolved: ResolvedRecipe) -> Table:
     """``rotation`` by at least one position."""
-    if not _is_shared(device) or len(by) > MOST_POSITIONS:
-        return rotation(torch.from_numpy(by).to(device), resolved.turns, resolved.interleaved)
+    if not _is_shared(by.device) or len(by) > MOST_POSITIONS:
+        return rotation(by, resolved.turns, resolved.interleaved)
     shared = _narrow if len(by) <= NARROW else _wide
-    return shared(by.tobytes(), by.dtype, by.shape, resolved.turns, resolved.interleaved)
+    return shared(by.numpy().tobytes(), by.dtype, by.shape, resolved.turns, resolved.interleaved)
 
 
 def rotation(by: torch.Tensor, turns: tuple[float, ...], interleaved: bool) -> Table:
@@ -72,10 +69,10 @@ def rotation(by: torch.Tensor, turns: tuple[float, ...], interleaved: bool) -> T
 
 
 def _by_value(
-    positions: bytes, dtype: np.dtype, shape: tuple[int, ...], turns: tuple[float, ...], interleaved: bool
+    positions: bytes, dtype: torch.dtype, shape: torch.Size, turns: tuple[float, ...], interleaved: bool
 ) -> Table:
-    by = np.frombuffer(bytearray(positions), dtype).reshape(shape)
-    return rotation(torch.from_numpy(by), turns, interleaved)
+    by = torch.frombuffer(bytearray(positions), dtype=dtype).view(shape)
+    return rotation(by, turns, interleaved)
 
 
 _narrow, _wide = lru_cache(1024)(_by_value), lru_cache(64)(_by_value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from benchmarks.typical import typical
 from patches import RopeGeometry, parse, resolve
 from patches.attention import reference
+from patches.attention.decode import tables
 from patches.attention.decode.reading import reading_of
 from patches.attention.decode.single_query import read
 from patches.attention.decode.tables import (
@@ -20,6 +20,7 @@ from patches.attention.decode.tables import (
     moves,
     shared_rotation,
 )
+from patches.attention.fused import attend
 from patches.attention.layer import Layer
 from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
@@ -38,23 +39,23 @@ BIASES = ["alibi", "kerple_log", "kerple_power", "sandwich", "t5_bias"]
 @pytest.mark.parametrize("geometry", [GEOMETRY, INTERLEAVED], ids=["half-split", "interleaved"])
 def test_a_rotation_is_shared_by_equal_positions(geometry: RopeGeometry) -> None:
     resolved, other = (resolve(parse(pe), geometry, 64) for pe in ("default", "linear:2"))
-    by = np.array([[-3], [0], [40]])
-    fresh = shared_rotation(by, resolved, CPU)
+    by = torch.tensor([[-3], [0], [40]])
+    fresh = shared_rotation(by, resolved)
     with torch.inference_mode():
-        shared = shared_rotation(by.copy(), resolved, CPU)
-        assert shared_rotation(by.copy(), resolved, CPU) is shared
-        long = np.arange(NARROW + 1)[:, None]
-        assert shared_rotation(long, resolved, CPU) is shared_rotation(long.copy(), resolved, CPU)
+        shared = shared_rotation(by.clone(), resolved)
+        assert shared_rotation(by.clone(), resolved) is shared
+        long = torch.arange(NARROW + 1)[:, None]
+        assert shared_rotation(long, resolved) is shared_rotation(long.clone(), resolved)
         different = [
-            shared_rotation(by + 1, resolved, CPU),
-            shared_rotation(by + 0.5, resolved, CPU),
-            shared_rotation(by, other, CPU),
+            shared_rotation(by + 1, resolved),
+            shared_rotation(by + 0.5, resolved),
+            shared_rotation(by, other),
         ]
-        long = np.arange(MOST_POSITIONS + 1)[:, None]
-        assert shared_rotation(long, resolved, CPU) is not shared_rotation(long, resolved, CPU)
+        long = torch.arange(MOST_POSITIONS + 1)[:, None]
+        assert shared_rotation(long, resolved) is not shared_rotation(long, resolved)
     assert all(torch.equal(*pair) for pair in zip(fresh, shared, strict=True))
     assert not any(torch.equal(fresh[0], table[0]) for table in different)
-    assert shared_rotation(by, resolved, CPU) is not shared, "autograd refuses tensors of inference"
+    assert shared_rotation(by, resolved) is not shared, "autograd refuses tensors of inference"
 
 
 @pytest.mark.parametrize("to", [Grouped(3, 5), GroupedPairs((2, 7), (1, 0)), Stretched(2.5), InChunk(40)], ids=str)
@@ -64,22 +65,46 @@ def test_a_rotation_is_shared_by_equal_positions(geometry: RopeGeometry) -> None
 def test_moves_are_those_of_the_maps(to: PositionMap, start: int, stop: int) -> None:
     positions = torch.arange(start, stop)
     expected = per_pair(to(positions)) - per_pair(Shifted(2)(positions))
-    found = moves(to, Shifted(2), range(start, stop))
-    assert found.shape == expected.shape
-    assert np.array_equal(found, expected.numpy())
+    with torch.inference_mode():
+        shared = moves(to, Shifted(2), range(start, stop), CPU)
+    for found in (shared, moves(to, Shifted(2), range(start, stop), CPU)):
+        assert found.shape == expected.shape
+        assert torch.equal(found.double(), expected.double())
+
+
+@pytest.mark.parametrize("name", ["self_extend", "dpe", "rerope", "leaky_rerope"])
+def test_a_table_of_inference_leaves_other_modes_alone(name: str) -> None:
+    """Gradients of functions, compilation, and another default device have tensors without numbers."""
+    resolved = resolve(parse(typical(GEOMETRY)[name]), GEOMETRY, 300)
+    query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 200, 16)
+
+    def one(query: torch.Tensor) -> torch.Tensor:
+        return attend(query, key, key, resolved, Batch([]), Layer(0.3), q_start=199)
+
+    for store in (tables._block, tables._narrow, tables._wide):
+        store.cache_clear()
+    cold = torch.func.grad(lambda query: one(query).sum())(query)
+    compiled = torch.compile(one, backend="eager")(query)
+    with torch.device("meta"):
+        elsewhere = one(query)
+    with torch.inference_mode():
+        expected = one(query)
+    assert torch.equal(torch.func.grad(lambda query: one(query).sum())(query), cold)
+    assert torch.equal(compiled, expected)
+    assert torch.equal(elsewhere, expected)
 
 
 def test_a_model_that_loads_meanwhile_changes_no_table() -> None:
     """transformers sets the default dtype of the process while it loads."""
-    resolved, by = resolve(parse("linear:3"), GEOMETRY, 64), np.array([[200], [201]])
-    expected = shared_rotation(by, resolved, CPU)
+    resolved, by = resolve(parse("linear:3"), GEOMETRY, 64), torch.tensor([[200], [201]])
+    expected = shared_rotation(by, resolved)
     with torch.inference_mode():
         torch.set_default_dtype(torch.bfloat16)
         try:
-            shared = shared_rotation(by, resolved, CPU)
+            shared = shared_rotation(by, resolved)
         finally:
             torch.set_default_dtype(torch.float32)
-        assert shared_rotation(by, resolved, CPU) is shared
+        assert shared_rotation(by, resolved) is shared
     assert all(torch.equal(*pair) for pair in zip(shared, expected, strict=True))
 
 
