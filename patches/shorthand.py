@@ -79,6 +79,8 @@ def field_value(method: type[Method], key: str, text: str, depth: int = NESTED) 
         return value
     if depth == 0:
         raise ValueError(f"{key}: encodings are nested more than {NESTED} deep")
+    if value.startswith("(") and not value.endswith(")"):
+        raise ValueError(f"{key}: {value[:MAX_SHOWN]!r} opens a parenthesis that it does not close")
     return _fields(value[1:-1] if value.startswith("(") and value.endswith(")") else value, depth - 1)
 
 
@@ -96,7 +98,8 @@ def to_shorthand(fields: Mapping[str, Any]) -> str:
 
 
 def _fields(text: str, depth: int) -> dict[str, Any]:
-    name, colon, rest = text.strip().partition(":")
+    name, colon, rest = text.partition(":")
+    name = name.strip()
     method = METHODS.get(name)
     if method is None and any(part.strip() in METHODS for part in name.split(",")):
         raise ValueError(f"{text[:MAX_SHOWN]!r} names several: {ONE}")

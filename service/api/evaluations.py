@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from service import context
 from service.api.auto import with_methods
 from service.api.files import Standalone, result_file, unpacked_response
+from service.api.http.accept import weights
 from service.api.http.routing import DocumentsRoute
 from service.api.http.streaming import Emit, event_stream
 from service.api.jobs.submission import IdempotencyKey, submit
@@ -58,7 +59,8 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
         return event_stream(stream)
     result = await _run(plan, models, tickets, state.workers, lambda progress: None)
     written, packed = await _kept(result, request)
-    if "text/csv" in request.headers.get("accept", ""):
+    accepted = weights(request.headers.get("accept", ""))
+    if accepted.get("text/csv", 0.0) > 0.0 and accepted["text/csv"] >= accepted.get("application/json", 0.0):
         return await result_file("csv", result.id, packed, request)
     return Response(written, media_type="application/json")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -32,9 +34,16 @@ def declared(dependant: Dependant) -> dict[str, None] | None:
 
 def check_query(request: Request, known: dict[str, None] | None) -> None:
     """Raises:
-    ApiError: for a parameter that is not ``known``, with the nearest or all names.
+    ApiError: for a parameter that is given twice, and for one that is not ``known``, with the nearest or all names.
     """
-    if known is None or not request.scope["query_string"]:
+    if not request.scope["query_string"]:
+        return
+    given = [name for name, _ in request.query_params.multi_items()]
+    if len(request.query_params) < len(given):
+        twice = repeated(given)
+        message = f"the query parameter {twice[:MAX_CHARS]!r} is given twice"
+        raise bad_request(message, twice, "invalid_request")
+    if known is None:
         return
     wrong = next((name for name in request.query_params if name not in known), None)
     if wrong is None:
@@ -42,3 +51,9 @@ def check_query(request: Request, known: dict[str, None] | None) -> None:
     kind = "query parameter"
     message = unknown(kind, wrong, known) if known else f"unknown {kind} {wrong[:MAX_CHARS]!r}: this route takes none"
     raise bad_request(message, wrong, "invalid_request")
+
+
+def repeated(names: Iterable[str]) -> str:
+    """The first of ``names`` that is among them twice."""
+    counts = Counter(names)
+    return next(name for name in counts if counts[name] > 1)

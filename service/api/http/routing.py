@@ -19,9 +19,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from service import context
-from service.api.http.queries import check_query, declared
+from service.api.http.queries import check_query, declared, repeated
 from service.api.http.streaming import unless_disconnected
-from service.errors import ApiError, bad_request, shutting_down
+from service.errors import MAX_CHARS, ApiError, bad_request, shutting_down
 from service.sharing.admission import Admission
 from service.sharing.workers import Workers
 
@@ -56,10 +56,11 @@ class Route(APIRoute):
 
     def get_route_handler(self) -> Handler:
         handler, validate = super().get_route_handler(), self._validated
-        known = None if self.path.startswith(OPENAI) else declared(self.dependant)
+        known, takes_any = declared(self.dependant), self.path.startswith(OPENAI)
 
         async def answer(request: Request) -> Response:
-            check_query(request, known)
+            if not takes_any:
+                check_query(request, known)
             if self.body_field is None:
                 return await unless_disconnected(request, handler(request))
             _check_not_compressed(request)
@@ -203,7 +204,7 @@ def _parsed(raw: bytes) -> Any:
     if count(raw, b":") > MOST_FIELDS:
         raise bad_request(f"body: may hold at most {MOST_FIELDS} fields of objects", code="invalid_request")
     try:
-        return json.loads(raw)
+        return json.loads(raw, object_pairs_hook=_fields)
     except RecursionError:
         raise bad_request("body: not valid JSON: nested too deeply", code="invalid_request") from None
     except json.JSONDecodeError as error:
@@ -211,6 +212,14 @@ def _parsed(raw: bytes) -> Any:
         raise bad_request(message, code="invalid_request") from None
     except ValueError as error:  # not UTF-8, or a number with thousands of digits
         raise bad_request(f"body: not valid JSON: {error}", code="invalid_request") from None
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = repeated(name for name, _ in pairs)
+        raise bad_request(f"{twice[:MAX_CHARS]!r} is given twice in an object", twice, "invalid_request")
+    return fields
 
 
 def count(raw: bytes, mark: bytes) -> int:

@@ -67,6 +67,21 @@ def test_a_body_without_the_header_of_json_is_asked_for_it(served: tuple[str, Fa
     assert httpx.post(f"{url}/generate").json()["error"]["message"] == "body: required"
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ('{"prompt": "a", "pe": "yarn:4", "pe": "linear:4"}', "pe"),
+        ('{"prompt": "a", "pe": {"method": "yarn", "factor": 4, "factor": 8}}', "factor"),
+    ],
+)
+def test_a_field_that_is_given_twice_is_refused(served: tuple[str, FastAPI], path: str, body: str, name: str) -> None:
+    answer = httpx.post(served[0] + path, content=body, headers=JSON)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"'{name}' is given twice in an object"
+    assert answer.json()["error"]["param"] == name
+
+
 def test_a_compressed_body_is_refused_as_such(served: tuple[str, FastAPI]) -> None:
     base, _ = served
     body = gzip.compress(b'{"prompt": "a"}')

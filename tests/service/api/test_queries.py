@@ -36,6 +36,14 @@ def test_an_unknown_parameter_is_refused_by_name(
         assert (error["param"], error["code"]) == (says.split("'")[1], "invalid_request")
 
 
+@pytest.mark.parametrize("address", ["/methods/linear/frequencies?factor=4&factor=8", "/jobs?limit=1&limit=2"])
+def test_a_parameter_that_is_given_twice_is_refused(client: httpx.Client, address: str) -> None:
+    answer, name = client.get(address), address.split("&")[1].split("=")[0]
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"the query parameter '{name}' is given twice"
+    assert answer.json()["error"]["param"] == name
+
+
 def test_every_route_of_the_api_looks(client: httpx.Client) -> None:
     app: FastAPI = create_app(Settings(_env_file=None))
     paths = [(verb, path) for path, verbs in app.openapi()["paths"].items() for verb in verbs]

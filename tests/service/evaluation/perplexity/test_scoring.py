@@ -246,6 +246,24 @@ def test_progress_then_result_then_done(client: httpx.Client) -> None:
     assert len(result["methods"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("TEXT/CSV", "text/csv"),
+        ("application/json;q=0.5, text/csv", "text/csv"),
+        ("text/csv;q=0.1, application/json", "application/json"),
+        ("text/csv;q=0", "application/json"),
+        ("text/csvx, */*", "application/json"),
+        ("text/csv; Q=many", "application/json"),
+        ("", "application/json"),
+    ],
+)
+def test_the_client_weighs_csv_against_json(client: httpx.Client, accept: str, kind: str) -> None:
+    body = {"input": TEXT, "methods": [{"method": "default"}], "lengths": [64]}
+    answer = client.post("/perplexity", json=body, headers={"Accept": accept})
+    assert answer.headers["content-type"].split(";")[0] == kind
+
+
 def test_csv_and_pictures(client: httpx.Client) -> None:
     body = {"input": TEXT, "methods": [{"method": "default"}, {"method": "ntk", "factor": 4}], "lengths": [64, 128]}
     table = client.post("/perplexity", json=body, headers={"Accept": "text/csv"})
