@@ -68,7 +68,7 @@ TEMPERED = {"kind": "yarn", "factor": 2}
     ],
 )
 def test_reads(text: str, fields: dict[str, Any]) -> None:
-    assert from_text(text) == {"method": text.strip().partition(":")[0], **fields}
+    assert from_text(text) == {"method": text.partition(":")[0].strip(), **fields}
 
 
 @pytest.mark.parametrize(
