@@ -16,6 +16,7 @@ from service.api.responses import PolicyInfo
 from service.api.store import store_of, stored
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS
+from service.jobs.storage.refusals import hint
 from service.jobs.storage.results import Packed
 from service.models.policies import check_policy
 from service.models.registry import ModelRegistry, ServedModel
@@ -41,7 +42,7 @@ async def calibrate(body: PolicyRequest, request: Request) -> JSONResponse:
     tenant, store = context.current().tenant, store_of(request)
     packed = await stored(request, store.find_result, tenant, body.result)
     if packed is None:
-        raise ApiError(404, "no such result", param="result", code="not_found")
+        raise ApiError(404, f"no such result{hint(body.result)}", param="result", code="not_found")
     policy = await request.app.state.workers.run(_policy, packed, request.app.state.models)
     await stored(request, store.put_policy, tenant, policy)
     return JSONResponse(policy.model_dump(mode="json"))

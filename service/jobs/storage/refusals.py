@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+WHOLE = 32
+"""Characters of a whole id; lists in a terminal show the first twelve."""
+
+
+def hint(given: str) -> str:
+    """Words behind a refusal of an id that is too short."""
+    return f": a whole id has {WHOLE} characters" if len(given) < WHOLE else ""
+
 
 class UnknownJob(LookupError):
     """The tenant has no such job."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"no such job: {job_id}")
+        super().__init__(f"no such job: {job_id}{hint(job_id)}")
 
 
 class JobUnfinished(RuntimeError):

@@ -234,8 +234,10 @@ def test_what_cannot_be_run_is_refused_at_once(
 
 @pytest.mark.parametrize("path", ["", "/events", "/results.json", "/results.csv", "/plot.png", "/report.html"])
 def test_unknown_jobs_are_404(client: httpx.Client, path: str) -> None:
-    answer = client.get(f"/jobs/nonsense{path}")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    for given, says in (("nonsense", "nonsense: a whole id has 32 characters"), ("0" * 32, "0" * 32)):
+        answer = client.get(f"/jobs/{given}{path}")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["message"]) == (404, "not_found", f"no such job: {says}")
 
 
 @pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 19, "9" * 5000, b"\xb2"])

@@ -63,6 +63,8 @@ def test_results_of_others_and_without_a_choice_are_refused(server: tuple[str, F
         result = ann.evaluate("recommend", **ASKED)
         with pytest.raises(RopewayError, match="no such result"):
             bob.calibrate(result.id)
+        with pytest.raises(RopewayError, match="no such result: a whole id has 32 characters"):
+            ann.calibrate(result.id[:12])
         plain = ann.perplexity(methods=["default"], lengths=[64], max_tokens=200)
         with pytest.raises(RopewayError, match="perplexity names no encodings by length") as refused:
             ann.calibrate(plain.id)
