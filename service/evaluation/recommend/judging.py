@@ -33,7 +33,7 @@ class Judge:
     """Compares the candidates at each length.
 
     Recall counts for a model that surely copies within its trained length. Otherwise a windowed candidate cannot
-    be chosen: it forgets, and perplexity alone does not show that.
+    be chosen beside others: it forgets, and perplexity alone does not show that.
     """
 
     def __init__(self, measured: Collected, schedule: Schedule, trained_length: int, tolerance: float) -> None:
@@ -67,7 +67,12 @@ class Judge:
         return sorted(filter(self._may_be_chosen, subjects), key=lambda subject: (evidence[subject].loss, subject))
 
     def _may_be_chosen(self, subject: int) -> bool:
-        return self.recall_counts or self._window(subject) is None or subject == 0
+        return self.recall_counts or self._all_windowed or self._window(subject) is None or subject == 0
+
+    @cached_property
+    def _all_windowed(self) -> bool:
+        """True if every candidate is, but for the own encoding: without them nothing is left to compare."""
+        return all(self._window(subject) is not None for subject in self._evidence[self._target] if subject != 0)
 
     @cached_property
     def _last_round(self) -> list[int]:
@@ -167,10 +172,15 @@ class Judge:
         return True if above.is_below(self._tolerance) else False if above.interval.low > self._tolerance else None
 
     def _avoid(self) -> list[Avoid]:
-        """The own encoding if it fails, windowed candidates, then others much worse than the recommended one."""
+        """The own encoding if it fails, windowed candidates, then others much worse than the recommended one.
+
+        An attention window is no reason where all have one. ``tied`` and ``unsure`` ones are not among them.
+        """
         evidence, chosen = self._evidence[self._target], self._chosen
-        others = sorted((s for s in evidence if s != chosen), key=lambda s: (s != 0, self._window(s) is None, s))
-        reasons = [(s, reason_against(evidence[s], evidence[chosen], self._window(s))) for s in others]
+        separated = (s for s in evidence if self._verdict(s) in ("worse", "dropped", "windowed"))
+        others = sorted(separated, key=lambda s: (s != 0, self._window(s) is None, s))
+        windows = {s: None if self._all_windowed and not self.recall_counts else self._window(s) for s in others}
+        reasons = [(s, reason_against(evidence[s], evidence[chosen], windows[s])) for s in others]
         return [Avoid(label=self._subjects[s].label, reason=reason) for s, reason in reasons if reason]
 
     def _ranges(self) -> list[Range]:

@@ -65,7 +65,7 @@ class RecommendMethod(MethodInResult):
 
     ``verdict`` is about the target length. A ``tied`` one is no worse than the recommended one as far as its windows
     show. An ``unsure`` one is worse by more than the tolerance on average, and windows do not separate it from the
-    best. A ``windowed`` one cannot be recommended, because recall could not be measured.
+    best. A ``windowed`` one cannot be recommended beside others, because recall could not be measured.
     """
 
     request: dict[str, Any] = Field(description="The encoding as a request has it.")

@@ -25,7 +25,7 @@ def sentences(answer: Answer, methods: Sequence[RecommendMethod], schedule: Sche
     """The choice, its evidence, the doubt, the cost, and the encodings to avoid."""
     chosen = next(method for method in methods if method.verdict == "recommended")
     return [
-        _choice(answer, schedule, trained_length),
+        _choice(methods, chosen, answer, schedule, trained_length),
         *_evidence(methods, chosen, schedule, answer),
         *_doubt(methods, chosen, answer, schedule),
         _cost(chosen, schedule),
@@ -47,19 +47,29 @@ def reason_against(evidence: Evidence, chosen: Evidence, window: int | None) -> 
     perplexity = f"its perplexity is {times}, over {shared} windows"
     reads = "" if window is None else f"it attends to {window:,} tokens only"
     if reads and not evidence.recall_counts:
-        return f"{reads}; {perplexity}"
+        return f"{reads}; {perplexity}" if more > 0 else f"{reads}; {perplexity}, which does not show what it forgets"
     if evidence.recall_counts and better - recall > MUCH:
         copied = f"it copies {percent(recall)} of repeated tokens, not {percent(better)}"
         return "; ".join(filter(None, (reads, copied, perplexity)))
     return perplexity if more > MUCH else None
 
 
-def _choice(answer: Answer, schedule: Schedule, trained_length: int) -> str:
+def _choice(
+    methods: Sequence[RecommendMethod],
+    chosen: RecommendMethod,
+    answer: Answer,
+    schedule: Schedule,
+    trained_length: int,
+) -> str:
     where = f"{schedule.target:,} tokens"
     if schedule.target <= trained_length and answer.native_is_enough:
         return f"For {where} keep the model's own encoding: it was trained with {trained_length:,}."
     if answer.native_is_enough:
-        return f"For {where} keep the model's own encoding: no candidate is better."
+        compared = " without a window" if _left_out(methods) else ""
+        return f"For {where} keep the model's own encoding: no candidate{compared} is better."
+    if chosen.window is not None and not answer.recall_counts:
+        forgets = f"it attends to {chosen.window:,} tokens only, and forgets the others"
+        return f"For {where} use {answer.label} by perplexity alone: {forgets}."
     return f"For {where} use {answer.label}."
 
 
@@ -88,7 +98,14 @@ def _evidence(
             f"{shown}: within {schedule.reference:,} tokens it predicts "
             f"{percent(reference.recall)} of repeated tokens, and {percent(reference.recall_first)} without the repeat."
         )
-        yield "So perplexity alone decides, and windowed encodings are left out."
+        if _left_out(methods) or all(method.window is None for method in methods):
+            yield "So perplexity alone decides, and windowed encodings are left out."
+        else:
+            yield "So perplexity alone decides. All candidates are windowed, and it does not show what they forget."
+
+
+def _left_out(methods: Sequence[RecommendMethod]) -> bool:
+    return any(method.verdict == "windowed" for method in methods)
 
 
 def _numbers(at: AtLength, recall: str) -> str:

@@ -170,6 +170,36 @@ def test_without_recall_perplexity_decides_and_windows_are_left_out(models: Mode
     assert {method.verdict for method in result.methods if method.label in WINDOWED} == {"windowed"}
 
 
+@pytest.mark.parametrize(("own", "label"), [(4.0, "lm_infinite"), (1.8, "default")])
+def test_windowed_candidates_alone_are_compared_by_perplexity(models: ModelRegistry, own: float, label: str) -> None:
+    """They were left out, and the own encoding was recommended at five times their perplexity."""
+    made_up = {"others": (own, 0.0), "streaming": (2.0, 0.0), "lm_infinite": (1.8, 0.0)}
+    methods = [{"method": name} for name in WINDOWED]
+    result, _ = answered(planned(models, methods=methods), made_up, (2.0, 0.0))
+    assert (result.answer.label, result.answer.recall_counts) == (label, False)
+    assert "All candidates are windowed, and it does not show what they forget." in " ".join(result.words())
+    assert [avoided.label for avoided in result.answer.avoid] == (["default"] if own == 4 else [])
+    assert ranges_of(result)[-1] == {"up_to": LENGTH, "pe": {"method": label}}
+    assert result.title() == (
+        "For 256 tokens use lm_infinite by perplexity alone: it attends to 74 tokens only, and forgets the others."
+        if own == 4
+        else "For 256 tokens keep the model's own encoding: no candidate is better."
+    )
+
+
+def test_a_windowed_candidate_beside_others_is_not_called_worse(models: ModelRegistry) -> None:
+    methods = [{"method": "streaming"}, BOTH[0]]
+    made_up = {"others": (3.0, 0.0), "default": (2.0, 0.0), "streaming": (1.8, 0.0)}
+    result, _ = answered(planned(models, methods=methods), made_up, (2.0, 0.0))
+    assert result.title() == "For 256 tokens keep the model's own encoding: no candidate without a window is better."
+    assert [avoided.reason for avoided in result.answer.avoid] == [
+        "it attends to 64 tokens only; its perplexity is 0.819 times that of the recommended one, over 16 windows, "
+        "which does not show what it forgets",
+        "its perplexity is 2.72 times that of the recommended one, over 16 windows",
+    ]
+    assert "windowed encodings are left out" in " ".join(result.words())
+
+
 def test_few_windows_do_not_show_that_a_model_cannot_recall(models: ModelRegistry) -> None:
     methods = {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}
     found = {
@@ -310,6 +340,8 @@ def test_two_windows_decide_for_nothing_cheaper(models: ModelRegistry) -> None:
     made_up = {"others": (3.0, 0.1), GOOD: (2.0, 0.8), "yarn(factor=4)": (2.05, 0.8)}
     result, _ = answered(planned(models, methods=BOTH, windows=2), made_up, (2.0, 0.9))
     assert (result.answer.label, result.answer.confidence) == (GOOD, None)
+    assert {method.label: method.verdict for method in result.methods}["default"] == "unsure"
+    assert result.answer.avoid == [], "two windows separate nothing"
     assert [found.label for found in result.answer.ranges] == ["default", GOOD]
 
 
