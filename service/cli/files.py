@@ -95,7 +95,7 @@ def check_outputs(
     """Refuse impossible outputs before the work begins.
 
     Raises:
-        typer.BadParameter: for two formats, another picture suffix, a missing folder, or no separate file.
+        typer.BadParameter: for two formats, another picture suffix or an unusable file.
     """
     refuse_several({"--json": as_json, "--csv": as_csv})
     for path in plots or []:
