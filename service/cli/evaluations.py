@@ -28,6 +28,7 @@ from service.cli.measuring import (
     Plots,
     body_of,
     deliver,
+    refuse_without_effect,
     show_early,
 )
 from service.cli.options import Encodings, ModelName, Server, encodings_option
@@ -160,8 +161,8 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
             print_fields(name)
             return
         check_outputs(plots, report, policy, as_json=as_json, as_csv=as_csv)
-        if background and server is None:
-            raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
+        outputs = {"json": as_json, "csv": as_csv, "plot": plots, "report": report, "policy": policy}
+        refuse_without_effect(server, background=background, cancel=cancel, **outputs)
         if include_text and report is None:
             raise typer.BadParameter("--include-text needs a report: add --report")
         paths, own = separated(files or [], own_fields(name))
@@ -229,7 +230,8 @@ def finish(
             raise typer.Exit(128 + signal.SIGINT) from None
     if job.state != "done":
         why = f": {job.error.message}" if job.error else ""
-        fail(f"the job has {job.state}{why}{_how_to_go_on(job, server)}")
+        ended = "was cancelled" if job.state == "cancelled" else f"has {job.state}"
+        fail(f"the job {ended}{why}{_how_to_go_on(job, server)}")
     return job
 
 

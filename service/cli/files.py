@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,22 +95,35 @@ def check_outputs(
     """Refuse impossible outputs before the work begins.
 
     Raises:
-        typer.BadParameter: for two formats, another picture suffix, or a missing folder.
+        typer.BadParameter: for two formats, another picture suffix or an unusable file.
     """
-    if as_json and as_csv:
-        raise typer.BadParameter("--json and --csv exclude each other")
+    refuse_several({"--json": as_json, "--csv": as_csv})
     for path in plots or []:
-        _check_plot(path)
-    for option, file in (("--report", report), ("--policy", policy)):
-        if file is not None and not file.absolute().parent.is_dir():
+        if path.suffix.lower() not in (".png", ".html"):
+            raise typer.BadParameter(f"{str(path)!r} must end in .png or .html", param_hint="--plot")
+    outputs = [*(("--plot", path) for path in plots or []), ("--report", report), ("--policy", policy)]
+    taken: dict[Path, str] = {}
+    for option, file in outputs:
+        if file is None:
+            continue
+        if not file.absolute().parent.is_dir():
             raise typer.BadParameter(f"there is no folder {str(file.parent)!r}", param_hint=option)
+        if file.is_dir():
+            raise typer.BadParameter(f"{str(file)!r} is a folder, and the output is a file", param_hint=option)
+        if (place := file.resolve()) in taken:
+            raise typer.BadParameter(f"{str(file)!r} is the file of {taken[place]} already", param_hint=option)
+        taken[place] = option
 
 
-def _check_plot(path: Path) -> None:
-    if path.suffix.lower() not in (".png", ".html"):
-        raise typer.BadParameter(f"{str(path)!r} must end in .png or .html", param_hint="--plot")
-    if not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {str(path.parent)!r}", param_hint="--plot")
+def refuse_several(given: Mapping[str, object]) -> None:
+    """Refuse two options for the form of one result.
+
+    Raises:
+        typer.BadParameter: naming the first two that are given.
+    """
+    names = [name for name, value in given.items() if value]
+    if len(names) > 1:
+        raise typer.BadParameter(f"{names[0]} and {names[1]} exclude each other")
 
 
 def save(path: Path, content: bytes) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.evaluations import IncludeText, finding_again, finish
-from service.cli.files import save
+from service.cli.files import refuse_several, save
 from service.cli.measuring import AsCsv, AsJson, show, show_early
 from service.cli.options import Server
 from service.cli.terminal import new_table, print_table, printable, stdout
@@ -115,7 +115,14 @@ def resume(job_id: Id, server: Server = None) -> None:
 def cancel(job_id: Id, server: Server = None) -> None:
     """End a job. Its finished units stay in the store for other jobs."""
     with _connected(server) as client:
-        client.cancel(_whole(client, job_id))
+        whole = _whole(client, job_id)
+        client.cancel(whole)
+        job = client.job(whole)
+    if job.state in ("done", "failed"):
+        ended = "is done" if job.state == "done" else "has failed"
+        stdout.print(f"{job.id[:12]} {ended} already: there is nothing to cancel")
+    else:
+        stdout.print(f"{job.id[:12]} is {job.state}; {job.units_done} of {job.units_total} units are finished")
 
 
 @jobs.command("forget")
@@ -134,6 +141,7 @@ def results(
     server: Server = None,
 ) -> None:
     """The result of a job. After a cancel or a failure: that of its complete methods, or its finished units."""
+    refuse_several({"--parquet": parquet, "--json": as_json, "--csv": as_csv})
     with _connected(server) as client:
         whole = _whole(client, job_id)
         if parquet is not None:

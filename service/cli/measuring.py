@@ -50,6 +50,34 @@ Plots = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")]
 
+RESULT = "`ropeway jobs results JOB` prints the result"
+REPORT = "`ropeway report JOB` saves a report with every picture"
+LATER = {
+    "--json": RESULT,
+    "--csv": RESULT,
+    "--plot": REPORT,
+    "--report": REPORT,
+    "--policy": "the same command without --background takes the finished units over and saves the policy",
+    "--cancel": "`ropeway jobs cancel JOB` cancels the job",
+}
+"""Options that need the end of a job, and the later way for a job in the background."""
+
+
+def refuse_without_effect(server: str | None, *, background: bool, cancel: bool, **outputs: object) -> None:
+    """Refuse options of a job that change nothing; ``outputs`` are values of options by name.
+
+    Raises:
+        typer.BadParameter: with the other way to what they are for.
+    """
+    if background and server is None:
+        raise typer.BadParameter("--background needs --server: a server started for this command ends with it")
+    if cancel and server is None:
+        raise typer.BadParameter("--cancel needs --server: without one, Ctrl-C cancels the job anyway")
+    given = {f"--{name}": value for name, value in outputs.items()} | {"--cancel": cancel}
+    for option, way in LATER.items():
+        if background and given.get(option):
+            raise typer.BadParameter(f"--background and {option} exclude each other: {way}")
+
 
 def body_of(  # noqa: PLR0913 - one argument per option
     name: str,

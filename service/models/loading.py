@@ -58,6 +58,9 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
     is_folder = Path(source).is_dir()
     with _blamed(source, "the hub"):
         copy = None if is_folder else hub.offline_copy(str(source), settings.revision)
+    with _blamed(source):
+        if is_folder and not (Path(source) / configuration.FILE).exists():
+            raise ValueError(f"the folder has no {configuration.FILE}")
     place, revision = copy or source, settings.revision
     with _progress_bars(shown=not is_folder and settings.log_format == "console" and sys.stderr.isatty()):
         with _blamed(source, "its config.json"):

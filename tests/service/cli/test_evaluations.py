@@ -155,6 +155,7 @@ def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -
     [
         (["--json", "--csv"], "exclude each other"),
         (["--background"], "--background needs --server"),
+        (["--cancel"], "--cancel needs --server"),
         (["--plot", "x.jpeg"], "must end in .png or .html"),
         (["--nonsense", "1"], "no option --nonsense"),
         (["--sample", "1"], "did you mean --samples?"),
@@ -171,6 +172,46 @@ def test_mistakes_are_found_before_anything_is_done(arguments: list[str], messag
     result = ropeway("passkey", *arguments, *(() if "--plot" in arguments else ("--model", "/no/such/model")))
     assert result.exit_code == 2
     assert message in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "way"),
+    [
+        ("perplexity", ["--plot", "a.png"], "`ropeway report JOB`"),
+        ("sweep", ["--report", "a.html"], "`ropeway report JOB`"),
+        ("recommend", ["--json"], "`ropeway jobs results JOB`"),
+        ("passkey", ["--csv"], "`ropeway jobs results JOB`"),
+        ("sweep", ["--cancel"], "`ropeway jobs cancel JOB`"),
+        ("recommend", ["--policy", "a.json"], "the same command without --background"),
+    ],
+)
+def test_a_job_in_the_background_refuses_what_needs_its_end(name: str, option: list[str], way: str) -> None:
+    result = ropeway(name, *option, "--background", "--server", "http://127.0.0.1:9")
+    assert result.exit_code == 2
+    told = " ".join(result.stderr.replace("│", "").split())
+    assert f"--background and {option[0]} exclude each other: {way}" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--report", "."], "--report: '.' is a folder"),
+        (["--policy", "."], "--policy: '.' is a folder"),
+        (["--plot", "dir.png"], "--plot: 'dir.png' is a folder"),
+        (["--report", "no/a.html"], "--report: there is no folder 'no'"),
+        (["--plot", "same.html", "--report", "./same.html"], "--report: 'same.html' is the file of --plot already"),
+        (["--plot", "same.png", "--plot", "link/same.png"], "'link/same.png' is the file of --plot already"),
+    ],
+)
+def test_outputs_are_files_of_their_own(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dir.png").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    result = ropeway("recommend", *arguments, "--model", "/no/such/model")
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", "").split())
 
 
 def test_what_the_server_refuses_is_said(server: str) -> None:
@@ -251,8 +292,18 @@ def test_results_of_a_job(server: str, done: str, tmp_path: Path) -> None:
     assert "yarn(factor=4)" in page.read_text()
 
 
+@pytest.mark.parametrize(
+    "options", [("--json", "--csv"), ("--parquet", "table.parquet", "--json"), ("--parquet", "table.parquet", "--csv")]
+)
+def test_results_have_one_format(options: tuple[str, ...]) -> None:
+    result = ropeway("jobs", "results", "0123", *options, "--server", "http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert f"{options[0]} and {options[-1]} exclude each other" in result.stderr
+
+
 def test_a_job_is_cancelled_and_forgotten(server: str, done: str) -> None:
-    succeeded("jobs", "cancel", done, "--server", server)
+    told = succeeded("jobs", "cancel", done, "--server", server)
+    assert told == f"{done[:12]} is done already: there is nothing to cancel\n"
     assert json.loads(succeeded("jobs", "show", done, "--server", server))["state"] == "done", "it had ended"
     succeeded("jobs", "forget", done, "--server", server)
     result = ropeway("jobs", "show", done, "--server", server)

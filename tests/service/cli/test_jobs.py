@@ -122,10 +122,12 @@ def test_a_job_that_ended_early_is_read_and_goes_on(server: str, client: Ropeway
 @pytest.mark.slow
 def test_a_job_without_a_complete_method_shows_its_units(server: str, client: Ropeway, endless: str) -> None:
     wait_for(lambda: client.job(endless).units_done, 60)
-    client.cancel(endless)
+    ended = ropeway("jobs", "cancel", endless, "--server", server)
     done = client.job(endless).units_done
+    assert ended.stdout == f"{endless[:12]} is cancelled; {done} of 60 units are finished\n"
     followed = ropeway("jobs", "follow", endless, "--server", server)
     assert followed.exit_code == 1
+    assert "error: the job was cancelled; " in followed.stderr
     told = f"{done} of 60 units are finished: ropeway jobs results {endless[:12]} --server {server} shows them"
     assert told in " ".join(followed.stderr.split())
     shown = ropeway("jobs", "results", endless, "--server", server)

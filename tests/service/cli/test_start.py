@@ -56,8 +56,12 @@ def of_another_size(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "its tokenizer: "),
         (lambda folder: (folder / "tokenizer.json").unlink(), "its tokenizer: "),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+        (lambda folder: (folder / "config.json").unlink(), "cannot be loaded: the folder has no config.json"),
     ],
-    ids=["cut weights", "missing weights", "other weights", "damaged tokenizer", "no tokenizer", "damaged config"],
+    ids=[
+        *("cut weights", "missing weights", "other weights", "damaged tokenizer", "no tokenizer", "damaged config"),
+        "no config",
+    ],
 )
 def test_a_damaged_model_is_named(damage: Damage, told: str, checkpoints: Path, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
@@ -140,7 +144,14 @@ def test_a_busy_port_is_found_before_the_model_is_looked_for(setting: str, form:
 def test_an_address_of_another_machine_is_named() -> None:
     result = ropeway("serve", "--host", "192.0.2.1", "--port", "0", "--model", "/no/such/model")
     assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
-    assert "ROPEWAY_PORT: cannot listen on 192.0.2.1" in result.stderr
+    assert "ROPEWAY_HOST: cannot listen on 192.0.2.1: " in result.stderr
+
+
+@pytest.mark.parametrize("host", ["999.1.1.1", "a..b", "a" * 64])
+def test_a_host_that_is_none_is_named(host: str) -> None:
+    result = ropeway("serve", "--host", host, "--port", "0", "--model", "/no/such/model")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert f"error: ROPEWAY_HOST: cannot listen on {host}: " in result.stderr
 
 
 # The hub
