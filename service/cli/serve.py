@@ -215,9 +215,9 @@ def _warn(settings: Settings) -> None:
 
 def _serve(settings: Settings) -> None:
     from service.cli.server import StartWatch, load_libraries
-    from service.sharing.heap import share_arenas
+    from service.sharing.heap import keep_one_heap
 
-    share_arenas()
+    keep_one_heap()
     load_libraries()
     import uvicorn
 

@@ -52,10 +52,10 @@ class Ropeway:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The same application as without Ray, built here: models do not travel between processes."""
         from service import logs
-        from service.sharing.heap import share_arenas
+        from service.sharing.heap import keep_one_heap
 
         private_names.require_names()
-        share_arenas()
+        keep_one_heap()
         sys.setswitchinterval(SWITCH_S)
         from service.app import create_app
 

@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-M_ARENA_MAX = -8
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """From malloc.h."""
+
+KEPT = 1 << 30
+"""Bytes of freed memory that stay in the process until ``trim``. Larger blocks are no part of the heap."""
 
 _entered: list[None] = []
 """One entry for each ``frozen`` that has not ended."""
@@ -39,11 +42,15 @@ def frozen() -> Iterator[None]:
             gc.unfreeze()
 
 
-def share_arenas() -> None:
-    """Let all threads share two heaps, before there are many. By default glibc has eight per processor, and each keeps
-    what its threads once needed."""
+def keep_one_heap() -> None:
+    """Let all threads share one heap, before there are many, and let it keep what they free.
+
+    By default glibc has eight heaps per processor, and each keeps what its threads once needed. Large blocks go
+    back to the system each time, so the next operation finds their pages missing.
+    """
     if (libc := _glibc()) is not None:
-        libc.mallopt(M_ARENA_MAX, 2)
+        for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, KEPT), (M_TRIM_THRESHOLD, KEPT)):
+            libc.mallopt(parameter, value)
 
 
 @cache
