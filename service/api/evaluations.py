@@ -1,5 +1,6 @@
 """One route per evaluation, and its result again as table and picture."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from fastapi.responses import Response
 from service import context
 from service.api.auto import with_methods
 from service.api.files import Standalone, result_file, unpacked_response
-from service.api.http.accept import weights
 from service.api.http.routing import DocumentsRoute
 from service.api.http.streaming import Emit, event_stream
 from service.api.jobs.submission import IdempotencyKey, submit
@@ -34,6 +34,8 @@ from service.sharing.admission import Ticket
 from service.sharing.workers import Workers
 
 log = structlog.get_logger()
+
+WEIGHT = re.compile(r"q=([01](?:\.\d{0,3})?)")
 
 
 async def answer(body: EvaluationRequest, request: Request, key: str | None) -> Any:
@@ -59,10 +61,20 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
         return event_stream(stream)
     result = await _run(plan, models, tickets, state.workers, lambda progress: None)
     written, packed = await _kept(result, request)
-    accepted = weights(request.headers.get("accept", ""))
-    if accepted.get("text/csv", 0.0) > 0.0 and accepted["text/csv"] >= accepted.get("application/json", 0.0):
+    accept = request.headers.get("accept", "")
+    if (weight := _weight(accept, "text/csv")) and weight >= _weight(accept, "application/json"):
         return await result_file("csv", result.id, packed, request)
     return Response(written, media_type="application/json")
+
+
+def _weight(accept: str, kind: str) -> float:
+    """Weight of a media type that is named in ``accept``, 0 for others (RFC 9110, section 12.5.1)."""
+    for part in accept.lower().split(","):
+        name, *parameters = map(str.strip, part.split(";"))
+        if name == kind:
+            weights = [match for each in parameters if (match := WEIGHT.fullmatch(each))]
+            return float(weights[0][1]) if weights else 1.0
+    return 0.0
 
 
 async def _kept(result: EvaluationResult, request: Request) -> tuple[str, Packed]:

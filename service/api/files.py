@@ -13,7 +13,6 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
 from service import context
-from service.api.http.accept import weights
 from service.errors import ApiError
 from service.jobs.records import JobInfo
 from service.jobs.storage.results import Packed
@@ -114,7 +113,7 @@ async def json_response(answer: BaseModel, size: int, request: Request) -> Respo
 
 def unpacked_response(data: bytes, media_type: str, request: Request, headers: dict[str, str]) -> Response:
     """An answer from gzip: as it is to clients that take gzip, unpacked piece by piece to others."""
-    if weights(request.headers.get("accept-encoding", "")).get("gzip"):
+    if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(
             data, media_type=media_type, headers={**headers, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
         )

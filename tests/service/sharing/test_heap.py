@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from service.sharing import heap
+
 PROGRAM = """
 import resource, sys, threading
 from service.sharing.heap import keep_one_heap, trim
@@ -33,7 +35,7 @@ print(min(found), kept - pages())
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc alone has these heaps")
+@pytest.mark.skipif(heap._glibc() is None, reason="glibc alone has these heaps")
 def test_freed_blocks_stay_until_they_are_trimmed() -> None:
     """Its pages are missing again, if a block went back to the system."""
     found = {}

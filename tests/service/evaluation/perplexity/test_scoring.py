@@ -254,7 +254,7 @@ def test_progress_then_result_then_done(client: httpx.Client) -> None:
         ("text/csv;q=0.1, application/json", "application/json"),
         ("text/csv;q=0", "application/json"),
         ("text/csvx, */*", "application/json"),
-        ("text/csv; Q=many", "application/json"),
+        ("text/csv; header=present; Q=0.2, application/json;q=0.1", "text/csv"),
         ("", "application/json"),
     ],
 )
