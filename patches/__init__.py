@@ -43,6 +43,7 @@ from patches.rule import ranges_by_rule
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
 
 if TYPE_CHECKING:
+    from patches.attention.decode.rings import Rings
     from patches.attention.decode.strided import ALIKE
     from patches.attention.fused import LONG_CONTEXT
     from patches.attention.mass import AttentionMass
@@ -86,6 +87,7 @@ __all__ = [
     "Recipe",
     "Recordings",
     "ResolvedRecipe",
+    "Rings",
     "RopeGeometry",
     "RopeType",
     "SlotTable",
@@ -136,6 +138,7 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "patches.attention.fused": {"LONG_CONTEXT"},
+    "patches.attention.decode.rings": {"Rings"},
     "patches.attention.decode.strided": {"ALIKE"},
     "patches.attention.mass": {"AttentionMass"},
     "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "decode_batch", "paged_batch", "runs_triton"},

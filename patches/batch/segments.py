@@ -7,7 +7,7 @@ written once, for a segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import TypeVar
@@ -47,13 +47,15 @@ class Batch:
     ``packed`` batches have their sequences one after another in a single row, keys likewise. ``columns`` is the number
     of key columns that a full cache has seen, for layers that cache only the last ones. ``places`` are those of a
     sequence's keys in a cache that attention reads in place. With them are those behind, which only it will write, and
-    which have finite numbers. Sequences whose keys are copied have None.
+    which have finite numbers. Sequences whose keys are copied have None. A sequence has the same one of ``names`` in all
+    steps.
     """
 
     segments: list[Segment]
     columns: int = 0
     packed: bool = False
     places: list[range | None] | None = None
+    names: list[str] = field(default_factory=list)
     _shared: dict[Hashable, object] = field(default_factory=dict)
     _calls: Counter[int] = field(default_factory=Counter)
 
@@ -74,13 +76,15 @@ class Batch:
         return self._calls[layer] - 1
 
 
-def packed_batch(sequences: list[tuple[int, int, int]], places: list[range | None] | None = None) -> Batch:
+def packed_batch(
+    sequences: list[tuple[int, int, int]], places: list[range | None] | None = None, names: Iterable[str] = ()
+) -> Batch:
     """Batch of a packed row from (slot, first position, number of new tokens) per sequence."""
     segments, column = [], 0
     for slot, q_start, length in sequences:
         segments.append(Segment(slice(0, 1), slice(column, column + length), slot, q_start, 0))
         column += length
-    return Batch(segments, packed=True, places=places)
+    return Batch(segments, packed=True, places=places, names=list(names))
 
 
 def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Batch:

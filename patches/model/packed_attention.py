@@ -6,8 +6,8 @@ decides once, for all layers alike, how each sequence reads its keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from patches.attention.decode.reading import ORDINARY, Reading, reading_of
-from patches.attention.decode.shared import NONE, SharedCalls, shared_calls
+from patches.attention.decode.rings import Rings
+from patches.attention.decode.shared import NONE, SharedCalls, has_rings, shared_calls
 from patches.attention.decode.single_query import read
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
@@ -35,7 +36,7 @@ class Row:
 
     ``cached`` are keys and values of all sequences [1, kv_heads, keys, dim]. With ``places``, they are those of the
     whole cache [kv_heads, places, dim], and ``copied`` has the places of sequences that have none. No sequence has
-    those in ``spare``.
+    those in ``spare``; ``rings`` divide them, by the layers that read the same keys.
     """
 
     query: torch.Tensor
@@ -45,6 +46,7 @@ class Row:
     places: list[range | None] | None = None
     copied: torch.Tensor | None = None
     spare: range = range(0)
+    rings: dict[Hashable, Rings] = field(default_factory=dict)
 
     def sequences(self, members: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Query, keys and values of some sequences, each [1, heads, tokens, dim]."""
@@ -141,8 +143,9 @@ class PackedAttention:
         row = self._row(query, key, value, batch, paged, index)
         if forward.observer is None and layer.is_ordinary:
             role, shapes = self._segments.role(index), (states.shape for states in row.cached)
-            kind = role, layer.mask, paged["cu_seq_lens_k"].data_ptr(), query.shape[1], *shapes
-            plan = batch.shared(kind, lambda: self._plan(row, batch, layer, role))
+            kind = role, layer.mask, query.shape[1], *shapes
+            lengths = paged["cu_seq_lens_k"].data_ptr()
+            plan = batch.shared((kind, lengths), lambda: self._plan(row, batch, layer, role, kind))
         else:
             plan = Plan(NONE, [(number, None) for number in range(len(batch.segments))], None)
         attended = plan.shared.attend(query, row.cached, layer.scaling)
@@ -172,19 +175,23 @@ class PackedAttention:
             attended.append(self._segments.attend(own, segment, batch, layer, index, observer, num_sinks))
         return (attended[0] if len(attended) == 1 else torch.cat(attended, 2)).transpose(1, 2)
 
-    def _plan(self, row: Row, batch: Batch, layer: Layer, role: Role) -> Plan:
-        """The calls that read the sequences, the same in layers of one role and window."""
-        readings = self._readings(row, batch, layer, role)
-        shared = NONE
+    def _plan(self, row: Row, batch: Batch, layer: Layer, role: Role, kind: Hashable) -> Plan:
+        """The calls that read the sequences, the same in layers of one ``kind``: one role and window."""
+        rings, shared = None, NONE
+        if row.places is not None and batch.names and row.spare and has_rings(row.query, row.cached):
+            rings = row.rings.setdefault(kind, Rings(row.spare)), batch.names
+            rings[0].keep(batch.names)
+        readings = self._readings(row, batch, layer, role, rings is not None)
         if row.places is not None:
-            shared = shared_calls(readings, row.places, row.runs_of, row.num_kv, row.query, row.cached, row.spare)
+            own = row.query, row.cached, row.spare, rings
+            shared = shared_calls(readings, row.places, row.runs_of, row.num_kv, *own)
         rest = sorted(set(range(len(readings))).difference(shared.members))
         order = [*shared.members, *rest]
         is_in_order = order == list(range(len(order)))
         alone = [(number, readings[number]) for number in rest]
         return Plan(shared, alone, None if is_in_order else torch.tensor(order).argsort())
 
-    def _readings(self, row: Row, batch: Batch, layer: Layer, role: Role) -> list[Reading | None]:
+    def _readings(self, row: Row, batch: Batch, layer: Layer, role: Role, turns_once: bool) -> list[Reading | None]:
         """The reading of each segment with a single query, None for others."""
         readings: list[Reading | None] = []
         dtype, device = row.query.dtype, row.query.device
@@ -199,7 +206,8 @@ class PackedAttention:
                 continue
             num_sinks = num_sinks_of(recipe, layer, length, segment.q_stop) or 0
             query = range(segment.q_start, segment.q_stop)
-            readings.append(reading_of(SegmentPositions(recipe, layer, query, length, num_sinks, dtype, device)))
+            positions = SegmentPositions(recipe, layer, query, length, num_sinks, dtype, device)
+            readings.append(reading_of(positions, turns_once))
         return readings
 
     def _attend_pages(
@@ -234,7 +242,8 @@ class PackedAttention:
             return Row(query, (key, value), *_lengths(batch, paged))
         cached, copied = paged["cache"].write(*self._cached_states(key, value, batch, index), paged)
         pages = _narrowed(cached[0], key.shape[-1]), _narrowed(cached[1], value.shape[-1])
-        return Row(query, pages, *_lengths(batch, paged), batch.places, copied, paged["cache"].spare_places)
+        cache = paged["cache"]
+        return Row(query, pages, *_lengths(batch, paged), batch.places, copied, cache.spare_places, cache.rings)
 
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: dict[str, Any], index: int

@@ -1,18 +1,19 @@
 """The rows of a cache that each head of a query reads: those of its keys, and of its values.
 
-Rows are those of all key heads, one head after another. Keys that turn are read in spare places, and their values at
-their own.
+Rows are those of all key heads, one head after another. Keys that turn are read in spare places or in rings, and their
+values at their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from patches.attention.decode.reading import EVERY, Part, Reading
+from patches.attention.decode.reading import Part, Reading
+from patches.attention.decode.rings import Ring, Turning
 from patches.attention.decode.tables import Table
 
 TOGETHER = 256
@@ -24,12 +25,22 @@ Piece = tuple[list[range], Table]
 
 
 class Member(NamedTuple):
-    """A sequence by its number in the step. Its ``length`` keys lie in ``runs`` of the cache."""
+    """A sequence by its number in the step. Its ``length`` keys lie in ``runs`` of the cache.
+
+    ``rings`` are those of keys that turn once, by part of the reading.
+    """
 
     number: int
     reading: Reading
     length: int
     runs: Sequence[range]
+    rings: Mapping[int, Ring] = {}
+
+    @property
+    def turned_keys(self) -> int:
+        """The number of keys that turn without a ring."""
+        in_rings = (part.once.positions for n, part in enumerate(self.reading.parts) if part.once and n in self.rings)
+        return self.reading.turned_keys - sum(map(len, in_rings))
 
 
 class TurnedKeys(NamedTuple):
@@ -41,11 +52,19 @@ class TurnedKeys(NamedTuple):
     rotation: Table
 
 
+class NewKeys(NamedTuple):
+    """Keys in ``runs`` of the cache turn by a ``table`` to the ``places`` of a ring."""
+
+    runs: list[range]
+    places: np.ndarray
+    table: Table
+
+
 class Keys(NamedTuple):
     """Keys of one sequence by the ``turns`` of its query, each of which reads ``sizes`` of them.
 
     Parts are in this order, with a number of keys each, and all of their ``runs`` in the cache too. Some of these keys
-    are ``turned`` by a table.
+    are ``turned`` by a table. Others are read at the places of a ring, among them ``new`` ones.
     """
 
     turns: list[Table | None]
@@ -53,24 +72,41 @@ class Keys(NamedTuple):
     parts: list[tuple[Part, int]]
     runs: list[range]
     turned: list[tuple[slice, Table]]
+    in_rings: list[tuple[slice, np.ndarray]]
+    new: list[NewKeys]
 
     @classmethod
     def of(cls, member: Member) -> Keys:
-        parts, length = member.reading.parts, member.length
-        if len(parts) == 1 and parts[0].columns == EVERY:
-            return cls([parts[0].query], [length], [(parts[0], length)], list(member.runs), list(parts[0].keys))
-        turns = {id(part.query): part.query for part in parts}
-        ordered = [part for one in turns for part in parts if id(part.query) == one]
-        spans = [range(length)[part.columns] for part in ordered]
-        sizes = dict.fromkeys(turns, 0)
-        turned, before = [], 0
-        for part, span in zip(ordered, spans, strict=True):
+        """Rings then have the new keys. So it is for one step, which every layer ends."""
+        length, parts = member.length, list(enumerate(member.reading.parts))
+        turns = {id(part.query): part.query for _, part in parts}
+        ordered = [(number, part) for one in turns for number, part in parts if id(part.query) == one]
+        spans = [range(length)[part.columns] for _, part in ordered]
+        sizes, before = dict.fromkeys(turns, 0), 0
+        own = cls([*turns.values()], [], [], [], [], [], [])
+        for (number, part), span in zip(ordered, spans, strict=True):
             sizes[id(part.query)] += len(span)
-            turned += [(slice(before + piece.start, before + piece.stop), table) for piece, table in part.keys]
+            own.parts.append((part, len(span)))
+            runs = list(_part_of(member.runs, span))
+            if number in member.rings:
+                assert part.once is not None
+                own._read_ring(member.rings[number], part.once, runs, before)
+            else:
+                own.turned.extend(
+                    (slice(before + piece.start, before + piece.stop), table) for piece, table in part.keys
+                )
+            own.runs.extend(runs)
             before += len(span)
-        runs = [run for span in spans for run in _part_of(member.runs, span)]
-        counted = list(zip(ordered, map(len, spans), strict=True))
-        return cls([*turns.values()], [*sizes.values()], counted, runs, turned)
+        own.sizes.extend(sizes.values())
+        return own
+
+    def _read_ring(self, ring: Ring, turning: Turning, runs: list[range], column: int) -> None:
+        """Have the keys of ``turning``, in ``runs`` of the cache, from the ``column`` on at the places of ``ring``."""
+        positions = turning.positions
+        self.in_rings.append((slice(column, column + len(positions)), ring.places(positions)))
+        new = ring.add(positions)
+        own = list(_part_of(runs, range(new.start - positions.start, new.stop - positions.start)))
+        self.new.append(NewKeys(own, ring.places(new), turning.table(new)))
 
 
 def _part_of(runs: Sequence[range], span: range) -> Iterator[range]:
@@ -105,8 +141,9 @@ def _firsts(heads: int, cached: tuple[int, int]) -> np.ndarray:
 def with_turned(
     own: Sequence[Keys], values: np.ndarray, heads: int, cached: tuple[int, int], spare: int
 ) -> tuple[torch.Tensor, list[TurnedKeys]]:
-    """The columns of keys whose values are at ``values``: those of keys that turn are from the place ``spare`` on."""
-    if not any(each.turned for each in own):
+    """The columns of keys whose values are at ``values``: those of keys that turn are from the place ``spare`` on, or
+    those of rings."""
+    if not any(each.turned or each.in_rings for each in own):
         return torch.from_numpy(values), []
     columns, firsts, place, stop = values.copy(), _firsts(heads, cached), spare, 0
     pieces: list[Piece] = []
@@ -117,7 +154,27 @@ def with_turned(
             first, place = place, place + piece.stop - piece.start
             by_head[:, piece] = firsts + np.arange(first, place)
             pieces.append((list(_part_of(each.runs, range(piece.start, piece.stop))), table))
-    return torch.from_numpy(columns), list(_gathered(pieces, spare))
+        for piece, places in each.in_rings:
+            by_head[:, piece] = firsts + places
+    return torch.from_numpy(columns), list(_gathered(pieces, spare)) if pieces else []
+
+
+class NewRows(NamedTuple):
+    """Rows int64 [n] of new keys in the cache, and those that they turn to, for each key head."""
+
+    written: torch.Tensor
+    turned: torch.Tensor
+
+    @classmethod
+    def of(cls, own: Sequence[Keys], kv_heads: int, places: int) -> NewRows | None:
+        """None without a new key. The keys of one table follow one another by head."""
+        new = [each for keys in own for each in keys.new]
+        if not new:
+            return None
+        firsts = _firsts(kv_heads, (kv_heads, places))
+        written = [firsts + np.concatenate([np.arange(run.start, run.stop) for run in each.runs]) for each in new]
+        turned = [firsts + each.places for each in new]
+        return cls(*(torch.from_numpy(np.concatenate([rows.ravel() for rows in part])) for part in (written, turned)))
 
 
 def _gathered(pieces: Sequence[Piece], spare: int) -> Iterator[TurnedKeys]:

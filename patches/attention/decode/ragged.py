@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from patches.attention.decode.columns import Keys, Member, TurnedKeys, columns_of, edges, with_turned
+from patches.attention.decode.columns import Keys, Member, NewRows, TurnedKeys, columns_of, edges, with_turned
 from patches.attention.decode.tables import Table
-from patches.encoding.rotary import turn, turn_into, upcast
+from patches.encoding.rotary import turn_, turn_into, upcast
 
 MOST_HEADS = 8
 """Query heads of each key head. Each reads the keys again; the ordinary kernel reads them once for all."""
@@ -31,14 +31,43 @@ INSTRUCTIONS = ("AVX2", "AVX512")
 """Processors that FBGEMM has kernels for."""
 
 
+class Changed(NamedTuple):
+    """Memory for ``queries`` [rows, head_dim], by their ``numbers`` in the step, with their ``factor`` [rows, 1].
+
+    ``new`` keys [n, head_dim] are behind them, at the rows ``written`` of the cache, and turn to its rows ``kept``. The
+    ``whole`` memory has the ``rotation``. A field is None without it.
+    """
+
+    whole: torch.Tensor
+    queries: torch.Tensor
+    numbers: torch.Tensor
+    factor: torch.Tensor | None
+    rotation: Table | None
+    new: torch.Tensor
+    rows: NewRows | None
+
+    def states(self, query: torch.Tensor, cached: torch.Tensor, *, interleaved: bool, offset: int) -> torch.Tensor:
+        """The changed ones of ``query`` [all rows, head_dim]. New keys turn within ``cached``."""
+        torch.index_select(query, 0, self.numbers, out=self.queries)
+        if self.factor is not None:
+            self.queries.mul_(self.factor)
+        if self.rows is not None:
+            torch.index_select(cached, 0, self.rows.written, out=self.new)
+        if self.rotation is not None:
+            turn_(self.whole, *self.rotation, interleaved=interleaved, offset=offset)
+        if self.rows is not None:
+            cached.index_copy_(0, self.rows.turned, self.new)
+        return self.queries
+
+
 class RaggedBatch(NamedTuple):
     """Sequences ``members``, by their number in the step.
 
     A row of ``scores`` [rows, kv_heads x places] is one head of a sequence under one turn of its query. Their
     ``entries`` [n] are at the ``columns`` [n]. Rows of one head follow one another: ``distributions`` [heads, keys] are
-    views of the entries, and ``bags`` [members x heads] begin there. ``queries`` [rows] number the queries. They turn
-    by ``rotation`` and have the ``factor`` [rows, 1], entries the ``bias`` [n]. Entries of ``turned`` keys have their
-    values at other ``values`` [n] than ``columns``. A field is None without it.
+    views of the entries, and ``bags`` [members x heads] begin there. Queries may be ``changed``, and entries have the
+    ``bias`` [n]. Entries of ``turned`` keys have their values at other ``values`` [n] than ``columns``. A field is None
+    without it.
     """
 
     members: list[int]
@@ -49,9 +78,7 @@ class RaggedBatch(NamedTuple):
     turned: list[TurnedKeys]
     distributions: list[torch.Tensor]
     bags: torch.Tensor
-    queries: torch.Tensor | None
-    factor: torch.Tensor | None
-    rotation: Table | None
+    changed: Changed | None
     bias: torch.Tensor | None
     interleaved: bool
     offset: int
@@ -96,7 +123,9 @@ def ragged_batch(
     sizes = [size for each in own for size in each.sizes * heads]
     scores = _sparse(torch.from_numpy(edges(sizes).astype(integer)), columns, entries, places * kv_heads)
     bags = torch.from_numpy(edges(np.repeat(counts, heads))[:-1].astype(integer))
-    turning = [each.reading for each in members if any(part.query or part.keys for part in each.reading.parts)]
+    turning = [
+        each.reading for each in members if any(part.query or part.pieces or part.once for part in each.reading.parts)
+    ]
     return RaggedBatch(
         [member.number for member in members],
         scores,
@@ -106,9 +135,7 @@ def ragged_batch(
         turned,
         _distributions(entries, counts, heads),
         bags,
-        _queries(members, own, sequences, heads),
-        _factor(members, own, heads),
-        _rotation(own, heads),
+        _changed(members, own, sequences, heads, keys.shape),
         _bias(own, heads),
         *((turning[0].interleaved, turning[0].offset) if turning else (False, 0)),
     )
@@ -118,20 +145,16 @@ def ragged_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, batch: RaggedBatch
 ) -> torch.Tensor:
     """Output [1, members, heads, value dim] of the members' queries in ``query``. Tensors are as in ``has_sums``."""
-    heads, entries = query.shape[1], batch.entries
+    heads, entries, changed = query.shape[1], batch.entries, batch.changed
     states = query[0].transpose(0, 1).reshape(-1, query.shape[-1])
-    if batch.queries is not None:
-        states = states.index_select(0, batch.queries)
-    if batch.factor is not None:
-        states = states * batch.factor
-    if batch.rotation is not None:
-        states = turn(states, *batch.rotation, interleaved=batch.interleaved, offset=batch.offset)
+    rows = keys.view(-1, keys.shape[-1])
+    if changed is not None:
+        states = changed.states(states, rows, interleaved=batch.interleaved, offset=batch.offset)
     for source, spare, table in batch.turned:
         own = keys[:, source] if isinstance(source, slice) else keys.index_select(1, source)
         turn_into(keys[:, spare], own, *table, interleaved=batch.interleaved, offset=batch.offset)
     entries.zero_()  # they are added times 0, and infinity times 0 is no number
-    keys = keys.view(-1, keys.shape[-1]).t()
-    torch.ops.aten.sparse_sampled_addmm.out(batch.scores, states, keys, beta=0.0, alpha=scaling, out=batch.scores)
+    torch.ops.aten.sparse_sampled_addmm.out(batch.scores, states, rows.t(), beta=0.0, alpha=scaling, out=batch.scores)
     if batch.bias is not None:
         entries += batch.bias
     for each in batch.distributions:
@@ -161,12 +184,18 @@ def _distributions(entries: torch.Tensor, counts: Sequence[int], heads: int) -> 
     return [part.view(rows, count) for part, (count, rows) in zip(parts, groups, strict=True)]
 
 
-def _queries(members: Sequence[Member], own: Sequence[Keys], sequences: int, heads: int) -> torch.Tensor | None:
+def _changed(
+    members: Sequence[Member], own: Sequence[Keys], sequences: int, heads: int, cached: Sequence[int]
+) -> Changed | None:
     numbers, turns = [member.number for member in members], [len(each.turns) for each in own]
-    if numbers == list(range(sequences)) and max(turns) == 1:
+    factor, rotation, new = _factor(members, own, heads), _rotation(own, heads, cached[0]), NewRows.of(own, *cached[:2])
+    if numbers == list(range(sequences)) and max(turns) == 1 and factor is None and rotation is None:
         return None
     rows = [np.repeat(number * heads + np.arange(heads), count) for number, count in zip(numbers, turns, strict=True)]
-    return torch.from_numpy(np.concatenate(rows))
+    queries = torch.from_numpy(np.concatenate(rows))
+    edge, count = len(queries), 0 if new is None else len(new.written)
+    whole = torch.empty(edge + count, cached[2], dtype=torch.float32)
+    return Changed(whole, whole[:edge], queries, factor, rotation, whole[edge:], new)
 
 
 def _factor(members: Sequence[Member], own: Sequence[Keys], heads: int) -> torch.Tensor | None:
@@ -178,15 +207,20 @@ def _factor(members: Sequence[Member], own: Sequence[Keys], heads: int) -> torch
     return torch.from_numpy(np.repeat(np.array(factors, np.float32), rows))[:, None]
 
 
-def _rotation(own: Sequence[Keys], heads: int) -> Table | None:
-    """Rotations [rows, rotary_dim], by nothing where a query does not turn."""
+def _rotation(own: Sequence[Keys], heads: int, kv_heads: int) -> Table | None:
+    """Rotations [rows, rotary_dim] of queries, by nothing where one does not turn, and then of new keys."""
     tables = [table for each in own for table in each.turns if table is not None]
-    if not tables:
-        return None
     numbers = iter(range(1, 1 + len(tables)))
     rows = [row for each in own for row in [0 if table is None else next(numbers) for table in each.turns] * heads]
+    count = 1 + len(tables)
+    for new in (new for each in own for new in each.new):
+        rows += [*range(count, count + len(new.places))] * kv_heads
+        tables.append(new.table)
+        count += len(new.places)
+    if not tables:
+        return None
     cos, sin = ([table[part].numpy() for table in tables] for part in (0, 1))
-    still = np.ones_like(cos[0]), np.zeros_like(sin[0])
+    still = np.ones_like(cos[0][:1]), np.zeros_like(sin[0][:1])
     whole = np.concatenate((still[0], *cos)), np.concatenate((still[1], *sin))
     return torch.from_numpy(whole[0][rows]), torch.from_numpy(whole[1][rows])
 

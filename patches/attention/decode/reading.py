@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from patches.attention.decode.tables import Table, bias_by_distance, moves, shared_rotation
+from patches.attention.decode.rings import Turning
+from patches.attention.decode.tables import Table, bias_by_distance, moves, rotations, shared_rotation
 from patches.attention.positions import SegmentPositions
 from patches.encoding.recipe import Band, PositionMap
 
@@ -27,13 +28,22 @@ class Part(NamedTuple):
     """Keys that one call reads, the same in all layers: their ``columns``, and the additive ``bias``
     [1, heads, 1, keys].
 
-    The query turns by ``query``. In ``keys``, each piece of the columns has the table that its keys turn by.
+    The query turns by ``query``. In ``pieces``, each piece of the columns has the table that its keys turn by. In their
+    place, ``once`` has all keys of a part that each turn once.
     """
 
     columns: slice = EVERY
     query: Table | None = None
-    keys: tuple[tuple[slice, Table], ...] = ()
+    pieces: tuple[tuple[slice, Table], ...] = ()
     bias: torch.Tensor | None = None
+    once: Turning | None = None
+
+    @property
+    def keys(self) -> tuple[tuple[slice, Table], ...]:
+        """``pieces``, also of keys that turn once."""
+        if self.once is None:
+            return self.pieces
+        return ((slice(0, len(self.once.positions)), self.once.table(self.once.positions)),)
 
 
 class Reading(NamedTuple):
@@ -55,15 +65,16 @@ class Reading(NamedTuple):
     @property
     def turned_keys(self) -> int:
         """The number of keys that it reads in other positions than they were written in."""
-        return sum(len(table[0]) for part in self.parts for _, table in part.keys)
+        turning = sum(len(table[0]) for part in self.parts for _, table in part.pieces)
+        return turning + sum(len(part.once.positions) for part in self.parts if part.once)
 
 
 ORDINARY = Reading([Part()])
 """Ordinary causal attention to all keys."""
 
 
-def reading_of(segment: SegmentPositions) -> Reading:
-    """The reading of the single query of ``segment``."""
+def reading_of(segment: SegmentPositions, turns_once: bool = False) -> Reading:
+    """The reading of the single query of ``segment``. With ``turns_once``, keys turn once, on a CPU in inference."""
     resolved, reached, few = segment.resolved, segment.reached(), segment.length <= FEW
     base = resolved.recipe.base
     query_map = _shared_map(segment, reached) if few and len(reached) > 1 else base
@@ -71,14 +82,16 @@ def reading_of(segment: SegmentPositions) -> Reading:
     parts = []
     for band, columns in reached:
         turns = not segment.is_as_written(band.key_map)
-        own = query_map if turns else band.query_map
+        spans = segment.spans(columns)
+        once = Turning(band.key_map, resolved, spans[0]) if turns and turns_once and len(spans) == 1 else None
+        own = query_map if turns and once is None else band.query_map
         if own not in queries:
-            queries[own] = (
-                None if segment.is_as_written(own) else shared_rotation(_query_moves(segment, own, base), resolved)
-            )
-        whole = slice(0, columns.stop - columns.start)
-        keys = ((whole, shared_rotation(_excess(segment, band, columns, own), resolved)),) if turns else ()
-        parts.append(Part(columns, queries[own], keys, _bias(segment, band, columns)))
+            queries[own] = None if segment.is_as_written(own) else _query_table(segment, own, turns_once)
+        pieces: tuple[tuple[slice, Table], ...] = ()
+        if turns and once is None:
+            whole = slice(0, columns.stop - columns.start)
+            pieces = ((whole, shared_rotation(_excess(segment, band, columns, own), resolved)),)
+        parts.append(Part(columns, queries[own], pieces, _bias(segment, band, columns), once))
     if few and len(parts) > 1:
         parts = _joined(parts)
     if len(parts) == 1 and parts[0].columns == slice(0, segment.length):
@@ -111,13 +124,14 @@ def _joined(parts: list[Part]) -> list[Part]:
     joined: list[Part] = []
     for part in sorted(parts, key=lambda part: part.columns.start):
         last = joined[-1] if joined else None
-        if last is None or last.columns.stop != part.columns.start or last.query is not part.query:
+        is_next = last is not None and last.columns.stop == part.columns.start and last.query is part.query
+        if last is None or not is_next or last.once or part.once:
             joined.append(part)
             continue
         bias = None if last.bias is None or part.bias is None else torch.cat((last.bias, part.bias), -1)
         columns, by = slice(last.columns.start, part.columns.stop), part.columns.start - last.columns.start
-        moved = ((slice(piece.start + by, piece.stop + by), table) for piece, table in part.keys)
-        joined[-1] = Part(columns, last.query, (*last.keys, *moved), bias)
+        moved = ((slice(piece.start + by, piece.stop + by), table) for piece, table in part.pieces)
+        joined[-1] = Part(columns, last.query, (*last.pieces, *moved), bias)
     return joined
 
 
@@ -127,6 +141,13 @@ def _excess(segment: SegmentPositions, band: Band, columns: slice, query_map: Po
     base, device = segment.resolved.recipe.base, segment.device
     keys = [moves(band.key_map, base, span, device) for span in segment.spans(columns)]
     return _query_moves(segment, query_map, band.query_map) + (keys[0] if len(keys) == 1 else torch.cat(keys))
+
+
+def _query_table(segment: SegmentPositions, to: PositionMap, is_shared: bool) -> Table:
+    """The rotation of the query from the base to ``to``."""
+    if is_shared:
+        return rotations(to, segment.resolved, range(segment.q_start, segment.q_stop))
+    return shared_rotation(_query_moves(segment, to, segment.resolved.recipe.base), segment.resolved)
 
 
 def _query_moves(segment: SegmentPositions, to: PositionMap, base: PositionMap) -> torch.Tensor:

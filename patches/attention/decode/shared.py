@@ -6,7 +6,7 @@ about as many keys. The rule knows shapes only, so a server computes the same af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from patches.attention.decode.ragged import (
     ragged_batch,
 )
 from patches.attention.decode.reading import Reading
+from patches.attention.decode.rings import Ring, Rings
 from patches.attention.decode.strided import StridedBatch, strided_attention, strided_batches
 
 LEAST_SCORES, LEAST_ALONE, MOST_SCORES = 4096, 1 << 14, 1 << 21
@@ -52,6 +53,11 @@ class SharedCalls(NamedTuple):
 NONE = SharedCalls(None, [])
 
 
+def has_rings(query: torch.Tensor, cached: Cached) -> bool:
+    """True if keys turn once for the sums of a step."""
+    return torch.is_inference_mode_enabled() and has_sums(query, *cached)
+
+
 def shared_calls(
     readings: Sequence[Reading | None],
     places: Sequence[range | None],
@@ -60,13 +66,14 @@ def shared_calls(
     query: torch.Tensor,
     cached: Cached,
     spare: range = range(0),
+    rings: tuple[Rings, Sequence[Hashable]] | None = None,
 ) -> SharedCalls:
     """The shared calls of sequences with ``lengths`` keys. Those without a reading are in none.
 
     ``places`` are as in ``strided_batches``, and ``runs`` are the places of a sequence's keys. Those in ``spare`` are
-    of none. Tensors are as in ``attend``.
+    of none. Tensors are as in ``attend``. With ``rings`` come the names of all sequences.
     """
-    first = _ragged(readings, runs, lengths, query, cached, spare)
+    first = _ragged(readings, runs, lengths, query, cached, spare, rings)
     if first is not None:
         readings = [None if number in first.members else reading for number, reading in enumerate(readings)]
     return SharedCalls(first, strided_batches(readings, places, lengths, query, cached[0].shape[0]))
@@ -79,22 +86,39 @@ def _ragged(
     query: torch.Tensor,
     cached: Cached,
     spare: range,
+    rings: tuple[Rings, Sequence[Hashable]] | None,
 ) -> RaggedBatch | None:
     """All sequences, as long as there is room for the keys that turn."""
     if not has_sums(query, *cached):
         return None
     heads, kv_heads, dim = query.shape[1], cached[0].shape[0], query.shape[3]
-    read: dict[int, Reading] = {}
-    scores, room = 0, len(spare)
-    for number, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
-        if reading is None or reading.turned_keys > room or not is_short(reading.keys(length), heads, kv_heads, dim):
-            continue
-        read[number] = reading
-        scores += heads * reading.keys(length)
-        room -= reading.turned_keys
-    if not read or (len(read) == 1 and heads > FEW_HEADS * kv_heads):
+    each = enumerate(zip(readings, lengths, strict=True))
+    read = {
+        number: reading
+        for number, (reading, length) in each
+        if reading is not None and is_short(reading.keys(length), heads, kv_heads, dim)
+    }
+    in_rings = {number: _rings_of(reading, number, rings) for number, reading in read.items()}
+    spare = spare if rings is None else rings[0].free
+    members, scores, room = list[Member](), 0, len(spare)
+    for number, reading in read.items():
+        member = Member(number, reading, lengths[number], runs(number), in_rings[number])
+        if member.turned_keys <= room:
+            members.append(member)
+            scores += heads * reading.keys(member.length)
+            room -= member.turned_keys
+    if not members or (len(members) == 1 and heads > FEW_HEADS * kv_heads):
         return None
-    if not (LEAST_SCORES if len(read) > 1 else LEAST_ALONE) <= scores <= MOST_SCORES:
+    if not (LEAST_SCORES if len(members) > 1 else LEAST_ALONE) <= scores <= MOST_SCORES:
         return None
-    members = [Member(number, reading, lengths[number], runs(number)) for number, reading in read.items()]
     return ragged_batch(members, len(readings), heads, cached[0], spare.start)
+
+
+def _rings_of(reading: Reading, number: int, rings: tuple[Rings, Sequence[Hashable]] | None) -> dict[int, Ring]:
+    """The rings of a sequence by part of its reading, as far as there are places for them."""
+    if rings is None:
+        return {}
+    of, names = rings
+    once = ((part, each.once) for part, each in enumerate(reading.parts) if each.once is not None)
+    found = ((part, of.ring(names[number], part, turning)) for part, turning in once)
+    return {part: ring for part, ring in found if ring is not None}

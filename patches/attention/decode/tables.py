@@ -25,6 +25,8 @@ NARROW = 16
 """Rows of a table of few positions. Some encodings need another one in every step; they leave the wide tables alone."""
 BLOCK = 256
 """Positions whose moves are made at once. 512 blocks of 64 pairs take 34 MB, of one 0.5 MB."""
+ROTATIONS = 64
+"""Positions whose rotations are made at once. 512 blocks of 128 numbers, cos and sin, take 34 MB."""
 MOST_DISTANCES = 16384
 """Columns of a bias. 16 tables for 32 heads take 34 MB."""
 MOST_ENDS = 1 << 18
@@ -58,6 +60,21 @@ def shared_rotation(by: torch.Tensor, resolved: ResolvedRecipe) -> Table:
         return rotation(by, resolved.turns, resolved.interleaved)
     shared = _narrow if len(by) <= NARROW else _wide
     return shared(by.numpy().tobytes(), by.dtype, by.shape, resolved.turns, resolved.interleaved)
+
+
+def rotations(to: PositionMap, resolved: ResolvedRecipe, positions: range) -> Table:
+    """The rotations of states at ``positions`` from the base of ``resolved`` to ``to``, on a CPU in inference."""
+    first, last = positions.start // ROTATIONS, (positions.stop - 1) // ROTATIONS
+    blocks = [_rotations(to, resolved, number) for number in range(first, last + 1)]
+    cos, sin = blocks[0] if first == last else (torch.cat(parts) for parts in zip(*blocks, strict=True))
+    own = slice(positions.start - first * ROTATIONS, positions.stop - first * ROTATIONS)
+    return cos[own], sin[own]
+
+
+@lru_cache(512)
+def _rotations(to: PositionMap, resolved: ResolvedRecipe, number: int) -> Table:
+    positions = torch.arange(number * ROTATIONS, (number + 1) * ROTATIONS, device="cpu")
+    return rotation(moved(to, resolved.recipe.base, positions), resolved.turns, resolved.interleaved)
 
 
 def rotation(by: torch.Tensor, turns: tuple[float, ...], interleaved: bool) -> Table:

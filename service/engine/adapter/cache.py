@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -14,6 +14,7 @@ from transformers.generation.continuous_batching.cache_allocators import FULL_AT
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from typing_extensions import override
 
+from patches import Rings
 from service.engine.adapter.runs import forget
 from service.engine.adapter.windowed import WindowedAllocator, allocator_of
 from service.engine.out_of_memory import whole_card
@@ -38,6 +39,8 @@ class EncodingCache(PagedAttentionCache):
     """Request id -> its places, from its first key on, for requests of this step whose keys need no copy."""
     tables: dict[str, tuple[list[int], tuple[int, ...]]]
     """Request id -> its blocks, and their pages as layers number them."""
+    rings: dict[Hashable, Rings]
+    """Kind of layer -> its keys that turn once."""
 
     @property
     def page_size(self) -> int:

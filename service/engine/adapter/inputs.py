@@ -83,7 +83,8 @@ class SlottedInputs(ContinuousBatchingIOs):
             self._add_slots(written, sequences)
         if self.backend is None:
             in_row = decodes and windowed is not None and windowed.runs is not None
-            self.batch = packed_batch(sequences, [self.cache.in_place.get(name) for name in ids] if in_row else None)
+            places = [self.cache.in_place.get(name) for name in ids] if in_row else None
+            self.batch = packed_batch(sequences, places, ids)
         else:
             pages = [self.cache.pages_of(future.state.request_id) for future in requests_in_batch]
             paged = [PagedSequence(*sequence, *own) for sequence, own in zip(sequences, pages, strict=True)]
@@ -142,9 +143,10 @@ class SlottedInputs(ContinuousBatchingIOs):
     def undo_step(self) -> FutureRequestState:
         """Reset the requests of the batch to their state before it was prepared.
 
-        Returns the one to blame: that with the most new tokens, then the longest.
+        Returns the one to blame: that with the most new tokens, then the longest. In some layers, keys have not turned.
         """
         self._rewind()
+        self.cache.rings.clear()
         return max(self.requests_in_batch, key=lambda future: (future.query_length, future.state.position_offset))
 
     def _rewind(self) -> None:

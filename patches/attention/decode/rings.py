@@ -1,0 +1,103 @@
+"""Keys that a sequence reads turned, from step to step: each turns once, into a ring of spare places.
+
+A band that moves positions near a query has a window of keys. With the query turned for the band, a key's own turn
+depends on its position alone. So a step turns its new key, and the ring has those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from patches.attention.decode.tables import Table, rotations
+from patches.encoding.recipe import PositionMap, ResolvedRecipe
+
+LEAST_SIZE = 64
+"""Places of the smallest ring. One that becomes too small is made anew, twice as large."""
+
+
+class Turning(NamedTuple):
+    """Keys at ``positions``, which were written under the base of ``resolved``, turn to those under ``to``."""
+
+    to: PositionMap
+    resolved: ResolvedRecipe
+    positions: range
+
+    def table(self, positions: range) -> Table:
+        """The rotation of keys at some of the positions."""
+        return rotations(self.to, self.resolved, positions)
+
+
+@dataclass
+class Ring:
+    """``size`` places from ``first`` on. The key of a position is at its remainder by the size.
+
+    It has the keys of the positions ``known``, turned to ``to`` under ``resolved``.
+    """
+
+    first: int
+    size: int
+    to: PositionMap
+    resolved: ResolvedRecipe
+    known: range = range(0)
+
+    def fits(self, turning: Turning) -> bool:
+        is_alike = self.to == turning.to and self.resolved == turning.resolved
+        return is_alike and len(turning.positions) <= self.size
+
+    def add(self, positions: range) -> range:
+        """Have the keys of ``positions``, of which the last is new. Returns those that must turn."""
+        known = range(self.known.start, min(self.known.stop, positions.stop - 1))
+        is_next = known.start <= positions.start < known.stop
+        new = range(known.stop if is_next else positions.start, positions.stop)
+        self.known = range(max(known.start if is_next else new.start, new.stop - self.size), new.stop)
+        return new
+
+    def places(self, positions: range) -> np.ndarray:
+        """The place int64 [n] of each of ``positions``."""
+        return self.first + np.arange(positions.start, positions.stop) % self.size
+
+
+class Rings:
+    """The rings of the sequences of one cache, in places that no sequence has, in layers that read the same keys."""
+
+    def __init__(self, places: range) -> None:
+        self._places = places
+        self._rings: dict[tuple[Hashable, int], Ring] = {}
+
+    @property
+    def free(self) -> range:
+        """The places behind those of all rings."""
+        stops = (ring.first + ring.size for ring in self._rings.values())
+        return range(max(stops, default=self._places.start), self._places.stop)
+
+    def keep(self, names: Iterable[Hashable]) -> None:
+        """Forget the rings of sequences that are not among ``names``."""
+        kept = set(names)
+        if any(name not in kept for name, _ in self._rings):
+            self._rings = {key: ring for key, ring in self._rings.items() if key[0] in kept}
+
+    def ring(self, name: Hashable, band: int, turning: Turning) -> Ring | None:
+        """The ring of a sequence in a ``band``, with room for the keys of ``turning``; None if no place is free."""
+        ring = self._rings.get((name, band))
+        if ring is not None and ring.fits(turning):
+            return ring
+        self._rings.pop((name, band), None)
+        size = max(LEAST_SIZE, 1 << (len(turning.positions) - 1).bit_length())
+        first = self._room(size)
+        if first is None:
+            return None
+        ring = self._rings[name, band] = Ring(first, size, turning.to, turning.resolved)
+        return ring
+
+    def _room(self, size: int) -> int | None:
+        """The first of ``size`` free places."""
+        first = self._places.start
+        for ring in sorted(self._rings.values(), key=lambda ring: ring.first):
+            if ring.first - first >= size:
+                break
+            first = ring.first + ring.size
+        return first if self._places.stop - first >= size else None
