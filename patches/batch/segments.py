@@ -47,8 +47,8 @@ class Batch:
     ``packed`` batches have their sequences one after another in a single row, keys likewise. ``columns`` is the number
     of key columns that a full cache has seen, for layers that cache only the last ones. ``places`` are those of a
     sequence's keys in a cache that attention reads in place. With them are those behind, which only it will write, and
-    which have finite numbers. Sequences whose keys are copied have None. A sequence has the same one of ``names`` in all
-    steps.
+    which have finite numbers. Sequences whose keys are copied have None. A sequence has the same one of ``names`` from
+    step to step.
     """
 
     segments: list[Segment]
@@ -63,6 +63,13 @@ class Batch:
     def is_static(self) -> bool:
         """True if a graph of the forward may be captured: the forward reads nothing from the host."""
         return False
+
+    def follows(self, before: Batch) -> bool:
+        """True if it has the next token of each sequence of ``before``, in the same places."""
+        if self.names != before.names or self.places != before.places:
+            return False
+        each = zip(self.segments, before.segments, strict=True)
+        return all(own.slot == other.slot and own.q_start == other.q_stop for own, other in each)
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """``make()`` once per forward and ``key``: layers differ in weights, not in positions."""

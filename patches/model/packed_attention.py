@@ -17,7 +17,7 @@ import torch
 
 from patches.attention.decode.reading import ORDINARY, Reading, reading_of
 from patches.attention.decode.rings import Rings
-from patches.attention.decode.shared import NONE, SharedCalls, has_rings, shared_calls
+from patches.attention.decode.shared import NONE, Course, SharedCalls, shared_calls, turns_once
 from patches.attention.decode.single_query import read
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
@@ -36,7 +36,7 @@ class Row:
 
     ``cached`` are keys and values of all sequences [1, kv_heads, keys, dim]. With ``places``, they are those of the
     whole cache [kv_heads, places, dim], and ``copied`` has the places of sequences that have none. No sequence has
-    those in ``spare``; ``rings`` divide them, by the layers that read the same keys.
+    those in ``spare``. What decoding keeps is in ``decoding``, by kind of layer.
     """
 
     query: torch.Tensor
@@ -46,7 +46,7 @@ class Row:
     places: list[range | None] | None = None
     copied: torch.Tensor | None = None
     spare: range = range(0)
-    rings: dict[Hashable, Rings] = field(default_factory=dict)
+    decoding: dict[Hashable, Decoding] = field(default_factory=dict)
 
     def sequences(self, members: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Query, keys and values of some sequences, each [1, heads, tokens, dim]."""
@@ -56,10 +56,19 @@ class Row:
         return [(queries[number], keys(number), values(number)) for number in members]
 
     def runs_of(self, number: int) -> list[range]:
-        """The places of a sequence's keys in the whole cache."""
+        """The places of a sequence's keys in the whole cache, and of those that it will have in place."""
         assert self.places is not None
         place = self.places[number]
-        return self._copied_runs[number] if place is None else [range(place.start, place.start + self.num_kv[number])]
+        return self._copied_runs[number] if place is None else [place]
+
+    @property
+    def room(self) -> int:
+        """Keys that each sequence may get in place."""
+        rooms = [
+            0 if place is None else len(place) - length
+            for place, length in zip(self.places or (), self.num_kv, strict=True)
+        ]
+        return min(rooms)
 
     @cached_property
     def _copied_lengths(self) -> dict[int, int]:
@@ -110,6 +119,28 @@ class Plan(NamedTuple):
     shared: SharedCalls
     alone: list[tuple[int, Reading | None]]
     order: torch.Tensor | None
+
+
+STEPS = 8
+"""Steps that a plan serves. With more, each reads more keys in vain."""
+
+
+@dataclass
+class Decoding:
+    """What layers of one kind keep from step to step: ``rings``, and a ``plan`` with the ``batch`` that it serves."""
+
+    rings: Rings
+    plan: Plan | None = None
+    batch: Batch | None = None
+
+    def goes_on(self, batch: Batch) -> Plan | None:
+        """The plan, if ``batch`` is the next step of the same sequences, and the plan serves it."""
+        plan, before = self.plan, self.batch
+        self.plan, self.batch = None, None
+        if plan is None or before is None or not batch.follows(before) or not plan.shared.goes_on():
+            return None
+        self.plan, self.batch = plan, batch
+        return plan
 
 
 class PackedAttention:
@@ -177,13 +208,25 @@ class PackedAttention:
 
     def _plan(self, row: Row, batch: Batch, layer: Layer, role: Role, kind: Hashable) -> Plan:
         """The calls that read the sequences, the same in layers of one ``kind``: one role and window."""
-        rings, shared = None, NONE
-        if row.places is not None and batch.names and row.spare and has_rings(row.query, row.cached):
-            rings = row.rings.setdefault(kind, Rings(row.spare)), batch.names
-            rings[0].keep(batch.names)
-        readings = self._readings(row, batch, layer, role, rings is not None)
+        if row.places is None or not batch.names or not row.spare or not turns_once(row.query, row.cached):
+            return self._planned(row, batch, layer, role, None)
+        decoding = row.decoding.setdefault(kind, Decoding(Rings(row.spare)))
+        decoding.rings.keep(batch.names)
+        plan = decoding.goes_on(batch)
+        if plan is None:
+            plan = decoding.plan = self._planned(row, batch, layer, role, decoding.rings)
+            decoding.batch = batch
+        return plan
+
+    def _planned(self, row: Row, batch: Batch, layer: Layer, role: Role, rings: Rings | None) -> Plan:
+        each = self._readings(row, batch, layer, role, rings is not None)
+        readings, shared = [None if own is None else own[0] for own in each], NONE
         if row.places is not None:
-            own = row.query, row.cached, row.spare, rings
+            course = None
+            if rings is not None:
+                steps = min(0 if own is None else len(own) for own in each)
+                course = Course(batch.names, rings, [[] if own is None else own[1:steps] for own in each])
+            own = row.query, row.cached, row.spare, course
             shared = shared_calls(readings, row.places, row.runs_of, row.num_kv, *own)
         rest = sorted(set(range(len(readings))).difference(shared.members))
         order = [*shared.members, *rest]
@@ -191,23 +234,34 @@ class PackedAttention:
         alone = [(number, readings[number]) for number in rest]
         return Plan(shared, alone, None if is_in_order else torch.tensor(order).argsort())
 
-    def _readings(self, row: Row, batch: Batch, layer: Layer, role: Role, turns_once: bool) -> list[Reading | None]:
-        """The reading of each segment with a single query, None for others."""
-        readings: list[Reading | None] = []
+    def _readings(
+        self, row: Row, batch: Batch, layer: Layer, role: Role, turns_once: bool
+    ) -> list[list[Reading] | None]:
+        """The reading of each segment with a single query, None for others.
+
+        With ``turns_once``, they come with those of the steps behind it that are alike.
+        """
+        readings: list[list[Reading] | None] = []
         dtype, device = row.query.dtype, row.query.device
+        steps = 1 + min(row.room, STEPS - 1) if turns_once else 1
         for segment, new, length in zip(batch.segments, row.new, row.num_kv, strict=True):
             recipe = self._segments.recipe(role, segment.slot)
             if new > 1 or recipe.recipe.relative is not None:
                 readings.append(None)
                 continue
-            sees_all = layer.mask.is_causal_below(segment.q_start + 1)
+            sees_all = layer.mask.is_causal_below(segment.q_start + steps)
             if recipe.is_plain and not recipe.recipe.attention_temperature and sees_all:
-                readings.append(ORDINARY)
+                readings.append([ORDINARY] * steps)
                 continue
-            num_sinks = num_sinks_of(recipe, layer, length, segment.q_stop) or 0
-            query = range(segment.q_start, segment.q_stop)
-            positions = SegmentPositions(recipe, layer, query, length, num_sinks, dtype, device)
-            readings.append(reading_of(positions, turns_once))
+            num_sinks, own = num_sinks_of(recipe, layer, length, segment.q_stop) or 0, list[Reading]()
+            for step in range(steps):
+                query = range(segment.q_start + step, segment.q_stop + step)
+                positions = SegmentPositions(recipe, layer, query, length + step, num_sinks, dtype, device)
+                reading = reading_of(positions, turns_once)
+                if own and not reading.follows(own[-1], length + step):
+                    break
+                own.append(reading)
+            readings.append(own)
         return readings
 
     def _attend_pages(
@@ -243,7 +297,7 @@ class PackedAttention:
         cached, copied = paged["cache"].write(*self._cached_states(key, value, batch, index), paged)
         pages = _narrowed(cached[0], key.shape[-1]), _narrowed(cached[1], value.shape[-1])
         cache = paged["cache"]
-        return Row(query, pages, *_lengths(batch, paged), batch.places, copied, cache.spare_places, cache.rings)
+        return Row(query, pages, *_lengths(batch, paged), batch.places, copied, cache.spare_places, cache.decoding)
 
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: dict[str, Any], index: int

@@ -1,7 +1,7 @@
 """The rows of a cache that each head of a query reads: those of its keys, and of its values.
 
 Rows are those of all key heads, one head after another. Keys that turn are read in spare places or in rings, and their
-values at their own.
+values at their own. Columns have room for the keys of further steps.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from patches.attention.decode.reading import Part, Reading
-from patches.attention.decode.rings import Ring, Turning
+from patches.attention.decode.reading import Reading
+from patches.attention.decode.rings import Ring
 from patches.attention.decode.tables import Table
 
 TOGETHER = 256
@@ -25,7 +25,8 @@ Piece = tuple[list[range], Table]
 
 
 class Member(NamedTuple):
-    """A sequence by its number in the step. Its ``length`` keys lie in ``runs`` of the cache.
+    """A sequence by its number in the step. Its ``length`` keys, and those of the steps ``ahead``, lie in ``runs`` of
+    the cache.
 
     ``rings`` are those of keys that turn once, by part of the reading.
     """
@@ -35,12 +36,27 @@ class Member(NamedTuple):
     length: int
     runs: Sequence[range]
     rings: Mapping[int, Ring] = {}
+    ahead: Sequence[Reading] = ()
 
     @property
     def turned_keys(self) -> int:
         """The number of keys that turn without a ring."""
-        in_rings = (part.once.positions for n, part in enumerate(self.reading.parts) if part.once and n in self.rings)
-        return self.reading.turned_keys - sum(map(len, in_rings))
+        in_rings = sum(len(span) for number, span in enumerate(self.spans_now) if number in self.rings)
+        return self.reading.turned_keys - in_rings
+
+    @property
+    def spans_now(self) -> list[range]:
+        """The keys that each part reads."""
+        return [range(self.length)[part.columns] for part in self.reading.parts]
+
+    @property
+    def spans(self) -> list[range]:
+        """The keys that each part reads, with those that it may read in the steps ahead."""
+        return [range(span.start, span.stop + len(self.ahead)) for span in self.spans_now]
+
+    def places_of(self, keys: range) -> list[range]:
+        """Runs of the cache that have ``keys``."""
+        return list(_part_of(self.runs, keys))
 
 
 class TurnedKeys(NamedTuple):
@@ -52,61 +68,38 @@ class TurnedKeys(NamedTuple):
     rotation: Table
 
 
-class NewKeys(NamedTuple):
-    """Keys in ``runs`` of the cache turn by a ``table`` to the ``places`` of a ring."""
-
-    runs: list[range]
-    places: np.ndarray
-    table: Table
-
-
 class Keys(NamedTuple):
-    """Keys of one sequence by the ``turns`` of its query, each of which reads ``sizes`` of them.
+    """Keys of one sequence by the turns of its query, each of which reads ``sizes`` of them.
 
-    Parts are in this order, with a number of keys each, and all of their ``runs`` in the cache too. Some of these keys
-    are ``turned`` by a table. Others are read at the places of a ring, among them ``new`` ones.
+    ``parts`` of the reading are in this order, each from a column on, and all of their ``runs`` in the cache too. Some
+    of these keys are ``turned`` by a table. Others are read at the places of a ring.
     """
 
-    turns: list[Table | None]
     sizes: list[int]
-    parts: list[tuple[Part, int]]
+    parts: list[tuple[int, int]]
     runs: list[range]
     turned: list[tuple[slice, Table]]
     in_rings: list[tuple[slice, np.ndarray]]
-    new: list[NewKeys]
 
     @classmethod
     def of(cls, member: Member) -> Keys:
-        """Rings then have the new keys. So it is for one step, which every layer ends."""
-        length, parts = member.length, list(enumerate(member.reading.parts))
-        turns = {id(part.query): part.query for _, part in parts}
-        ordered = [(number, part) for one in turns for number, part in parts if id(part.query) == one]
-        spans = [range(length)[part.columns] for _, part in ordered]
-        sizes, before = dict.fromkeys(turns, 0), 0
-        own = cls([*turns.values()], [], [], [], [], [], [])
-        for (number, part), span in zip(ordered, spans, strict=True):
-            sizes[id(part.query)] += len(span)
-            own.parts.append((part, len(span)))
-            runs = list(_part_of(member.runs, span))
-            if number in member.rings:
-                assert part.once is not None
-                own._read_ring(member.rings[number], part.once, runs, before)
-            else:
-                own.turned.extend(
-                    (slice(before + piece.start, before + piece.stop), table) for piece, table in part.keys
-                )
-            own.runs.extend(runs)
-            before += len(span)
-        own.sizes.extend(sizes.values())
+        own, spans, turns = cls([], [], [], [], []), member.spans, member.reading.turns
+        column = 0
+        for turn in range(1 + max(turns)):
+            first = column
+            for number in (number for number, each in enumerate(turns) if each == turn):
+                part, span, ring = member.reading.parts[number], spans[number], member.rings.get(number)
+                own.parts.append((number, column))
+                own.runs.extend(member.places_of(span))
+                if ring is not None and part.once is not None:
+                    start = part.once.positions.start
+                    places = ring.places(range(start, start + len(span)))
+                    own.in_rings.append((slice(column, column + len(span)), places))
+                else:
+                    own.turned.extend((slice(column + each.start, column + each.stop), by) for each, by in part.keys)
+                column += len(span)
+            own.sizes.append(column - first)
         return own
-
-    def _read_ring(self, ring: Ring, turning: Turning, runs: list[range], column: int) -> None:
-        """Have the keys of ``turning``, in ``runs`` of the cache, from the ``column`` on at the places of ``ring``."""
-        positions = turning.positions
-        self.in_rings.append((slice(column, column + len(positions)), ring.places(positions)))
-        new = ring.add(positions)
-        own = list(_part_of(runs, range(new.start - positions.start, new.stop - positions.start)))
-        self.new.append(NewKeys(own, ring.places(new), turning.table(new)))
 
 
 def _part_of(runs: Sequence[range], span: range) -> Iterator[range]:
@@ -121,7 +114,7 @@ def _part_of(runs: Sequence[range], span: range) -> Iterator[range]:
 
 def columns_of(own: Sequence[Keys], heads: int, cached: tuple[int, int], integer: Any) -> np.ndarray:
     """Rows of a cache of (kv_heads, places): for each head of each sequence, its keys by run."""
-    firsts = _firsts(heads, cached).astype(integer)
+    firsts = first_rows(heads, cached).astype(integer)
     columns: np.ndarray = np.empty(heads * sum(sum(each.sizes) for each in own), integer)
     stop = 0
     for each in own:
@@ -132,7 +125,7 @@ def columns_of(own: Sequence[Keys], heads: int, cached: tuple[int, int], integer
     return columns
 
 
-def _firsts(heads: int, cached: tuple[int, int]) -> np.ndarray:
+def first_rows(heads: int, cached: tuple[int, int]) -> np.ndarray:
     """The first row [heads, 1] of each query head's keys in a cache of (kv_heads, places)."""
     kv_heads, places = cached
     return np.arange(heads)[:, None] * kv_heads // heads * places
@@ -142,10 +135,10 @@ def with_turned(
     own: Sequence[Keys], values: np.ndarray, heads: int, cached: tuple[int, int], spare: int
 ) -> tuple[torch.Tensor, list[TurnedKeys]]:
     """The columns of keys whose values are at ``values``: those of keys that turn are from the place ``spare`` on, or
-    those of rings."""
+    in rings."""
     if not any(each.turned or each.in_rings for each in own):
         return torch.from_numpy(values), []
-    columns, firsts, place, stop = values.copy(), _firsts(heads, cached), spare, 0
+    columns, firsts, place, stop = values.copy(), first_rows(heads, cached), spare, 0
     pieces: list[Piece] = []
     for each in own:
         start, stop = stop, stop + heads * sum(each.sizes)
@@ -157,24 +150,6 @@ def with_turned(
         for piece, places in each.in_rings:
             by_head[:, piece] = firsts + places
     return torch.from_numpy(columns), list(_gathered(pieces, spare)) if pieces else []
-
-
-class NewRows(NamedTuple):
-    """Rows int64 [n] of new keys in the cache, and those that they turn to, for each key head."""
-
-    written: torch.Tensor
-    turned: torch.Tensor
-
-    @classmethod
-    def of(cls, own: Sequence[Keys], kv_heads: int, places: int) -> NewRows | None:
-        """None without a new key. The keys of one table follow one another by head."""
-        new = [each for keys in own for each in keys.new]
-        if not new:
-            return None
-        firsts = _firsts(kv_heads, (kv_heads, places))
-        written = [firsts + np.concatenate([np.arange(run.start, run.stop) for run in each.runs]) for each in new]
-        turned = [firsts + each.places for each in new]
-        return cls(*(torch.from_numpy(np.concatenate([rows.ravel() for rows in part])) for part in (written, turned)))
 
 
 def _gathered(pieces: Sequence[Piece], spare: int) -> Iterator[TurnedKeys]:

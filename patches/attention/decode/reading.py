@@ -38,6 +38,13 @@ class Part(NamedTuple):
     bias: torch.Tensor | None = None
     once: Turning | None = None
 
+    def follows(self, before: Part, length: int) -> bool:
+        """As for a reading."""
+        own, others = range(length)[self.columns], range(length - 1)[before.columns]
+        has_moved = own.start - others.start in (0, 1) and own.stop - others.stop in (0, 1)
+        is_alike = (self.bias is None) == (before.bias is None) and (self.once is None) == (before.once is None)
+        return has_moved and is_alike and not (self.pieces or before.pieces)
+
     @property
     def keys(self) -> tuple[tuple[slice, Table], ...]:
         """``pieces``, also of keys that turn once."""
@@ -61,6 +68,28 @@ class Reading(NamedTuple):
     def keys(self, length: int) -> int:
         """The number of keys that it reads, of ``length``."""
         return sum(len(range(length)[part.columns]) for part in self.parts)
+
+    @property
+    def turns(self) -> list[int]:
+        """For each part, the number of its query's turn: parts with one query share a softmax."""
+        distinct: dict[int, int] = {}
+        return [distinct.setdefault(id(part.query), len(distinct)) for part in self.parts]
+
+    @property
+    def queries(self) -> list[Table | None]:
+        """The turns of the query."""
+        return list({id(part.query): part.query for part in self.parts}.values())
+
+    @property
+    def turns_states(self) -> bool:
+        """True if its query turns, or keys."""
+        return any(part.query or part.pieces or part.once for part in self.parts)
+
+    def follows(self, before: Reading, length: int) -> bool:
+        """True if it reads ``length`` keys as ``before`` read one less: parts have at most one key more, and less."""
+        if len(self.parts) != len(before.parts) or self.turns != before.turns or self.multiplier != before.multiplier:
+            return False
+        return all(one.follows(other, length) for one, other in zip(self.parts, before.parts, strict=True))
 
     @property
     def turned_keys(self) -> int:

@@ -44,17 +44,20 @@ class Ring:
     resolved: ResolvedRecipe
     known: range = range(0)
 
-    def fits(self, turning: Turning) -> bool:
+    def fits(self, turning: Turning, room: int) -> bool:
         is_alike = self.to == turning.to and self.resolved == turning.resolved
-        return is_alike and len(turning.positions) <= self.size
+        return is_alike and len(turning.positions) + room <= self.size
 
-    def add(self, positions: range) -> range:
-        """Have the keys of ``positions``, of which the last is new. Returns those that must turn."""
-        known = range(self.known.start, min(self.known.stop, positions.stop - 1))
-        is_next = known.start <= positions.start < known.stop
-        new = range(known.stop if is_next else positions.start, positions.stop)
-        self.known = range(max(known.start if is_next else new.start, new.stop - self.size), new.stop)
-        return new
+    def missing(self, positions: range) -> range:
+        """Those of ``positions`` whose keys must turn. The last of them is new, also where a step is repeated."""
+        has_rest = self.known.start <= positions.start < self.known.stop
+        return range(min(self.known.stop, positions.stop - 1) if has_rest else positions.start, positions.stop)
+
+    def add(self, positions: range) -> None:
+        """Have the keys of ``positions``: those that were missing have turned."""
+        missing = self.missing(positions)
+        first = positions.start if missing == positions else self.known.start
+        self.known = range(max(first, positions.stop - self.size), positions.stop)
 
     def places(self, positions: range) -> np.ndarray:
         """The place int64 [n] of each of ``positions``."""
@@ -80,17 +83,20 @@ class Rings:
         if any(name not in kept for name, _ in self._rings):
             self._rings = {key: ring for key, ring in self._rings.items() if key[0] in kept}
 
-    def ring(self, name: Hashable, band: int, turning: Turning) -> Ring | None:
-        """The ring of a sequence in a ``band``, with room for the keys of ``turning``; None if no place is free."""
-        ring = self._rings.get((name, band))
-        if ring is not None and ring.fits(turning):
+    def ring(self, name: Hashable, part: int, turning: Turning, room: int) -> Ring | None:
+        """The ring of a sequence for a ``part`` of its reading, if enough places are free.
+
+        It has room for the keys of ``turning``, and as many more.
+        """
+        ring = self._rings.get((name, part))
+        if ring is not None and ring.fits(turning, room):
             return ring
-        self._rings.pop((name, band), None)
-        size = max(LEAST_SIZE, 1 << (len(turning.positions) - 1).bit_length())
+        self._rings.pop((name, part), None)
+        size = max(LEAST_SIZE, 1 << (len(turning.positions) + room - 1).bit_length())
         first = self._room(size)
         if first is None:
             return None
-        ring = self._rings[name, band] = Ring(first, size, turning.to, turning.resolved)
+        ring = self._rings[name, part] = Ring(first, size, turning.to, turning.resolved)
         return ring
 
     def _room(self, size: int) -> int | None:

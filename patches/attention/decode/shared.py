@@ -44,6 +44,14 @@ class SharedCalls(NamedTuple):
         first = [] if self.ragged is None else self.ragged.members
         return [*first, *(number for each in self.strided for number in each.members)]
 
+    def goes_on(self) -> bool:
+        """Have the next step of the same sequences; False if it needs other calls."""
+        ragged = self.ragged
+        if self.strided or ragged is None or ragged.step + 1 == len(ragged.changes):
+            return False
+        ragged.begin(ragged.step + 1)
+        return True
+
     def attend(self, query: torch.Tensor, cached: Cached, scaling: float) -> list[torch.Tensor]:
         """Outputs [1, members, heads, value dim] of each call, for ``query`` [1, heads, sequences, head_dim]."""
         first = [] if self.ragged is None else [ragged_attention(query, *cached, scaling, self.ragged)]
@@ -53,7 +61,18 @@ class SharedCalls(NamedTuple):
 NONE = SharedCalls(None, [])
 
 
-def has_rings(query: torch.Tensor, cached: Cached) -> bool:
+class Course(NamedTuple):
+    """A step among those behind it: the ``names`` of its sequences, their ``rings``, and their readings ``ahead``.
+
+    There are as many of each sequence.
+    """
+
+    names: Sequence[Hashable]
+    rings: Rings
+    ahead: Sequence[Sequence[Reading]]
+
+
+def turns_once(query: torch.Tensor, cached: Cached) -> bool:
     """True if keys turn once for the sums of a step."""
     return torch.is_inference_mode_enabled() and has_sums(query, *cached)
 
@@ -66,14 +85,14 @@ def shared_calls(
     query: torch.Tensor,
     cached: Cached,
     spare: range = range(0),
-    rings: tuple[Rings, Sequence[Hashable]] | None = None,
+    course: Course | None = None,
 ) -> SharedCalls:
     """The shared calls of sequences with ``lengths`` keys. Those without a reading are in none.
 
-    ``places`` are as in ``strided_batches``, and ``runs`` are the places of a sequence's keys. Those in ``spare`` are
-    of none. Tensors are as in ``attend``. With ``rings`` come the names of all sequences.
+    ``places`` are as in ``strided_batches``, and ``runs`` are the places of a sequence's keys, also of those ahead.
+    Those in ``spare`` are of none. Tensors are as in ``attend``.
     """
-    first = _ragged(readings, runs, lengths, query, cached, spare, rings)
+    first = _ragged(readings, runs, lengths, query, cached, spare, course)
     if first is not None:
         readings = [None if number in first.members else reading for number, reading in enumerate(readings)]
     return SharedCalls(first, strided_batches(readings, places, lengths, query, cached[0].shape[0]))
@@ -86,9 +105,12 @@ def _ragged(
     query: torch.Tensor,
     cached: Cached,
     spare: range,
-    rings: tuple[Rings, Sequence[Hashable]] | None,
+    course: Course | None,
 ) -> RaggedBatch | None:
-    """All sequences, as long as there is room for the keys that turn."""
+    """All sequences, as long as there is room for the keys that turn.
+
+    Only a batch of all sequences, whose keys turn in rings, serves the steps ahead.
+    """
     if not has_sums(query, *cached):
         return None
     heads, kv_heads, dim = query.shape[1], cached[0].shape[0], query.shape[3]
@@ -98,8 +120,8 @@ def _ragged(
         for number, (reading, length) in each
         if reading is not None and is_short(reading.keys(length), heads, kv_heads, dim)
     }
-    in_rings = {number: _rings_of(reading, number, rings) for number, reading in read.items()}
-    spare = spare if rings is None else rings[0].free
+    in_rings = {number: _rings_of(reading, number, course) for number, reading in read.items()}
+    spare = spare if course is None else course.rings.free
     members, scores, room = list[Member](), 0, len(spare)
     for number, reading in read.items():
         member = Member(number, reading, lengths[number], runs(number), in_rings[number])
@@ -111,14 +133,16 @@ def _ragged(
         return None
     if not (LEAST_SCORES if len(members) > 1 else LEAST_ALONE) <= scores <= MOST_SCORES:
         return None
+    if course is not None and len(members) == len(readings) and room == len(spare):
+        members = [member._replace(ahead=course.ahead[member.number]) for member in members]
     return ragged_batch(members, len(readings), heads, cached[0], spare.start)
 
 
-def _rings_of(reading: Reading, number: int, rings: tuple[Rings, Sequence[Hashable]] | None) -> dict[int, Ring]:
+def _rings_of(reading: Reading, number: int, course: Course | None) -> dict[int, Ring]:
     """The rings of a sequence by part of its reading, as far as there are places for them."""
-    if rings is None:
+    if course is None:
         return {}
-    of, names = rings
+    name, room = course.names[number], len(course.ahead[number])
     once = ((part, each.once) for part, each in enumerate(reading.parts) if each.once is not None)
-    found = ((part, of.ring(names[number], part, turning)) for part, turning in once)
+    found = ((part, course.rings.ring(name, part, turning, room)) for part, turning in once)
     return {part: ring for part, ring in found if ring is not None}

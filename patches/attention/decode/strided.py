@@ -80,7 +80,7 @@ PLAIN: Kind = (0,), False, 1.0
 def _kind(reading: Reading) -> Kind:
     if reading is ORDINARY:
         return PLAIN
-    return _turns(reading), reading.turned_keys > 0, reading.multiplier
+    return tuple(reading.turns), reading.turned_keys > 0, reading.multiplier
 
 
 class Candidate(NamedTuple):
@@ -136,13 +136,6 @@ def _strided(states: torch.Tensor, batch: StridedBatch) -> torch.Tensor:
     return states.as_strided(size, (batch.stride * place, head, place, one), first)
 
 
-def _turns(reading: Reading) -> tuple[int, ...]:
-    """For each part, the number of its query's turn: parts with one query share a softmax."""
-    queries = [id(part.query) for part in reading.parts]
-    distinct = list(dict.fromkeys(queries))
-    return tuple(distinct.index(query) for query in queries)
-
-
 class _Stacked:
     """Readings whose parts have like turns, as one: their tables and biases side by side."""
 
@@ -150,7 +143,7 @@ class _Stacked:
         self._sequences, self._query, self._kv_heads = sequences, query, kv_heads
         self._readings = [sequence.reading for sequence in sequences]
         self._lengths = [sequence.length for sequence in sequences]
-        self._turns = _turns(self._readings[0])
+        self._turns = self._readings[0].turns
         self._count = 1 + max(self._turns)
 
     def batch(self) -> StridedBatch:

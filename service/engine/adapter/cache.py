@@ -14,7 +14,7 @@ from transformers.generation.continuous_batching.cache_allocators import FULL_AT
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from typing_extensions import override
 
-from patches import Rings
+from patches import Decoding
 from service.engine.adapter.runs import forget
 from service.engine.adapter.windowed import WindowedAllocator, allocator_of
 from service.engine.out_of_memory import whole_card
@@ -39,8 +39,8 @@ class EncodingCache(PagedAttentionCache):
     """Request id -> its places, from its first key on, for requests of this step whose keys need no copy."""
     tables: dict[str, tuple[list[int], tuple[int, ...]]]
     """Request id -> its blocks, and their pages as layers number them."""
-    rings: dict[Hashable, Rings]
-    """Kind of layer -> its keys that turn once."""
+    decoding: dict[Hashable, Decoding]
+    """Kind of layer -> what it keeps from step to step."""
 
     @property
     def page_size(self) -> int:

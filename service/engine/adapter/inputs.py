@@ -146,7 +146,7 @@ class SlottedInputs(ContinuousBatchingIOs):
         Returns the one to blame: that with the most new tokens, then the longest. In some layers, keys have not turned.
         """
         self._rewind()
-        self.cache.rings.clear()
+        self.cache.decoding.clear()
         return max(self.requests_in_batch, key=lambda future: (future.query_length, future.state.position_offset))
 
     def _rewind(self) -> None:

@@ -1,0 +1,191 @@
+"""Queries and new keys of a step as sums read them: queries turned for each part, and keys turned into their rings.
+
+They are made for several steps at once, which is as many times as fast: between two layers nothing is in a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from patches.attention.decode.columns import Member, first_rows
+from patches.attention.decode.reading import Reading
+from patches.attention.decode.rings import Ring
+from patches.attention.decode.tables import Table
+from patches.encoding.rotary import turn_
+
+
+class Changes(NamedTuple):
+    """Memory for ``queries`` [rows, head_dim], by their ``numbers`` in the step, with their ``factor`` [rows, 1].
+
+    ``new`` keys [n, head_dim] are behind them. They come from the rows ``written`` of the cache, and turn to its rows
+    ``kept``. The ``rotation`` is that of the ``turning`` ones, with new keys. A field is None without it.
+    """
+
+    queries: torch.Tensor
+    numbers: torch.Tensor
+    factor: torch.Tensor | None
+    turning: torch.Tensor
+    rotation: Table | None
+    new: torch.Tensor
+    written: torch.Tensor
+    kept: torch.Tensor
+
+    def applied(self, query: torch.Tensor, cached: torch.Tensor, *, interleaved: bool, offset: int) -> torch.Tensor:
+        """The changed ones of ``query`` [all rows, head_dim]. New keys turn within ``cached`` [all rows, head_dim]."""
+        torch.index_select(query, 0, self.numbers, out=self.queries)
+        if self.factor is not None:
+            self.queries.mul_(self.factor)
+        if len(self.new):
+            torch.index_select(cached, 0, self.written, out=self.new)
+        if self.rotation is not None:
+            turn_(self.turning, *self.rotation, interleaved=interleaved, offset=offset)
+        if len(self.new):
+            cached.index_copy_(0, self.kept, self.new)
+        return self.queries
+
+
+class Kept(NamedTuple):
+    """The keys in a ``ring`` after each of several steps, by ``positions``.
+
+    ``new`` ones turn by the ``table`` [steps, keys, rotary_dim], from the ``written`` places [steps, keys].
+    """
+
+    ring: Ring
+    positions: list[range]
+    new: list[range]
+    written: np.ndarray
+    table: tuple[np.ndarray, np.ndarray]
+
+    @property
+    def places(self) -> np.ndarray:
+        """The places [steps, keys] of new ones in the ring."""
+        return np.stack([self.ring.places(new) for new in self.new])
+
+
+def kept_of(member: Member) -> tuple[list[Kept], list[Kept]]:
+    """The keys that the member has in each of its rings, after its step and after those ahead."""
+    now, ahead = [], []
+    for number, ring in member.rings.items():
+        parts = [reading.parts[number] for reading in (member.reading, *member.ahead)]
+        turnings = [part.once for part in parts if part.once is not None]
+        assert len(turnings) == len(parts), "keys that turn once have rings"
+        positions = [turning.positions for turning in turnings]
+        missing, before = ring.missing(positions[0]), positions[0].stop - member.spans_now[number].stop
+        written = np.concatenate([np.arange(run.start, run.stop) for run in member.places_of(_moved(missing, -before))])
+        cos, sin = turnings[0].table(missing)
+        now.append(Kept(ring, positions[:1], [missing], written[None], (cos.numpy()[None], sin.numpy()[None])))
+        if len(positions) == 1:
+            continue
+        new = range(positions[0].stop, positions[-1].stop)  # a key in each step
+        written = np.concatenate([np.arange(run.start, run.stop) for run in member.places_of(_moved(new, -before))])
+        cos, sin = turnings[0].table(new)
+        each = [range(position, position + 1) for position in new]
+        tables = cos.numpy()[:, None], sin.numpy()[:, None]
+        ahead.append(Kept(ring, positions[1:], each, written[:, None], tables))
+    return now, ahead
+
+
+def _moved(keys: range, by: int) -> range:
+    return range(keys.start + by, keys.stop + by)
+
+
+def changes_of(
+    members: Sequence[Member],
+    kept: tuple[Sequence[Kept], Sequence[Kept]],
+    sequences: int,
+    heads: int,
+    cached: Sequence[int],
+) -> list[Changes | None]:
+    """The changes of the members' step and of those ahead, in which rings get the keys that they have ``kept``.
+
+    The cache has the shape ``cached``: key heads, places and head_dim.
+    """
+    numbers, turns = [member.number for member in members], [1 + max(member.reading.turns) for member in members]
+    rows = [np.repeat(number * heads + np.arange(heads), count) for number, count in zip(numbers, turns, strict=True)]
+    is_everyone = numbers == list(range(sequences)) and max(turns) == 1
+    queries = None if is_everyone else torch.from_numpy(np.concatenate(rows))
+    now, ahead = [[member.reading] for member in members], [member.ahead for member in members]
+    changes = _changes(now, kept[0], queries, heads, cached)
+    return changes + _changes(ahead, kept[1], queries, heads, cached) if ahead[0] else changes
+
+
+def _changes(
+    readings: Sequence[Sequence[Reading]],
+    kept: Sequence[Kept],
+    numbers: torch.Tensor | None,
+    heads: int,
+    cached: Sequence[int],
+) -> list[Changes | None]:
+    """The changes of each step, of members with ``readings`` by step."""
+    steps = range(len(readings[0]))
+    factors, (first, rotations) = _factors(readings, heads), _rotations(readings, kept, heads, cached[0])
+    if numbers is None and factors is None and rotations is None:
+        return [None for _ in steps]
+    if numbers is None:
+        numbers = torch.arange(heads * len(readings))
+    written, turned = (_rows(places, cached) for places in ([k.written for k in kept], [k.places for k in kept]))
+    edge = len(numbers)
+    whole = torch.empty(edge + written.shape[1], cached[2], dtype=torch.float32)
+    return [
+        Changes(
+            whole[:edge],
+            numbers,
+            None if factors is None else factors[step],
+            whole[first:],
+            None if rotations is None else (rotations[0][step], rotations[1][step]),
+            whole[edge:],
+            written[step if kept else 0],
+            turned[step if kept else 0],
+        )
+        for step in steps
+    ]
+
+
+def _factors(readings: Sequence[Sequence[Reading]], heads: int) -> torch.Tensor | None:
+    """[steps, rows, 1]."""
+    if all(each.factor is None and each.multiplier == 1.0 for own in readings for each in own[:1]):
+        return None
+    factors = [
+        [each.multiplier * (1.0 if each.factor is None else float(each.factor)) for each in own] for own in readings
+    ]
+    rows = [heads * (1 + max(own[0].turns)) for own in readings]
+    return torch.from_numpy(np.repeat(np.array(factors, np.float32).T, rows, 1))[..., None]
+
+
+def _rows(places: Sequence[np.ndarray], cached: Sequence[int]) -> torch.Tensor:
+    """Rows int64 [steps, n] of a cache at ``places`` [steps, keys] of each key head, in the order of ``places``."""
+    if not places:
+        return torch.empty(1, 0, dtype=torch.int64)
+    firsts = first_rows(cached[0], (cached[0], cached[1]))
+    rows = [(firsts + own[:, None]).reshape(len(own), -1) for own in places]
+    return torch.from_numpy(np.concatenate(rows, 1))
+
+
+def _rotations(
+    readings: Sequence[Sequence[Reading]], kept: Sequence[Kept], heads: int, kv_heads: int
+) -> tuple[int, Table | None]:
+    """Rotations [steps, rows, rotary_dim] from the first query that turns on, by nothing where another does not, and
+    then of new keys. Returns them and the number of that query."""
+    queries = [list(zip(*(each.queries for each in own), strict=True)) for own in readings]
+    turning = [[[table for table in tables if table is not None] for tables in own] for own in queries]
+    tables = [
+        [np.stack([table[part].numpy() for table in one]) for own in turning for one in own if one] for part in (0, 1)
+    ]
+    cosines, sines = (tables[part] + [each.table[part] for each in kept] for part in (0, 1))
+    if not cosines:
+        return 0, None
+    numbers = iter(range(1, len(cosines) + 1))
+    rows = [row for own in turning for row in [next(numbers) if one else 0 for one in own] * heads]
+    count = 1 + len(tables[0])
+    for each in kept:
+        keys = each.table[0].shape[1]
+        rows += [*range(count, count + keys)] * kv_heads
+        count += keys
+    first = next(number for number, row in enumerate(rows) if row)
+    still = np.ones_like(cosines[0][:, :1]), np.zeros_like(sines[0][:, :1])
+    whole = np.concatenate((still[0], *cosines), 1), np.concatenate((still[1], *sines), 1)
+    return first, (torch.from_numpy(whole[0][:, rows[first:]]), torch.from_numpy(whole[1][:, rows[first:]]))
