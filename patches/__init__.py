@@ -43,6 +43,7 @@ from patches.rule import ranges_by_rule
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
 
 if TYPE_CHECKING:
+    from patches.attention.decode.plan import Decoding
     from patches.attention.decode.strided import ALIKE
     from patches.attention.fused import LONG_CONTEXT
     from patches.attention.mass import AttentionMass
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from patches.encoding.distances import effective_distance
     from patches.model.geometry import UnsupportedModel, geometry_of, ignored_entries
     from patches.model.hf import patched
-    from patches.model.packed_attention import Decoding
     from patches.model.ranks import Ranks
     from patches.model.recording import Recordings
     from patches.model.rounding import allowed_rounding
@@ -138,6 +138,7 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "patches.attention.fused": {"LONG_CONTEXT"},
+    "patches.attention.decode.plan": {"Decoding"},
     "patches.attention.decode.strided": {"ALIKE"},
     "patches.attention.mass": {"AttentionMass"},
     "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "decode_batch", "paged_batch", "runs_triton"},
@@ -147,7 +148,6 @@ _NEEDS_TORCH = {
     "patches.batch.segments": {"Batch", "packed_batch"},
     "patches.model.geometry": {"UnsupportedModel", "geometry_of", "ignored_entries"},
     "patches.model.hf": {"patched"},
-    "patches.model.packed_attention": {"Decoding"},
     "patches.model.ranks": {"Ranks"},
     "patches.model.recording": {"Recordings"},
     "patches.model.rounding": {"allowed_rounding"},

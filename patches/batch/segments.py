@@ -66,10 +66,17 @@ class Batch:
 
     def follows(self, before: Batch) -> bool:
         """True if it has the next token of each sequence of ``before``, in the same places."""
-        if self.names != before.names or self.places != before.places:
+        if self.names != before.names or self.places is None or before.places is None:
             return False
-        each = zip(self.segments, before.segments, strict=True)
-        return all(own.slot == other.slot and own.q_start == other.q_stop for own, other in each)
+        each = zip(self.segments, before.segments, self.places, before.places, strict=True)
+        return all(
+            own.slot == other.slot
+            and own.q_start == other.q_stop
+            and place is not None
+            and other_place is not None
+            and place.start == other_place.start
+            for own, other, place, other_place in each
+        )
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """``make()`` once per forward and ``key``: layers differ in weights, not in positions."""

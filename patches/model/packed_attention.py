@@ -10,14 +10,15 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
+from patches.attention.decode.plan import STEPS, Decoding, Plan
 from patches.attention.decode.reading import ORDINARY, Reading, reading_of
 from patches.attention.decode.rings import Rings
-from patches.attention.decode.shared import NONE, Course, SharedCalls, shared_calls, turns_once
+from patches.attention.decode.shared import NONE, Course, shared_calls, turns_once
 from patches.attention.decode.single_query import read
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
@@ -109,40 +110,6 @@ class Row:
         return of
 
 
-class Plan(NamedTuple):
-    """The calls of one step: ``shared`` ones, and sequences ``alone`` by number and reading.
-
-    A reading of None is decided in each layer. ``order`` brings outputs into the order of the sequences, unless they
-    have it.
-    """
-
-    shared: SharedCalls
-    alone: list[tuple[int, Reading | None]]
-    order: torch.Tensor | None
-
-
-STEPS = 8
-"""Steps that a plan serves. With more, each reads more keys in vain."""
-
-
-@dataclass
-class Decoding:
-    """What layers of one kind keep from step to step: ``rings``, and a ``plan`` with the ``batch`` that it serves."""
-
-    rings: Rings
-    plan: Plan | None = None
-    batch: Batch | None = None
-
-    def goes_on(self, batch: Batch) -> Plan | None:
-        """The plan, if ``batch`` is the next step of the same sequences, and the plan serves it."""
-        plan, before = self.plan, self.batch
-        self.plan, self.batch = None, None
-        if plan is None or before is None or not batch.follows(before) or not plan.shared.goes_on():
-            return None
-        self.plan, self.batch = plan, batch
-        return plan
-
-
 class PackedAttention:
     """The attention of every layer of one model, in batches of one packed row."""
 
@@ -211,11 +178,11 @@ class PackedAttention:
         if row.places is None or not batch.names or not row.spare or not turns_once(row.query, row.cached):
             return self._planned(row, batch, layer, role, None)
         decoding = row.decoding.setdefault(kind, Decoding(Rings(row.spare)))
-        decoding.rings.keep(batch.names)
-        plan = decoding.goes_on(batch)
+        plan = decoding.goes_on(batch, row.room)
         if plan is None:
-            plan = decoding.plan = self._planned(row, batch, layer, role, decoding.rings)
-            decoding.batch = batch
+            decoding.rings.keep(batch.names)
+            plan = self._planned(row, batch, layer, role, decoding.rings)
+            decoding.keep(plan, batch, plan.shared.ahead)
         return plan
 
     def _planned(self, row: Row, batch: Batch, layer: Layer, role: Role, rings: Rings | None) -> Plan:

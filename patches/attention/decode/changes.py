@@ -5,7 +5,7 @@ They are made for several steps at once, which is as many times as fast: between
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +51,8 @@ class Changes(NamedTuple):
 class Kept(NamedTuple):
     """The keys in a ``ring`` after each of several steps, by ``positions``.
 
-    ``new`` ones turn by the ``table`` [steps, keys, rotary_dim], from the ``written`` places [steps, keys].
+    ``new`` ones, as many in each step, turn by the ``table`` [steps, keys, rotary_dim], from the ``written`` places
+    [steps, keys].
     """
 
     ring: Ring
@@ -66,31 +67,28 @@ class Kept(NamedTuple):
         return np.stack([self.ring.places(new) for new in self.new])
 
 
-def kept_of(member: Member) -> tuple[list[Kept], list[Kept]]:
-    """The keys that the member has in each of its rings, after its step and after those ahead."""
-    now, ahead = [], []
-    for number, ring in member.rings.items():
-        parts = [reading.parts[number] for reading in (member.reading, *member.ahead)]
-        turnings = [part.once for part in parts if part.once is not None]
-        assert len(turnings) == len(parts), "keys that turn once have rings"
-        positions = [turning.positions for turning in turnings]
-        missing, before = ring.missing(positions[0]), positions[0].stop - member.spans_now[number].stop
-        written = np.concatenate([np.arange(run.start, run.stop) for run in member.places_of(_moved(missing, -before))])
-        cos, sin = turnings[0].table(missing)
-        now.append(Kept(ring, positions[:1], [missing], written[None], (cos.numpy()[None], sin.numpy()[None])))
-        if len(positions) == 1:
-            continue
-        new = range(positions[0].stop, positions[-1].stop)  # a key in each step
-        written = np.concatenate([np.arange(run.start, run.stop) for run in member.places_of(_moved(new, -before))])
-        cos, sin = turnings[0].table(new)
-        each = [range(position, position + 1) for position in new]
-        tables = cos.numpy()[:, None], sin.numpy()[:, None]
-        ahead.append(Kept(ring, positions[1:], each, written[:, None], tables))
+def kept_of(members: Iterable[Member]) -> tuple[list[Kept], list[Kept]]:
+    """The keys that members have in each of their rings, after their step and after those ahead."""
+    now, ahead = list[Kept](), list[Kept]()
+    for member in members:
+        for number, ring in member.rings.items():
+            once = [reading.parts[number].once for reading in (member.reading, *member.ahead)]
+            positions = [turning.positions for turning in once if turning is not None]
+            now.append(_kept(member, number, positions[:1], [ring.missing(positions[0])]))
+            if len(positions) > 1:
+                ahead.append(_kept(member, number, positions[1:], [each[-1:] for each in positions[1:]]))
     return now, ahead
 
 
-def _moved(keys: range, by: int) -> range:
-    return range(keys.start + by, keys.stop + by)
+def _kept(member: Member, number: int, positions: list[range], new: list[range]) -> Kept:
+    """Of a part's ring, whose ``new`` keys follow one another."""
+    turning = member.reading.parts[number].once
+    assert turning is not None, "keys that turn once have rings"
+    column = member.spans_now[number].stop - turning.positions.stop
+    runs = member.places_of(range(new[0].start + column, new[-1].stop + column))
+    written = np.concatenate([np.arange(run.start, run.stop) for run in runs]).reshape(len(new), -1)
+    cos, sin = (part.numpy().reshape(*written.shape, -1) for part in turning.table(range(new[0].start, new[-1].stop)))
+    return Kept(member.rings[number], positions, new, written, (cos, sin))
 
 
 def changes_of(

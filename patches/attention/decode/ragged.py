@@ -60,6 +60,11 @@ class RaggedBatch:
     offset: int
     step: int = 0
 
+    @property
+    def ahead(self) -> int:
+        """Steps behind this one."""
+        return len(self.changes) - 1 - self.step
+
     def begin(self, step: int) -> None:
         """Have a ``step``, the one behind that before. All layers will end it."""
         if step and self.biases is not None:
@@ -109,8 +114,7 @@ def ragged_batch(
     sizes = [size for each in own for size in each.sizes * heads]
     scores = _sparse(torch.from_numpy(edges(sizes).astype(integer)), columns, entries, places * kv_heads)
     bags = torch.from_numpy(edges(np.repeat(counts, heads))[:-1].astype(integer))
-    each = [kept_of(member) for member in members if member.rings]
-    kept = [one for now, _ in each for one in now], [one for _, ahead in each for one in ahead]
+    kept = kept_of(members)
     readings = [member.reading for member in members]
     is_biased = any(part.bias is not None for reading in readings for part in reading.parts)
     batch = RaggedBatch(

@@ -44,13 +44,15 @@ class SharedCalls(NamedTuple):
         first = [] if self.ragged is None else self.ragged.members
         return [*first, *(number for each in self.strided for number in each.members)]
 
-    def goes_on(self) -> bool:
-        """Have the next step of the same sequences; False if it needs other calls."""
-        ragged = self.ragged
-        if self.strided or ragged is None or ragged.step + 1 == len(ragged.changes):
-            return False
-        ragged.begin(ragged.step + 1)
-        return True
+    @property
+    def ahead(self) -> int:
+        """Steps behind this one that the calls serve."""
+        return 0 if self.strided or self.ragged is None else self.ragged.ahead
+
+    def begin_next(self) -> None:
+        """Have the next step of the same sequences, one of those ahead."""
+        assert self.ragged is not None, "other calls serve one step"
+        self.ragged.begin(self.ragged.step + 1)
 
     def attend(self, query: torch.Tensor, cached: Cached, scaling: float) -> list[torch.Tensor]:
         """Outputs [1, members, heads, value dim] of each call, for ``query`` [1, heads, sequences, head_dim]."""

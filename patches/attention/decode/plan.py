@@ -1,0 +1,57 @@
+"""The calls of a decoding step, and those that layers keep for the steps behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from patches.attention.decode.reading import Reading
+from patches.attention.decode.rings import Rings
+from patches.attention.decode.shared import SharedCalls
+from patches.batch.segments import Batch
+
+STEPS = 8
+"""Steps that a plan serves. With more, each reads more keys in vain."""
+
+
+class Plan(NamedTuple):
+    """The calls of one step: ``shared`` ones, and sequences ``alone`` by number and reading.
+
+    A reading of None is decided in each layer. ``order`` brings outputs into the order of the sequences, unless they
+    have it.
+    """
+
+    shared: SharedCalls
+    alone: list[tuple[int, Reading | None]]
+    order: torch.Tensor | None
+
+
+@dataclass
+class Decoding:
+    """What layers of one kind keep from step to step: ``rings``, and a ``plan``.
+
+    The plan serves ``batch``, and ``left`` steps behind it.
+    """
+
+    rings: Rings
+    plan: Plan | None = None
+    batch: Batch | None = None
+    left: int = 0
+
+    def goes_on(self, batch: Batch, room: int) -> Plan | None:
+        """The plan, if ``batch`` is the next step of the same sequences and the plan serves it.
+
+        Each sequence has ``room`` for so many more keys in place.
+        """
+        plan, before = self.plan, self.batch
+        self.plan, self.batch = None, None
+        if plan is None or before is None or not self.left or room < self.left - 1 or not batch.follows(before):
+            return None
+        plan.shared.begin_next()
+        self.keep(plan, batch, self.left - 1)
+        return plan
+
+    def keep(self, plan: Plan, batch: Batch, left: int) -> None:
+        self.plan, self.batch, self.left = plan, batch, left
