@@ -37,7 +37,7 @@ class Row:
 
     ``cached`` are keys and values of all sequences [1, kv_heads, keys, dim]. With ``places``, they are those of the
     whole cache [kv_heads, places, dim], and ``copied`` has the places of sequences that have none. No sequence has
-    those in ``spare``. What decoding keeps is in ``decoding``, by kind of layer.
+    those in ``spare``. By kind of layer, ``decoding`` has its rings and plans.
     """
 
     query: torch.Tensor

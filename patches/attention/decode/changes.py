@@ -1,6 +1,7 @@
-"""Queries and new keys of a step as sums read them: queries turned for each part, and keys turned into their rings.
+"""Queries and new keys as sums read them: turned for each part of a reading, and into rings.
 
-They are made for several steps at once, which is as many times as fast: between two layers nothing is in a cache.
+Those of several steps are made at once. Between two layers, the caches of a core have forgotten the code, and each step
+would take as long.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ def kept_of(members: Iterable[Member]) -> tuple[list[Kept], list[Kept]]:
 
 
 def _kept(member: Member, number: int, positions: list[range], new: list[range]) -> Kept:
-    """Of a part's ring, whose ``new`` keys follow one another."""
+    """Of the ring of a part, whose ``new`` keys of a step are as many as of another."""
     turning = member.reading.parts[number].once
     assert turning is not None, "keys that turn once have rings"
-    column = member.spans_now[number].stop - turning.positions.stop
-    runs = member.places_of(range(new[0].start + column, new[-1].stop + column))
-    written = np.concatenate([np.arange(run.start, run.stop) for run in runs]).reshape(len(new), -1)
-    cos, sin = (part.numpy().reshape(*written.shape, -1) for part in turning.table(range(new[0].start, new[-1].stop)))
-    return Kept(member.rings[number], positions, new, written, (cos, sin))
+    every, column = range(new[0].start, new[-1].stop), member.spans_now[number].stop - turning.positions.stop
+    runs = member.places_of(range(every.start + column, every.stop + column))
+    places, (cos, sin) = np.concatenate([np.arange(run.start, run.stop) for run in runs]), turning.table(every)
+    own = np.array(new) - every.start
+    return Kept(member.rings[number], positions, new, places[own], (cos.numpy()[own], sin.numpy()[own]))
 
 
 def changes_of(
@@ -166,8 +167,10 @@ def _rows(places: Sequence[np.ndarray], cached: Sequence[int]) -> torch.Tensor:
 def _rotations(
     readings: Sequence[Sequence[Reading]], kept: Sequence[Kept], heads: int, kv_heads: int
 ) -> tuple[int, Table | None]:
-    """Rotations [steps, rows, rotary_dim] from the first query that turns on, by nothing where another does not, and
-    then of new keys. Returns them and the number of that query."""
+    """The number of the first query that turns, and rotations [steps, rows, rotary_dim] from it on.
+
+    A query that does not turn has a rotation by nothing. Those of new keys are the last rows.
+    """
     queries = [list(zip(*(each.queries for each in own), strict=True)) for own in readings]
     turning = [[[table for table in tables if table is not None] for tables in own] for own in queries]
     tables = [

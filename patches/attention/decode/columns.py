@@ -134,8 +134,7 @@ def first_rows(heads: int, cached: tuple[int, int]) -> np.ndarray:
 def with_turned(
     own: Sequence[Keys], values: np.ndarray, heads: int, cached: tuple[int, int], spare: int
 ) -> tuple[torch.Tensor, list[TurnedKeys]]:
-    """The columns of keys whose values are at ``values``: those of keys that turn are from the place ``spare`` on, or
-    in rings."""
+    """The columns of keys with ``values`` there. Keys that turn are from the place ``spare`` on, or in rings."""
     if not any(each.turned or each.in_rings for each in own):
         return torch.from_numpy(values), []
     columns, firsts, place, stop = values.copy(), first_rows(heads, cached), spare, 0

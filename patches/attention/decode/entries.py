@@ -1,4 +1,4 @@
-"""The bias of the scores in each of several steps: it excludes keys before their step, and those out of reach."""
+"""The bias of the scores in each of several steps. It excludes keys before their step, and those out of reach."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Plan(NamedTuple):
 
 @dataclass
 class Decoding:
-    """What layers of one kind keep from step to step: ``rings``, and a ``plan``.
+    """The ``rings`` and the ``plan`` that layers of one kind keep from step to step.
 
     The plan serves ``batch``, and ``left`` steps behind it.
     """
@@ -54,4 +54,5 @@ class Decoding:
         return plan
 
     def keep(self, plan: Plan, batch: Batch, left: int) -> None:
+        """Have a ``plan`` that serves ``batch``, and ``left`` steps behind it."""
         self.plan, self.batch, self.left = plan, batch, left

@@ -112,7 +112,7 @@ def reading_of(segment: SegmentPositions, turns_once: bool = False) -> Reading:
     for band, columns in reached:
         turns = not segment.is_as_written(band.key_map)
         spans = segment.spans(columns)
-        once = Turning(band.key_map, resolved, spans[0]) if turns and turns_once and len(spans) == 1 else None
+        once = Turning(band, resolved, spans[0]) if turns and turns_once and len(spans) == 1 else None
         own = query_map if turns and once is None else band.query_map
         if own not in queries:
             queries[own] = None if segment.is_as_written(own) else _query_table(segment, own, turns_once)

@@ -13,40 +13,38 @@ from typing import NamedTuple
 import numpy as np
 
 from patches.attention.decode.tables import Table, rotations
-from patches.encoding.recipe import PositionMap, ResolvedRecipe
+from patches.encoding.recipe import Band, ResolvedRecipe
 
 LEAST_SIZE = 64
 """Places of the smallest ring. One that becomes too small is made anew, twice as large."""
 
 
 class Turning(NamedTuple):
-    """Keys at ``positions``, which were written under the base of ``resolved``, turn to those under ``to``."""
+    """Keys at ``positions``, which were written under the base of ``resolved``, turn as its ``band`` reads them."""
 
-    to: PositionMap
+    band: Band
     resolved: ResolvedRecipe
     positions: range
 
     def table(self, positions: range) -> Table:
         """The rotation of keys at some of the positions."""
-        return rotations(self.to, self.resolved, positions)
+        return rotations(self.band.key_map, self.resolved, positions)
 
 
 @dataclass
 class Ring:
     """``size`` places from ``first`` on. The key of a position is at its remainder by the size.
 
-    It has the keys of the positions ``known``, turned to ``to`` under ``resolved``.
+    It has the keys of the positions ``known``, turned under ``resolved``.
     """
 
     first: int
     size: int
-    to: PositionMap
     resolved: ResolvedRecipe
     known: range = range(0)
 
     def fits(self, turning: Turning, room: int) -> bool:
-        is_alike = self.to == turning.to and self.resolved == turning.resolved
-        return is_alike and len(turning.positions) + room <= self.size
+        return self.resolved == turning.resolved and len(turning.positions) + room <= self.size
 
     def missing(self, positions: range) -> range:
         """Those of ``positions`` whose keys must turn. The last of them is new, also where a step is repeated."""
@@ -65,11 +63,11 @@ class Ring:
 
 
 class Rings:
-    """The rings of the sequences of one cache, in places that no sequence has, in layers that read the same keys."""
+    """The rings of all sequences of one cache, in ``places`` that no sequence has. Layers of one kind share them."""
 
     def __init__(self, places: range) -> None:
         self._places = places
-        self._rings: dict[tuple[Hashable, int], Ring] = {}
+        self._rings: dict[tuple[Hashable, Band], Ring] = {}
 
     @property
     def free(self) -> range:
@@ -83,20 +81,20 @@ class Rings:
         if any(name not in kept for name, _ in self._rings):
             self._rings = {key: ring for key, ring in self._rings.items() if key[0] in kept}
 
-    def ring(self, name: Hashable, part: int, turning: Turning, room: int) -> Ring | None:
-        """The ring of a sequence for a ``part`` of its reading, if enough places are free.
+    def ring(self, name: Hashable, turning: Turning, room: int) -> Ring | None:
+        """The ring of a sequence for a band, if enough places are free.
 
         It has room for the keys of ``turning``, and as many more.
         """
-        ring = self._rings.get((name, part))
+        ring = self._rings.get((name, turning.band))
         if ring is not None and ring.fits(turning, room):
             return ring
-        self._rings.pop((name, part), None)
+        self._rings.pop((name, turning.band), None)
         size = max(LEAST_SIZE, 1 << (len(turning.positions) + room - 1).bit_length())
         first = self._room(size)
         if first is None:
             return None
-        ring = self._rings[name, part] = Ring(first, size, turning.to, turning.resolved)
+        ring = self._rings[name, turning.band] = Ring(first, size, turning.resolved)
         return ring
 
     def _room(self, size: int) -> int | None:

@@ -146,5 +146,5 @@ def _rings_of(reading: Reading, number: int, course: Course | None) -> dict[int,
         return {}
     name, room = course.names[number], len(course.ahead[number])
     once = ((part, each.once) for part, each in enumerate(reading.parts) if each.once is not None)
-    found = ((part, course.rings.ring(name, part, turning, room)) for part, turning in once)
+    found = ((part, course.rings.ring(name, turning, room)) for part, turning in once)
     return {part: ring for part, ring in found if ring is not None}

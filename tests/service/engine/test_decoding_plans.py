@@ -1,0 +1,189 @@
+"""A plan of decoding serves several steps, and keys that turn stay in rings from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from patches import Method, Patched, parse, patched
+from patches.attention.decode import ragged, shared
+from patches.attention.decode.plan import STEPS
+from patches.attention.decode.ragged import RaggedBatch
+from patches.attention.decode.rings import Ring
+from patches.model import packed_attention
+from service.engine.choice import PAGED
+from service.engine.limits import EngineLimits
+from service.engine.request import EngineRequest
+from tests.methods import Fields
+from tests.models import tiny_model
+from tests.service.engine.test_paged_attention import LIMITS, prompts_for, requests_of
+
+NEARBY: list[Fields] = [
+    {"method": "self_extend", "group_size": 3, "neighbor_window": 13},
+    {"method": "rerope", "window": 9, "attention_temperature": "log_n"},
+    {"method": "leaky_rerope", "window": 11, "scaling_factor": 3.5},
+    {"method": "dpe", "group_factors": [2, 5], "neighbor_window": 17},
+]
+"""Encodings with a window of keys that turn."""
+
+METHODS: list[Fields] = [
+    *NEARBY,
+    {"method": "string", "shifted_offset": 15, "small_local_value": 4},
+    {"method": "dual_chunk", "chunk_size": 12, "local_window": 2},
+    {"method": "alibi"},
+    {"method": "kerple_log", "r1": 1.0, "r2": 0.5},
+    {"method": "yarn", "factor": 4.0},
+    {"method": "default"},
+]
+NEW = 30
+ROOM = replace(LIMITS, max_batch_tokens=2048)
+
+
+@pytest.fixture(autouse=True)
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[RaggedBatch]:
+    """The batches by sums, of which even two short sequences make one."""
+    made: list[RaggedBatch] = []
+    make = ragged.ragged_batch
+
+    def noted(*arguments: Any) -> RaggedBatch:
+        made.append(make(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(shared, "LEAST_SCORES", 1)
+    monkeypatch.setattr(shared, "ragged_batch", noted)
+    return made
+
+
+def generated(
+    patch: Patched,
+    methods: list[Method],
+    news: Sequence[int],
+    limits: EngineLimits = ROOM,
+    *,
+    plans: bool = True,
+    fails: bool = False,
+) -> list[list[float]]:
+    """Log-probabilities of requests with ``news`` tokens each. Without ``plans``, each step is planned anew."""
+    requests = requests_of(patch, methods, prompts_for(methods, 40))
+    for request, new in zip(requests, news, strict=True):
+        request.max_new_tokens = new
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if not plans:
+            monkeypatch.setattr(packed_attention, "turns_once", lambda *_: False)
+        manager = PAGED.built(patch, limits)
+        if fails:
+            with pytest.raises(RuntimeError, match="memory"):
+                manager.run_to_end(requests)
+        else:
+            manager.run_to_end(requests)
+    for request in requests:
+        patch.slots.release(request.slot)
+    return [_values(request) for request in requests]
+
+
+def _values(request: EngineRequest) -> list[float]:
+    return [step.logprob for step in request.logprobs]
+
+
+def assert_alike(found: list[list[float]], expected: list[list[float]]) -> None:
+    assert [len(values) for values in found] == [len(values) for values in expected]
+    for own, other in zip(found, expected, strict=True):
+        assert torch.allclose(torch.tensor(own), torch.tensor(other), atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gptj", "gpt_neox", "mistral"])
+def test_plans_have_the_tokens_of_single_steps(family: str, sums: list[RaggedBatch]) -> None:
+    """Rotation by half, interleaved or of a part of the head; and a layer's own window."""
+    with patched(tiny_model(family)[1]) as patch:
+        methods = [parse(fields) for fields in METHODS]
+        found = generated(patch, methods, [NEW] * len(methods))
+        served = [batch.step + 1 for batch in sums]
+        sums.clear()
+        expected = generated(patch, methods, [NEW] * len(methods), plans=False)
+    assert max(served) == STEPS
+    assert sum(served) >= NEW - 1
+    assert len(served) < NEW // 2
+    assert len(sums) >= NEW - 1
+    assert_alike(found, expected)
+
+
+def test_each_band_turns_a_key_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a prompt turn in the first step, and then one in each step."""
+    added: list[int] = []
+    add = Ring.add
+
+    def noted(self: Ring, positions: range) -> None:
+        added.append(len(self.missing(positions)))
+        add(self, positions)
+
+    monkeypatch.setattr(Ring, "add", noted)
+    with patched(tiny_model("llama")[1]) as patch:
+        methods = [parse(fields) for fields in NEARBY]
+        generated(patch, methods, [NEW] * len(methods))
+    assert len(added) == len(methods) * (NEW - 1)
+    assert sum(count > 1 for count in added) <= len(methods)
+
+
+def test_requests_come_and_end_within_a_plan(sums: list[RaggedBatch]) -> None:
+    """Prompts are read a few at a time, beside those that decode already."""
+    with patched(tiny_model("llama")[1]) as patch:
+        methods = [parse(fields) for fields in METHODS * 2]
+        news = [3 + 7 * number % 31 for number in range(len(methods))]
+        found = generated(patch, methods, news, LIMITS)
+        served = {batch.step + 1 for batch in sums}
+        expected = generated(patch, methods, news, LIMITS, plans=False)
+    assert len(served) > 2
+    assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("places", [0, 16, 100])
+def test_keys_turn_in_every_step_without_places_for_a_ring(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.adapter.by_head.spare_places", lambda *_: places)
+    with patched(tiny_model("llama")[1]) as patch:
+        methods = [parse(fields) for fields in NEARBY]
+        found = generated(patch, methods, [NEW] * len(methods))
+        expected = generated(patch, methods, [NEW] * len(methods), plans=False)
+    assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("step", [1, 4, 9])
+def test_keys_turn_again_after_a_step_without_memory(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first layer had turned them, and its second one not."""
+    calls: list[int] = []
+    attend = shared.ragged_attention
+
+    def fails_once(*arguments: Any) -> torch.Tensor:
+        calls.append(0)
+        if len(calls) == 2 * step:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return attend(*arguments)
+
+    methods = [parse(fields) for fields in NEARBY]
+    with patched(tiny_model("llama")[1]) as patch:
+        expected = generated(patch, methods, [NEW] * len(methods), plans=False)
+        monkeypatch.setattr(shared, "ragged_attention", fails_once)
+        found = generated(patch, methods, [NEW] * len(methods), fails=True)
+    assert len(calls) > 2 * step
+    others = [(own, other) for own, other in zip(found, expected, strict=True) if len(own) == NEW]
+    assert len(others) == len(methods) - 1
+    assert_alike(*(list(each) for each in zip(*others, strict=True)))
+
+
+def test_spare_places_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan reads the place of a key before it is there, and excludes its score."""
+    empty = torch.empty
+
+    def filled(*arguments: Any, **kind: Any) -> torch.Tensor:
+        made = empty(*arguments, **kind)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    with patched(tiny_model("llama")[1]) as patch:
+        methods = [parse(fields) for fields in NEARBY]
+        expected = generated(patch, methods, [NEW] * len(methods), plans=False)
+        monkeypatch.setattr("service.engine.adapter.by_head.torch.empty", filled)
+        found = generated(patch, methods, [NEW] * len(methods))
+    assert_alike(found, expected)
