@@ -62,6 +62,8 @@ CARD = "tests/service/engine/test_card.py"
 PAGED_ATTENTION = "tests/service/engine/test_paged_attention.py"
 FUSED = "tests/patches/attention/test_fused.py"
 IN_PLACE = "tests/service/engine/test_in_place.py"
+PLAN, RINGS = "tests/patches/attention/decode/test_plan.py", "tests/patches/attention/decode/test_rings.py"
+PLANS = "tests/service/engine/test_decoding_plans.py"
 STRIDED = "tests/patches/attention/decode/test_strided.py"
 RAGGED = "tests/patches/attention/decode/test_ragged.py"
 TABLES = "tests/patches/attention/decode/test_tables.py"
@@ -173,6 +175,17 @@ ATTENTION = [
              (RAGGED,)),
     Mutation("layers of other shapes share a plan", "patches", "layer.mask, query.shape[1], *shapes",
              "layer.mask", (IN_PLACE,)),
+    Mutation("a plan goes on for other sequences", "patches", "self.names != before.names or self.places is None",
+             "self.places is None", (PLAN,)),
+    Mutation("keys count before they are there", "patches", "self._memory[self._added[step - 1]] = 0.0", "pass", (PLAN,)),
+    Mutation("keys count out of reach", "patches", "self._memory[self._removed[step - 1]] = EXCLUDED", "pass", (PLAN,)),
+    Mutation("queries turn as in the step before", "patches", "(rotations[0][step], rotations[1][step])",
+             "(rotations[0][0], rotations[1][0])", (PLAN,)),
+    Mutation("a repeated step has turned its key", "patches", "min(self.known.stop, positions.stop - 1)",
+             "self.known.stop", (RINGS,)),
+    Mutation("rings stay after a step without memory", "service", "self.cache.decoding.clear()", "pass", (PLANS,)),
+    Mutation("spare places have no numbers", "service", "parts[::2, :, places:].zero_()", "pass", (PLANS,)),
+    Mutation("a plan goes on without a place", "patches", "room < self.left - 1", "room < 0", (PLAN,)),
     Mutation("copied keys begin at another sequence", "patches", "[0, *edges[:-1]]", "[0, *edges[1:]]", (IN_PLACE,)),
     Mutation("reserved blocks are given away", "service", "for run in self.reserved.values():", "for run in ():",
              (IN_PLACE,)),
