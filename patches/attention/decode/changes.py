@@ -75,20 +75,24 @@ def kept_of(members: Iterable[Member]) -> tuple[list[Kept], list[Kept]]:
         for number, ring in member.rings.items():
             once = [reading.parts[number].once for reading in (member.reading, *member.ahead)]
             positions = [turning.positions for turning in once if turning is not None]
-            now.append(_kept(member, number, positions[:1], [ring.missing(positions[0])]))
+            now.append(_kept(member, number, positions[:1], [ring.written(positions[0])]))
             if len(positions) > 1:
                 ahead.append(_kept(member, number, positions[1:], [each[-1:] for each in positions[1:]]))
     return now, ahead
 
 
 def _kept(member: Member, number: int, positions: list[range], new: list[range]) -> Kept:
-    """Of the ring of a part, whose ``new`` keys of a step are as many as of another."""
+    """Of the ring of a part, whose ``new`` keys of a step are as many as of another.
+
+    Those behind the positions are copies of the last key.
+    """
     turning = member.reading.parts[number].once
     assert turning is not None, "keys that turn once have rings"
-    every, column = range(new[0].start, new[-1].stop), member.spans_now[number].stop - turning.positions.stop
+    every = range(new[0].start, positions[-1].stop)
+    column = member.spans_now[number].stop - turning.positions.stop
     runs = member.places_of(range(every.start + column, every.stop + column))
     places, (cos, sin) = np.concatenate([np.arange(run.start, run.stop) for run in runs]), turning.table(every)
-    own = np.array(new) - every.start
+    own = np.minimum(np.array(new), every[-1]) - every.start
     return Kept(member.rings[number], positions, new, places[own], (cos.numpy()[own], sin.numpy()[own]))
 
 

@@ -51,6 +51,14 @@ class Ring:
         has_rest = self.known.start <= positions.start < self.known.stop
         return range(min(self.known.stop, positions.stop - 1) if has_rest else positions.start, positions.stop)
 
+    def written(self, positions: range) -> range:
+        """``missing`` ones, and in a new ring all that it has places for.
+
+        Another sequence may have left numbers there that are none. The places of later keys are read before those keys.
+        """
+        missing = self.missing(positions)
+        return missing if self.known else range(missing.start, missing.start + self.size)
+
     def add(self, positions: range) -> None:
         """Have the keys of ``positions``: those that were missing have turned."""
         missing = self.missing(positions)

@@ -33,8 +33,7 @@ def give_out_runs(cache: PagedAttentionCache, allocator: WindowedAllocator) -> N
     del allocator._copy_view, allocator._kv_token_views, allocator._kv_page_views, allocator.cache_tensor, theirs
     cache.cache_tensor = torch.empty(0)
     parts = torch.empty(2 * layers, heads, places + spare, width, **kind)
-    parts[:, :, :places].zero_()
-    parts[::2, :, places:].zero_()  # only keys turn: values never take the memory of theirs
+    parts[:, :, :places].zero_()  # memory of spare places is taken when they are first written
     cache.cache_tensor = allocator.cache_tensor = parts
 
     def clear(blocks: range) -> None:

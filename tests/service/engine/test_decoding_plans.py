@@ -36,11 +36,14 @@ METHODS: list[Fields] = [
     {"method": "dual_chunk", "chunk_size": 12, "local_window": 2},
     {"method": "alibi"},
     {"method": "kerple_log", "r1": 1.0, "r2": 0.5},
+    {"method": "lm_infinite", "n_global": 3, "n_local": 9},
     {"method": "yarn", "factor": 4.0},
     {"method": "default"},
 ]
 NEW = 30
-ROOM = replace(LIMITS, max_batch_tokens=2048)
+PAGES = replace(LIMITS, page_size=32)
+"""Nothing is evicted within so few tokens. The keys of a request with a gap are copied, and then no plan goes on."""
+ROOM = replace(PAGES, max_batch_tokens=2048)
 
 
 @pytest.fixture(autouse=True)
@@ -133,9 +136,9 @@ def test_requests_come_and_end_within_a_plan(sums: list[RaggedBatch]) -> None:
     with patched(tiny_model("llama")[1]) as patch:
         methods = [parse(fields) for fields in METHODS * 2]
         news = [3 + 7 * number % 31 for number in range(len(methods))]
-        found = generated(patch, methods, news, LIMITS)
+        found = generated(patch, methods, news, PAGES)
         served = {batch.step + 1 for batch in sums}
-        expected = generated(patch, methods, news, LIMITS, plans=False)
+        expected = generated(patch, methods, news, PAGES, plans=False)
     assert len(served) > 2
     assert_alike(found, expected)
 
@@ -173,8 +176,8 @@ def test_keys_turn_again_after_a_step_without_memory(step: int, monkeypatch: pyt
     assert_alike(*(list(each) for each in zip(*others, strict=True)))
 
 
-def test_spare_places_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan reads the place of a key before it is there, and excludes its score."""
+def test_new_rings_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan reads the place of a key before it is there, and excludes its score. Earlier requests left anything."""
     empty = torch.empty
 
     def filled(*arguments: Any, **kind: Any) -> torch.Tensor:
