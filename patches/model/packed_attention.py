@@ -175,7 +175,8 @@ class PackedAttention:
 
     def _plan(self, row: Row, batch: Batch, layer: Layer, role: Role, kind: Hashable) -> Plan:
         """The calls that read the sequences, the same in layers of one ``kind``: one role and window."""
-        if row.places is None or not batch.names or not row.spare or not turns_once(row.query, row.cached):
+        is_kept = row.places is not None and batch.names and row.spare
+        if not is_kept or not turns_once(row.query, row.cached, row.num_kv):
             return self._planned(row, batch, layer, role, None)
         decoding = row.decoding.setdefault(kind, Decoding(Rings(row.spare)))
         plan = decoding.goes_on(batch, row.room)

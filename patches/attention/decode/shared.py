@@ -74,9 +74,23 @@ class Course(NamedTuple):
     ahead: Sequence[Sequence[Reading]]
 
 
-def turns_once(query: torch.Tensor, cached: Cached) -> bool:
-    """True if keys turn once for the sums of a step."""
-    return torch.is_inference_mode_enabled() and has_sums(query, *cached)
+def turns_once(query: torch.Tensor, cached: Cached, lengths: Sequence[int]) -> bool:
+    """True if a step is by sums that read all keys of sequences with ``lengths``: for those, keys turn once.
+
+    Other calls take longer where the query turns for each part, and serve one step.
+    """
+    if not torch.is_inference_mode_enabled() or not has_sums(query, *cached):
+        return False
+    heads, kv_heads, dim = query.shape[1], cached[0].shape[0], query.shape[3]
+    is_each = all(is_short(length, heads, kv_heads, dim) for length in lengths)
+    return is_each and _are_summed(heads * sum(lengths), len(lengths), heads, kv_heads)
+
+
+def _are_summed(scores: int, sequences: int, heads: int, kv_heads: int) -> bool:
+    """True for a step of so many ``scores`` in total."""
+    if not sequences or (sequences == 1 and heads > FEW_HEADS * kv_heads):
+        return False
+    return (LEAST_SCORES if sequences > 1 else LEAST_ALONE) <= scores <= MOST_SCORES
 
 
 def shared_calls(
@@ -131,9 +145,7 @@ def _ragged(
             members.append(member)
             scores += heads * reading.keys(member.length)
             room -= member.turned_keys
-    if not members or (len(members) == 1 and heads > FEW_HEADS * kv_heads):
-        return None
-    if not (LEAST_SCORES if len(members) > 1 else LEAST_ALONE) <= scores <= MOST_SCORES:
+    if not _are_summed(scores, len(members), heads, kv_heads):
         return None
     if course is not None and len(members) == len(readings) and room == len(spare):
         members = [member._replace(ahead=course.ahead[member.number]) for member in members]
