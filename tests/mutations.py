@@ -184,6 +184,7 @@ ATTENTION = [
     Mutation("a repeated step has turned its key", "patches", "min(self.known.stop, positions.stop - 1)",
              "self.known.stop", (RINGS,)),
     Mutation("rings stay after a step without memory", "service", "self.cache.decoding.clear()", "pass", (PLANS,)),
+    Mutation("rings stay while others turn keys there", "patches", "row.decoding.pop(kind, None)", "pass", (PLANS,)),
     Mutation("a ring has numbers of another sequence", "patches", "return missing if self.known else",
              "return missing if True else", (PLANS,)),
     Mutation("a plan goes on without a place", "patches", "room < self.left - 1", "room < 0", (PLAN,)),

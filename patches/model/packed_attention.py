@@ -177,6 +177,7 @@ class PackedAttention:
         """The calls that read the sequences, the same in layers of one ``kind``: one role and window."""
         is_kept = row.places is not None and batch.names and row.spare
         if not is_kept or not turns_once(row.query, row.cached, row.num_kv):
+            row.decoding.pop(kind, None)  # other calls turn keys in the places of rings
             return self._planned(row, batch, layer, role, None)
         decoding = row.decoding.setdefault(kind, Decoding(Rings(row.spare)))
         plan = decoding.goes_on(batch, row.room)

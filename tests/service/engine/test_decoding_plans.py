@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from patches.attention.decode import ragged, shared
 from patches.attention.decode.plan import STEPS
 from patches.attention.decode.ragged import RaggedBatch
 from patches.attention.decode.rings import Ring
+from patches.attention.decode.shared import turns_once
 from patches.model import packed_attention
 from service.engine.choice import PAGED
 from service.engine.limits import EngineLimits
@@ -41,6 +43,8 @@ METHODS: list[Fields] = [
     {"method": "default"},
 ]
 NEW = 30
+LENGTHS = 40, 10, 11, 12, 13, 33, 5, 27
+"""Tokens of prompts."""
 PAGES = replace(LIMITS, page_size=32)
 """Nothing is evicted within so few tokens. The keys of a request with a gap are copied, and then no plan goes on."""
 ROOM = replace(PAGES, max_batch_tokens=2048)
@@ -71,7 +75,8 @@ def generated(
     fails: bool = False,
 ) -> list[list[float]]:
     """Log-probabilities of requests with ``news`` tokens each. Without ``plans``, each step is planned anew."""
-    requests = requests_of(patch, methods, prompts_for(methods, 40))
+    prompts = zip(prompts_for(methods, 40), cycle(LENGTHS), strict=False)
+    requests = requests_of(patch, methods, [(prompt * length)[:length] for prompt, length in prompts])
     for request, new in zip(requests, news, strict=True):
         request.max_new_tokens = new
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -150,6 +155,27 @@ def test_keys_turn_in_every_step_without_places_for_a_ring(places: int, monkeypa
         methods = [parse(fields) for fields in NEARBY]
         found = generated(patch, methods, [NEW] * len(methods))
         expected = generated(patch, methods, [NEW] * len(methods), plans=False)
+    assert_alike(found, expected)
+
+
+def test_keys_turn_again_after_steps_by_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one request is long, the keys of others turn in every step, in the places that rings had."""
+    monkeypatch.setattr(ragged, "FEW_HEADS", 0)
+    used: list[bool] = []
+
+    def noted(*arguments: Any) -> bool:
+        used.append(turns_once(*arguments))
+        return used[-1]
+
+    with patched(tiny_model("llama")[1]) as patch:
+        monkeypatch.setattr(ragged, "MOST_NUMBERS", 60 * patch.geometry.head_dim)
+        methods = [parse(fields) for fields in ({"method": "default"}, *NEARBY)]
+        news = [25, *[38] * 4]
+        expected = generated(patch, methods, news, plans=False)
+        monkeypatch.setattr(packed_attention, "turns_once", noted)
+        found = generated(patch, methods, news)
+    changes = [after for before, after in pairwise(used) if before != after]
+    assert changes == [False, True], "rings, other calls, and rings again"
     assert_alike(found, expected)
 
 
