@@ -204,15 +204,15 @@ class PackedAttention:
         return Plan(shared, alone, None if is_in_order else torch.tensor(order).argsort())
 
     def _readings(
-        self, row: Row, batch: Batch, layer: Layer, role: Role, turns_once: bool
+        self, row: Row, batch: Batch, layer: Layer, role: Role, has_rings: bool
     ) -> list[list[Reading] | None]:
         """The reading of each segment with a single query, None for others.
 
-        With ``turns_once``, they come with those of the steps behind it that are alike.
+        With rings, keys turn once, and readings come with those of the steps behind it that are alike.
         """
         readings: list[list[Reading] | None] = []
         dtype, device = row.query.dtype, row.query.device
-        steps = 1 + min(row.room, STEPS - 1) if turns_once else 1
+        steps = 1 + min(row.room, STEPS - 1) if has_rings else 1
         for segment, new, length in zip(batch.segments, row.new, row.num_kv, strict=True):
             recipe = self._segments.recipe(role, segment.slot)
             if new > 1 or recipe.recipe.relative is not None:
@@ -226,7 +226,7 @@ class PackedAttention:
             for step in range(steps):
                 query = range(segment.q_start + step, segment.q_stop + step)
                 positions = SegmentPositions(recipe, layer, query, length + step, num_sinks, dtype, device)
-                reading = reading_of(positions, turns_once)
+                reading = reading_of(positions, has_rings)
                 if own and not reading.follows(own[-1], length + step):
                     break
                 own.append(reading)

@@ -107,7 +107,7 @@ def changes_of(
 
     The cache has the shape ``cached``: key heads, places and head_dim.
     """
-    numbers, turns = [member.number for member in members], [1 + max(member.reading.turns) for member in members]
+    numbers, turns = [member.number for member in members], [len(member.reading.queries) for member in members]
     rows = [np.repeat(number * heads + np.arange(heads), count) for number, count in zip(numbers, turns, strict=True)]
     is_everyone = numbers == list(range(sequences)) and max(turns) == 1
     queries = None if is_everyone else torch.from_numpy(np.concatenate(rows))
@@ -155,7 +155,7 @@ def _factors(readings: Sequence[Sequence[Reading]], heads: int) -> torch.Tensor 
     factors = [
         [each.multiplier * (1.0 if each.factor is None else float(each.factor)) for each in own] for own in readings
     ]
-    rows = [heads * (1 + max(own[0].turns)) for own in readings]
+    rows = [heads * len(own[0].queries) for own in readings]
     return torch.from_numpy(np.repeat(np.array(factors, np.float32).T, rows, 1))[..., None]
 
 

@@ -143,10 +143,10 @@ class SlottedInputs(ContinuousBatchingIOs):
     def undo_step(self) -> FutureRequestState:
         """Reset the requests of the batch to their state before it was prepared.
 
-        Returns the one to blame: that with the most new tokens, then the longest. In some layers, keys have not turned.
+        Returns the one to blame: that with the most new tokens, then the longest.
         """
         self._rewind()
-        self.cache.decoding.clear()
+        self.cache.decoding.clear()  # only some layers have turned the keys of the step
         return max(self.requests_in_batch, key=lambda future: (future.query_length, future.state.position_offset))
 
     def _rewind(self) -> None:
