@@ -12,7 +12,11 @@ from patches.encoding.masks import ChunkRange
 from patches.encoding.recipe import Band
 
 QUERY_BLOCK = 256
-"""Queries per block: bounds a mask or a bias to [heads, 256, k] floats."""
+"""Most queries per block: bounds a mask or a bias to [heads, 256, k] floats."""
+
+MANY_KEYS = 1024
+"""Keys from which a bias by distance is best read in large blocks. A CPU takes all else in blocks of half the queries:
+it computes fewer pairs that a mask excludes."""
 
 WORTH_A_CALL = 64
 """Least number of keys, all covered by every query of a block, that is worth a call without a mask."""
@@ -21,11 +25,18 @@ WORTH_A_CALL = 64
 def blocks(states: SegmentStates) -> Iterator[slice]:
     """Blocks of query columns. None lies across two chunks of a band."""
     sizes = {band.predicate.size for band in states.resolved.recipe.bands if isinstance(band.predicate, ChunkRange)}
-    first = states.q_start
+    first, most = states.q_start, _most(states)
     while first < states.q_stop:
-        stop = min([first + QUERY_BLOCK, states.q_stop, *((first // size + 1) * size for size in sizes)])
+        stop = min([first + most, states.q_stop, *((first // size + 1) * size for size in sizes)])
         yield slice(first - states.q_start, stop - states.q_start)
         first = stop
+
+
+def _most(states: SegmentStates) -> int:
+    """Most queries per block."""
+    bias = states.resolved.recipe.score_bias
+    is_large = bias is not None and bias.by_distance and states.length >= MANY_KEYS
+    return QUERY_BLOCK if is_large or states.key.device.type != "cpu" else QUERY_BLOCK // 2
 
 
 def add_band(

@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.typical import typical
 from patches import METHODS, RopeGeometry, parse, patched, resolve
-from patches.attention.blocks import QUERY_BLOCK
+from patches.attention.blocks import QUERY_BLOCK, blocks
 from patches.attention.fused import attend
 from patches.attention.layer import Layer
+from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
 from service.models import architecture
 from tests.methods import Fields
@@ -137,6 +138,21 @@ def test_the_rest_of_a_begun_chunk_is_bounded_too() -> None:
     assert seen.elements <= QUERY_BLOCK * LENGTH, seen.operation
 
 
+def test_masked_blocks_have_half_the_queries() -> None:
+    """A row of a mask is one query's, so fewer rows have fewer pairs that nothing needs."""
+    seen = largest(model_for("alibi", heads=1), BY_KEY)
+    assert seen.elements <= QUERY_BLOCK // 2 * LENGTH, seen.operation
+
+
+def test_a_long_bias_by_distance_goes_by_large_blocks() -> None:
+    geometry = RopeGeometry(16, 16, 1e4, LENGTH, LENGTH, 1)
+    for name, length, queries in (("alibi", LENGTH, 256), ("alibi", 300, 128), ("default", LENGTH, 128)):
+        states = torch.randn(1, 1, length, 16)
+        recipe = resolve(parse(name), geometry, LENGTH)
+        segment = SegmentStates(states, states, states, recipe, Batch([]), Layer(0.25), 0, 0)
+        assert next(blocks(segment)) == slice(0, queries)
+
+
 def test_the_recorder_sees_a_score_matrix() -> None:
     """The unpatched eager attention, and blocks as long as the input: both must be noticed."""
     model = tiny_model("llama", num_attention_heads=1, num_key_value_heads=1, num_hidden_layers=1)[1]
@@ -146,6 +162,6 @@ def test_the_recorder_sees_a_score_matrix() -> None:
 
 
 def test_without_blocks_the_bound_would_break(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("patches.attention.blocks.QUERY_BLOCK", LENGTH)
+    monkeypatch.setattr("patches.attention.blocks.QUERY_BLOCK", 2 * LENGTH)
     model = model_for("alibi", heads=1)
     assert largest(model, BY_KEY).elements == LENGTH * LENGTH > QUERY_BLOCK * LENGTH
