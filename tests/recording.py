@@ -148,7 +148,7 @@ def _kernels_recorded(calls: list[Call]) -> Iterator[None]:
     """Launches of the Triton kernels are recorded as such, where Triton is."""
     with ExitStack() as undo:
         if find_spec("triton") is not None:
-            from patches.attention.paged import kernel
+            from patches.attention.paged.triton import kernel
             from patches.model.fusion import kernels
 
             attention, fused = ("attention", "merge", "write"), ("rms_norm", "rotate", "gated")

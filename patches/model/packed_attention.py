@@ -17,9 +17,9 @@ import torch
 
 from patches.attention.decode.plan import STEPS, Decoding, Plan
 from patches.attention.decode.reading import ORDINARY, Reading, reading_of
-from patches.attention.decode.rings import Rings
 from patches.attention.decode.shared import NONE, Course, shared_calls, turns_once
 from patches.attention.decode.single_query import read
+from patches.attention.decode.sums.rings import Rings
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observer

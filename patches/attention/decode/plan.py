@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from patches.attention.decode.reading import Reading
-from patches.attention.decode.rings import Rings
 from patches.attention.decode.shared import SharedCalls
+from patches.attention.decode.sums.rings import Rings
 from patches.batch.segments import Batch
 
 STEPS = 8

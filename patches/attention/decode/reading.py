@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from patches.attention.decode.rings import Turning
+from patches.attention.decode.sums.rings import Turning
 from patches.attention.decode.tables import Table, bias_by_distance, moves, rotations, shared_rotation
 from patches.attention.positions import SegmentPositions
 from patches.encoding.recipe import Band, PositionMap

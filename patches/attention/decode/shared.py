@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from patches.attention.decode.columns import Member
-from patches.attention.decode.ragged import (
+from patches.attention.decode.reading import Reading
+from patches.attention.decode.strided import StridedBatch, strided_attention, strided_batches
+from patches.attention.decode.sums.columns import Member
+from patches.attention.decode.sums.ragged import (
     FEW_HEADS,
     RaggedBatch,
     has_sums,
@@ -20,9 +22,7 @@ from patches.attention.decode.ragged import (
     ragged_attention,
     ragged_batch,
 )
-from patches.attention.decode.reading import Reading
-from patches.attention.decode.rings import Ring, Rings
-from patches.attention.decode.strided import StridedBatch, strided_attention, strided_batches
+from patches.attention.decode.sums.rings import Ring, Rings
 
 LEAST_SCORES, LEAST_ALONE, MOST_SCORES = 4096, 1 << 14, 1 << 21
 """Scores of a step by sums, of several sequences and of one. Fewer take the ordinary kernel no longer. More take over

@@ -12,12 +12,13 @@ from typing import Literal
 import torch
 
 from patches.attention.layer import Layer
-from patches.attention.paged import eager, launch
+from patches.attention.paged import eager
 from patches.attention.paged.compilation import compiled
 from patches.attention.paged.decode import DecodeStep
 from patches.attention.paged.rows import Row, Variant
 from patches.attention.paged.step import PagedSequence, Step, step_of
 from patches.attention.paged.tables import Pairs, RowTables, power_of_two
+from patches.attention.paged.triton import launch
 from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
 
@@ -36,7 +37,7 @@ def runs_triton(device: torch.device) -> bool:
         return False
     if device.type == "cuda":
         return True
-    from patches.attention.paged import kernel
+    from patches.attention.paged.triton import kernel
 
     return device.type == "cpu" and bool(kernel.INTERPRETED)
 

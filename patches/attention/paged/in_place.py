@@ -7,11 +7,11 @@ from functools import lru_cache
 import torch
 
 from patches.attention.layer import Layer
-from patches.attention.paged import launch
 from patches.attention.paged.batch import ModelRows, Role
 from patches.attention.paged.compilation import DoesNotFit, compiled, mask_row
 from patches.attention.paged.step import PagedSequence, Step, longest, step_of
 from patches.attention.paged.tables import MOST_BANDS
+from patches.attention.paged.triton import launch
 from patches.batch.segments import Batch, Segment
 from patches.encoding.masks import LayerMask
 from patches.encoding.recipe import ResolvedRecipe

@@ -147,7 +147,7 @@ def namespace() -> dict[str, Any]:
     """Every public name of the package's modules, as ``eval`` of a printed recipe needs them."""
     names: dict[str, Any] = {}
     for module in pkgutil.walk_packages(patches.__path__, "patches."):
-        triton = "patches.attention.paged.kernel", "patches.model.fusion.kernels"
+        triton = "patches.attention.paged.triton.kernel", "patches.model.fusion.kernels"
         if module.name not in ("patches.model.hf", *triton):  # the first imports transformers
             names.update(vars(importlib.import_module(module.name)))
     return names

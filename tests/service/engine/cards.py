@@ -19,8 +19,8 @@ from typing_extensions import override
 from patches import Patched, patched
 from patches.attention import paged
 from patches.attention.layer import Layer
-from patches.attention.paged import launch
-from patches.attention.paged.launch import Plan
+from patches.attention.paged.triton import launch
+from patches.attention.paged.triton.launch import Plan
 from tests import card as cards
 from tests.card import Card, CardTensor, WrongDevice, card, download, of_host, upload
 from tests.patches.attention.paged import by_tables
@@ -55,7 +55,7 @@ def recorded_on_card(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """As ``recorded``, but kernels are launched with all their arguments. Their numbers are those of plain torch."""
     attend, recorder = launch.attend, recorded(monkeypatch, CardRecorder())
     kernel = SimpleNamespace(attention=_Kernel(), merge=_Kernel(), INTERPRETED=False)
-    monkeypatch.setitem(sys.modules, "patches.attention.paged.kernel", kernel)
+    monkeypatch.setitem(sys.modules, "patches.attention.paged.triton.kernel", kernel)
     monkeypatch.setattr(paged, "kernel", kernel, raising=False)
 
     def attended(
@@ -68,7 +68,7 @@ def recorded_on_card(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         recorder.call(partial(cards.launch, lambda: download(out).copy_(by_tables.attend(*given))))
         return out
 
-    monkeypatch.setattr("patches.attention.paged.launch.attend", attended)
+    monkeypatch.setattr("patches.attention.paged.triton.launch.attend", attended)
     return recorder
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from patches import Method, Patched
-from patches.attention.paged.launch import Blocks
+from patches.attention.paged.triton.launch import Blocks
 from service.engine.adapter import graphs
 from service.engine.choice import EngineChoice
 from service.engine.limits import EngineLimits
@@ -87,8 +87,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = None) 
         return out
 
     monkeypatch.setattr(graphs, "CudaCapture", lambda: recorder)
-    monkeypatch.setattr("patches.attention.paged.launch.attend", attended)
-    monkeypatch.setattr("patches.attention.paged.launch.write", by_tables.write)
-    monkeypatch.setattr("patches.attention.paged.launch.blocks_for", lambda *_: Blocks(32, 16, SPLIT))
+    monkeypatch.setattr("patches.attention.paged.triton.launch.attend", attended)
+    monkeypatch.setattr("patches.attention.paged.triton.launch.write", by_tables.write)
+    monkeypatch.setattr("patches.attention.paged.triton.launch.blocks_for", lambda *_: Blocks(32, 16, SPLIT))
     monkeypatch.setattr("patches.attention.paged.decode.SPLIT", SPLIT)
     return recorder

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from patches import Method, Patched, parse, patched
-from patches.attention.decode import ragged, shared
+from patches.attention.decode import shared
 from patches.attention.decode.plan import STEPS
-from patches.attention.decode.ragged import RaggedBatch
-from patches.attention.decode.rings import Ring
 from patches.attention.decode.shared import turns_once
+from patches.attention.decode.sums import ragged
+from patches.attention.decode.sums.ragged import RaggedBatch
+from patches.attention.decode.sums.rings import Ring
 from patches.model import packed_attention
 from service.engine.choice import PAGED
 from service.engine.limits import EngineLimits

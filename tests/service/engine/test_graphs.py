@@ -258,7 +258,7 @@ def test_baked_places_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with patched(tiny_model("llama")[1]) as patch:
         ordinary = run(patch, TRITON, methods, prompts, [8])
-        monkeypatch.setattr("patches.attention.paged.launch.write", written)
+        monkeypatch.setattr("patches.attention.paged.triton.launch.write", written)
         assert not run(patch, CAPTURED, methods, prompts, [8]).equals(ordinary)
 
 

@@ -10,12 +10,12 @@ import torch
 
 from patches import Decoding, parse, resolve
 from patches.attention import reference
-from patches.attention.decode.columns import Member
 from patches.attention.decode.plan import STEPS, Plan
-from patches.attention.decode.ragged import RaggedBatch, ragged_attention, ragged_batch
 from patches.attention.decode.reading import ORDINARY, Reading, reading_of
-from patches.attention.decode.rings import Rings
 from patches.attention.decode.shared import SharedCalls
+from patches.attention.decode.sums.columns import Member
+from patches.attention.decode.sums.ragged import RaggedBatch, ragged_attention, ragged_batch
+from patches.attention.decode.sums.rings import Rings
 from patches.attention.layer import Layer
 from patches.attention.positions import SegmentPositions
 from patches.batch.segments import Batch, packed_batch

@@ -10,10 +10,10 @@ from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 from patches.attention import reference
 from patches.attention.layer import Layer
 from patches.attention.paged.compilation import compiled
-from patches.attention.paged.launch import Blocks
 from patches.attention.paged.rows import Row
 from patches.attention.paged.step import PagedSequence, Step, step_of
 from patches.attention.paged.tables import Pairs, RowTables
+from patches.attention.paged.triton.launch import Blocks
 from patches.encoding.masks import ChunkRange, DistanceRange
 from patches.encoding.temperature import FloorLogTemperature
 from tests.methods import Fields, one_per_shape, rows

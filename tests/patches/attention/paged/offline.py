@@ -18,11 +18,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from patches.attention.paged import kernel
-from patches.attention.paged.codes import Launch
-from patches.attention.paged.launch import blocks_for, variant_constants
 from patches.attention.paged.rows import Variant
 from patches.attention.paged.tables import power_of_two
+from patches.attention.paged.triton import kernel
+from patches.attention.paged.triton.codes import Launch
+from patches.attention.paged.triton.launch import blocks_for, variant_constants
 
 STATES, FLOATS = ("Q", "K", "V", "OUT"), ("PART", "FACTOR", "SINKS", "MAPS", "PAIRS", "FREQUENCIES", "BIASES")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from patches.attention.layer import Layer
-from patches.attention.paged.codes import NOBODY, TURNING, codes_of, launches_of
 from patches.attention.paged.decode import NO_ITEM
 from patches.attention.paged.rows import Row, Variant
+from patches.attention.paged.triton.codes import NOBODY, TURNING, codes_of, launches_of
 from tests.patches.attention.paged.batches import Shape, ragged
 
 SPLIT = 8

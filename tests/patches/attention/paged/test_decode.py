@@ -11,12 +11,12 @@ import torch
 
 from patches import ResolvedRecipe, parse, resolve
 from patches.attention.layer import Layer
-from patches.attention.paged import launch
 from patches.attention.paged.compilation import compiled
 from patches.attention.paged.decode import BlockTable, DecodeSteps
 from patches.attention.paged.rows import BandRow, Row, Variant
 from patches.attention.paged.step import PagedSequence, parts_of, sizes_of_parts
 from patches.attention.paged.tables import MOST_BANDS, Pairs, RowTables
+from patches.attention.paged.triton import launch
 from tests.methods import Fields
 from tests.patches.attention.paged import by_tables
 from tests.patches.attention.paged.batches import (

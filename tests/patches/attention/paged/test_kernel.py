@@ -9,9 +9,9 @@ import torch
 
 from patches import parse, resolve
 from patches.attention.layer import Layer
-from patches.attention.paged import launch
 from patches.attention.paged.compilation import DoesNotFit
-from patches.attention.paged.launch import Blocks
+from patches.attention.paged.triton import launch
+from patches.attention.paged.triton.launch import Blocks
 from tests.kernels import device_of_kernels
 from tests.patches.attention.paged.batches import LAYERS, LENGTH, SHAPES, SMALL, WINDOWED, PagedBatch, Shape, ragged
 from tests.patches.forward import relative

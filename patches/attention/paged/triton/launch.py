@@ -9,13 +9,13 @@ from functools import cache, partial
 import torch
 
 from patches.attention.layer import Layer
-from patches.attention.paged.branches import side_by_side
-from patches.attention.paged.codes import Launch, codes_of, launches_of
 from patches.attention.paged.compilation import DoesNotFit, mask_row
 from patches.attention.paged.decode import DecodeStep
 from patches.attention.paged.rows import Variant
 from patches.attention.paged.step import SPLIT, Step
 from patches.attention.paged.tables import RowTables, power_of_two
+from patches.attention.paged.triton.branches import side_by_side
+from patches.attention.paged.triton.codes import Launch, codes_of, launches_of
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def attend(
         raise DoesNotFit("layers that choose keys have a mask per pair, and no row expresses it")
     if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise DoesNotFit(f"the kernel computes float32, float16 and bfloat16, and not {query.dtype}")
-    from patches.attention.paged import kernel
+    from patches.attention.paged.triton import kernel
 
     out = query.new_empty(*query.shape[:2], value_pages.shape[-1])
     factor = plan.scaled(layer.scaling)
@@ -196,7 +196,7 @@ def write(
 
     ``places`` are the page and the place in it of each token, int64 [tokens].
     """
-    from patches.attention.paged import kernel
+    from patches.attention.paged.triton import kernel
 
     kernel.write[(key.shape[0], key.shape[1])](
         *(key, value, key_pages, value_pages, *places),
@@ -253,7 +253,7 @@ def _tensors(tables: RowTables) -> tuple[torch.Tensor, ...]:
 
 def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch.Tensor) -> dict[str, object]:
     """Numbers that all launches of a layer are compiled for."""
-    from patches.attention.paged import kernel
+    from patches.attention.paged.triton import kernel
 
     tables, head_dim, value_dim = plan.tables, query.shape[-1], value_pages.shape[-1]
     layout = tables.layout

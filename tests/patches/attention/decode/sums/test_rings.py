@@ -7,7 +7,7 @@ import torch
 
 from patches import parse, resolve
 from patches.attention.decode.reading import reading_of
-from patches.attention.decode.rings import LEAST_SIZE, Ring, Rings, Turning
+from patches.attention.decode.sums.rings import LEAST_SIZE, Ring, Rings, Turning
 from patches.attention.decode.tables import ROTATIONS, moved, rotation, rotations
 from patches.attention.layer import Layer
 from patches.attention.positions import SegmentPositions

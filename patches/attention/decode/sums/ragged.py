@@ -17,9 +17,9 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from patches.attention.decode.changes import Changes, Kept, changes_of, kept_of
-from patches.attention.decode.columns import Keys, Member, TurnedKeys, columns_of, edges, with_turned
-from patches.attention.decode.entries import Biases
+from patches.attention.decode.sums.changes import Changes, Kept, changes_of, kept_of
+from patches.attention.decode.sums.columns import Keys, Member, TurnedKeys, columns_of, edges, with_turned
+from patches.attention.decode.sums.entries import Biases
 from patches.encoding.rotary import turn_into
 
 MOST_HEADS = 8

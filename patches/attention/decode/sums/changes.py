@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from patches.attention.decode.columns import Member, first_rows
 from patches.attention.decode.reading import Reading
-from patches.attention.decode.rings import Ring
+from patches.attention.decode.sums.columns import Member, first_rows
+from patches.attention.decode.sums.rings import Ring
 from patches.attention.decode.tables import Table
 from patches.encoding.rotary import turn_
 

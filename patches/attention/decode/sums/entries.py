@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from patches.attention.decode.columns import Keys, Member
+from patches.attention.decode.sums.columns import Keys, Member
 from patches.encoding.rotary import upcast
 
 EXCLUDED = -np.inf

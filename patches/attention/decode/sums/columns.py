@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from patches.attention.decode.reading import Reading
-from patches.attention.decode.rings import Ring
+from patches.attention.decode.sums.rings import Ring
 from patches.attention.decode.tables import Table
 
 TOGETHER = 256

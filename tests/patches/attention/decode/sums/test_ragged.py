@@ -11,11 +11,12 @@ import torch
 
 from patches import parse, resolve
 from patches.attention import reference
-from patches.attention.decode import columns, ragged, shared
-from patches.attention.decode.columns import TOGETHER, Member
-from patches.attention.decode.ragged import has_sums, is_short, ragged_attention, ragged_batch
+from patches.attention.decode import shared
 from patches.attention.decode.reading import FEW, ORDINARY, Part, Reading
 from patches.attention.decode.shared import LEAST_ALONE, LEAST_SCORES, MOST_SCORES, shared_calls
+from patches.attention.decode.sums import columns, ragged
+from patches.attention.decode.sums.columns import TOGETHER, Member
+from patches.attention.decode.sums.ragged import has_sums, is_short, ragged_attention, ragged_batch
 from patches.attention.layer import Layer
 from tests.methods import Fields
 from tests.patches.attention.decode.test_single_query import GEOMETRY

@@ -3,7 +3,7 @@
 A program computes one work item. An item has some queries of a sequence, all query heads of one key head, and a range
 of keys. The program goes through the bands of the sequence's row and keeps one online softmax over all (FlashAttention,
 arXiv:2205.14135). Items that split the keys of a query store their parts, and ``merge`` joins them (Flash-Decoding).
-Compiled only where Triton is installed; ``patches.attention.paged.launch`` imports it there.
+Compiled only where Triton is installed; ``patches.attention.paged.triton.launch`` imports it there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Paged attention in Triton: the kernel, and its launches in a step."""
