@@ -34,9 +34,10 @@ def blocks(states: SegmentStates) -> Iterator[slice]:
 
 def _most(states: SegmentStates) -> int:
     """Most queries per block."""
-    bias = states.resolved.recipe.score_bias
+    bias, queries = states.resolved.recipe.score_bias, states.query.shape[2]
     is_large = bias is not None and bias.by_distance and states.length >= MANY_KEYS
-    return QUERY_BLOCK if is_large or states.key.device.type != "cpu" else QUERY_BLOCK // 2
+    is_one_call = states.resolved.is_plain and queries <= QUERY_BLOCK  # transformers' own, to the bit
+    return QUERY_BLOCK if is_large or is_one_call or states.key.device.type != "cpu" else QUERY_BLOCK // 2
 
 
 def add_band(
