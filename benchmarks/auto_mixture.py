@@ -28,7 +28,7 @@ from service.evaluation.retrieval.plan import plan_of as passkey_plan
 from service.evaluation.retrieval.request import PasskeyRequest
 from service.evaluation.retrieval.results import PasskeyResult
 from service.evaluation.unit import evaluate
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 

@@ -17,7 +17,7 @@ from service.cli.server import local_server
 from service.client import Ropeway
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.perplexity.tables import perplexity_markdown
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 from service.models.training.card import insert_table
 from service.settings import Settings
 

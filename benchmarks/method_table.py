@@ -24,7 +24,7 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
 from service.evaluation.unit import evaluate
 from service.figures.evaluations.perplexity import perplexity_picture
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 

@@ -15,7 +15,7 @@ from tokenizers import models as token_models
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from patches import patched
-from service.models.cache_size import cache_bytes_per_token
+from service.models.memory.cache_size import cache_bytes_per_token
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 """Trained models and texts that are no part of the project; benchmarks run without them too."""

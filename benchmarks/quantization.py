@@ -23,9 +23,9 @@ from service.evaluation.perplexity.plan import plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.unit import evaluate
-from service.models.quantization import Scheme, quantize
+from service.models.checkpoint.quantization import Scheme, quantize
+from service.models.memory.weights import places
 from service.models.registry import ModelRegistry
-from service.models.weights import places
 from service.settings import Settings
 
 FULL = "float32"

@@ -22,7 +22,7 @@ from service.evaluation.retrieval.request import PasskeyRequest
 from service.evaluation.retrieval.results import PasskeyResult
 from service.evaluation.unit import evaluate
 from service.figures.evaluations.retrieval import score_picture
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 

@@ -21,7 +21,7 @@ from benchmarks.load import Served, server
 from benchmarks.simulation.processes import cpu_s
 from benchmarks.simulation.times import Burst, ServiceTimes, fitted
 from benchmarks.timing import Report
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 
 SETTINGS: dict[str, Any] = {
     "model": DEMO / "ropeway-demo",

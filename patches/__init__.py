@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.batch.upload import uploaded
     from patches.encoding.distances import effective_distance
-    from patches.model.geometry import UnsupportedModel, geometry_of, ignored_entries
     from patches.model.hf import patched
+    from patches.model.measuring.geometry import UnsupportedModel, geometry_of, ignored_entries
+    from patches.model.measuring.rounding import allowed_rounding
     from patches.model.ranks import Ranks
-    from patches.model.recording import Recordings
-    from patches.model.rounding import allowed_rounding
+    from patches.model.recorded.recording import Recordings
     from patches.model.seams import Patched
 
 __all__ = [
@@ -146,11 +146,11 @@ _NEEDS_TORCH = {
     "patches.attention.paged.step": {"PagedSequence"},
     "patches.encoding.distances": {"effective_distance"},
     "patches.batch.segments": {"Batch", "packed_batch"},
-    "patches.model.geometry": {"UnsupportedModel", "geometry_of", "ignored_entries"},
+    "patches.model.measuring.geometry": {"UnsupportedModel", "geometry_of", "ignored_entries"},
     "patches.model.hf": {"patched"},
     "patches.model.ranks": {"Ranks"},
-    "patches.model.recording": {"Recordings"},
-    "patches.model.rounding": {"allowed_rounding"},
+    "patches.model.recorded.recording": {"Recordings"},
+    "patches.model.measuring.rounding": {"allowed_rounding"},
     "patches.model.seams": {"Patched"},
     "patches.batch.upload": {"uploaded"},
     "patches.batch.slots": {"MAX_POSITION", "SlotTable", "SlotsExhausted", "decode", "encode"},

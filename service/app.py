@@ -33,9 +33,9 @@ from service.jobs.storage.calls import StoreCalls
 from service.jobs.storage.database import StoreOutOfReach, StoreUnusable, default_url
 from service.jobs.storage.store import JobStore
 from service.metrics import Metrics
-from service.models.loading import ModelLoadError
+from service.models.checkpoint.loading import ModelLoadError
+from service.models.checkpoint.reasons import reason_of
 from service.models.policies import assign_policies
-from service.models.reasons import reason_of
 from service.models.registry import ModelRegistry
 from service.policy.policy import InvalidPolicy, read_policies
 from service.settings import Settings

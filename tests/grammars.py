@@ -7,7 +7,7 @@ from typing import ClassVar
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from service.engine.request import Grammar
-from service.models.grammar_text import LIMITS
+from service.models.text.grammar_text import LIMITS
 from tests.models import VOCAB_SIZE
 
 END = 0

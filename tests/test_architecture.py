@@ -19,25 +19,25 @@ ROOT = Path(__file__).resolve().parent.parent
 
 TRANSFORMERS_IN_PATCHES = {"patches/model/hf.py"}
 TRANSFORMERS_IN_SERVICE = {
-    "service/models/tokenizing.py",
-    "service/engine/adapter/by_head.py",  # these twelve: the one adapter around continuous batching
-    "service/engine/adapter/cache.py",
+    "service/models/text/tokenizing.py",
+    "service/engine/adapter/pages/by_head.py",  # these twelve: the one adapter around continuous batching
+    "service/engine/adapter/pages/cache.py",
     "service/engine/adapter/compatibility.py",
     "service/engine/adapter/decode_inputs.py",
-    "service/engine/adapter/decode_rows.py",
+    "service/engine/adapter/cards/decode_rows.py",
     "service/engine/adapter/inputs.py",
     "service/engine/adapter/manager.py",
-    "service/engine/adapter/processor.py",
+    "service/engine/adapter/cards/processor.py",
     "service/engine/adapter/runner.py",
-    "service/engine/adapter/runs.py",
+    "service/engine/adapter/pages/runs.py",
     "service/engine/adapter/scheduler.py",
-    "service/engine/adapter/windowed.py",
+    "service/engine/adapter/pages/windowed.py",
     "service/engine/padded/room.py",
     "service/models/architecture.py",  # demo model under families no Llama carries
-    "service/models/configuration.py",
-    "service/models/loading.py",  # tokenizers
+    "service/models/checkpoint/configuration.py",
+    "service/models/checkpoint/loading.py",  # tokenizers
     "service/models/parallel/messages.py",  # types of caches
-    "service/models/text_model.py",  # class that loads a checkpoint
+    "service/models/checkpoint/text_model.py",  # class that loads a checkpoint
     "service/models/training/shape.py",  # untrained demo models
 }
 

@@ -15,7 +15,7 @@ import torch
 
 from patches.attention.observation import Observer
 from patches.batch.segments import Batch, padded_batch
-from patches.model.recording import Recordings
+from patches.model.recorded.recording import Recordings
 
 
 @dataclass

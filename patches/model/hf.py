@@ -27,7 +27,7 @@ from patches.model.architectures import MaskKind, Seams, architecture_of
 from patches.model.encodings import with_keyword
 from patches.model.fusion.replacement import fuse
 from patches.model.generation import generate
-from patches.model.geometry import (
+from patches.model.measuring.geometry import (
     UnsupportedModel,
     dispatches,
     geometry_of,
@@ -35,11 +35,11 @@ from patches.model.geometry import (
     tables_of,
     text_config,
 )
-from patches.model.measurement import Measurement, measured
+from patches.model.measuring.measurement import Measurement, measured
+from patches.model.measuring.rounding import allowed_rounding
+from patches.model.measuring.trial import TOKENS, Trial
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, layout_of
-from patches.model.rounding import allowed_rounding
 from patches.model.seams import Patched
-from patches.model.trial import TOKENS, Trial
 
 _names = itertools.count()
 _PREFIX = "ropeway_"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from patches.attention.mass import AttentionMass
-from patches.model.geometry import UnsupportedModel, number, text_config
+from patches.model.measuring.geometry import UnsupportedModel, number, text_config
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """A model's rotary tables, one per rotary module or per layer type in it, and the formats of such tables.
 
-Works on attributes alone. ``patches.model.measurement`` finds out which layers turn by which table.
+Works on attributes alone. ``patches.model.measuring.measurement`` finds out which layers turn by which table.
 """
 
 from __future__ import annotations

@@ -26,16 +26,16 @@ from patches.encoding.recipe import AttentionTemperature, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import MaskKind, architecture_of
 from patches.model.arguments import inputs_of, logits_by_index, tokens_of
-from patches.model.attention_seam import AttentionSeam
-from patches.model.continuation import continues, returns_cache
+from patches.model.attention.attention_seam import AttentionSeam
+from patches.model.attention.eviction import evict
 from patches.model.encodings import KEYWORD, Encodings
-from patches.model.eviction import evict
 from patches.model.forward import Forwards
 from patches.model.fusion.active import fusing
-from patches.model.geometry import tempered_layers, text_config
-from patches.model.measurement import Measurement
+from patches.model.measuring.continuation import continues, returns_cache
+from patches.model.measuring.geometry import tempered_layers, text_config
+from patches.model.measuring.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
-from patches.model.recording import Recordings
+from patches.model.recorded.recording import Recordings
 from patches.model.rotary_tables import plain_positions, planes_of
 
 

@@ -71,7 +71,7 @@ def _of_the_files(result: ExportResult, model: str | None) -> ExportResult:
     from service.cli.server import settings_with
     from service.export.target import Expression
     from service.export.targets import TARGETS
-    from service.models.loading import sources
+    from service.models.checkpoint.loading import sources
 
     source = sources(settings_with(model=model)).get(result.model, result.model)
     made = Expression(result.config, result.arguments, result.differences)

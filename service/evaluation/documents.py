@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from service.evaluation.results import DocumentInfo, Overlap
-from service.models.tokenizing import with_ends
+from service.models.text.tokenizing import with_ends
 
 SPACES = re.compile(r"\s+")
 CONTEXT = 4

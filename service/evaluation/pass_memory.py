@@ -8,8 +8,8 @@ import torch
 
 from patches import LONG_CONTEXT, Patched, ResolvedRecipe
 from service.evaluation.chunks import LOGITS_BYTES, chunk_length, inner_size, shortened
-from service.models.available_memory import available_bytes
-from service.models.cache_size import cache_bytes_per_token
+from service.models.memory.available_memory import available_bytes
+from service.models.memory.cache_size import cache_bytes_per_token
 
 MASK_BYTES = 4
 """Per pair of a query and a key: float32, for all layers."""

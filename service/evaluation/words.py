@@ -112,7 +112,7 @@ def _reference(result: EvaluationResult, scores: Scores) -> tuple[int, Score] | 
 
 def _is_doubtful(score: Score, other: Score, factor: float, *, same_tokens: bool) -> bool:
     """True if both have intervals, and these do not separate ``score`` from ``factor`` times ``other``."""
-    from service.evaluation.separation import are_apart  # clients read results without numpy
+    from service.evaluation.statistics.separation import are_apart  # clients read results without numpy
 
     is_known = score.interval is not None and other.interval is not None
     return is_known and not are_apart(score, other, factor, same_tokens=same_tokens)

@@ -17,14 +17,14 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
-from service.models.cache_size import cache_bytes, cache_tokens
-from service.models.grammars import Grammars
-from service.models.loading import Checkpoint
+from service.models.checkpoint.loading import Checkpoint
+from service.models.checkpoint.quantization import Quantization
+from service.models.memory.cache_size import cache_bytes, cache_tokens
+from service.models.memory.weights import places
 from service.models.parallel.group import check
 from service.models.parallel.leader import leading
-from service.models.quantization import Quantization
 from service.models.start import Started, started
-from service.models.weights import places
+from service.models.text.grammars import Grammars
 from service.policy.policy import Policy
 from service.settings import Settings
 

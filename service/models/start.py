@@ -13,12 +13,12 @@ from torch import nn
 from patches import Patched, UnsupportedModel, ignored_entries, patched, runs_triton
 from service.engine.choice import Attention, AttentionUnavailable, EngineChoice, GraphsUnavailable
 from service.engine.verification import verify
-from service.models.adapters import adapted, by_base
-from service.models.fingerprint import contents, fingerprint
+from service.models.checkpoint.adapters import adapted, by_base
+from service.models.checkpoint.fingerprint import contents, fingerprint
+from service.models.checkpoint.loading import Checkpoint, ModelLoadError, load, quantized, sources
+from service.models.checkpoint.reasons import reason_of
+from service.models.checkpoint.text_model import forward
 from service.models.linear.layers import use_fastest
-from service.models.loading import Checkpoint, ModelLoadError, load, quantized, sources
-from service.models.reasons import reason_of
-from service.models.text_model import forward
 from service.settings import Settings
 
 log = structlog.get_logger()

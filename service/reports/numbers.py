@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from service.evaluation.results import EvaluationResult, Score, Scores
-from service.evaluation.separation import ratio_note
+from service.evaluation.statistics.separation import ratio_note
 from service.figures.drawing.axes import spread
 
 MOST_COLUMNS = 16

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from service.evaluation.formatting import short_number, spaced
 from service.evaluation.results import EvaluationResult, Overview, Score, Scores
-from service.evaluation.separation import ratio_note
+from service.evaluation.statistics.separation import ratio_note
 
 MOST_COLUMNS = 8
 """Lengths that a terminal of 80 columns has room for."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-PRELOAD = ["service.reports.forms", "service.models.grammar_text"]
+PRELOAD = ["service.reports.forms", "service.models.text.grammar_text"]
 """Modules that the fork server imports once for all children."""
 
 NICE = 10

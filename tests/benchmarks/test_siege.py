@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import siege
 from benchmarks.load import Served
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 from tests.service.serving import process
 
 

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from patches import Patched, UnsupportedModel, parse, patched
 from service.engine.request import SamplingParams
 from service.evaluation.scoring import TokenScores, prompt_scores
-from service.models.loading import ModelLoadError, load
+from service.models.checkpoint.loading import ModelLoadError, load
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 from tests.field.configurations import VARIANTS, CannotBeBuilt, tiny_config, tiny_model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 
 
 def small_demo(folder: Path) -> Path:

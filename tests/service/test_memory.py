@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.models import available_memory
+from service.models.memory import available_memory
 
 GIB = 1 << 30
 

@@ -26,9 +26,9 @@ from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
 from service.errors import bad_request, context_length_exceeded
 from service.evaluation.scoring import TokenScores, prompt_scores
-from service.models.grammar_parts import Delimiter
-from service.models.grammar_text import GrammarRefused, tried
 from service.models.registry import ServedModel
+from service.models.text.grammar_parts import Delimiter
+from service.models.text.grammar_text import GrammarRefused, tried
 from service.policy.auto import Auto
 from service.settings import Settings
 from service.sharing.admission import Ticket

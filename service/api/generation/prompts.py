@@ -13,7 +13,7 @@ from patches import Method, ResolvedRecipe
 from service.api.generation.text import TextStream
 from service.errors import bad_request, context_length_exceeded
 from service.models.registry import ServedModel
-from service.models.tokenizing import tokenized, with_ends
+from service.models.text.tokenizing import tokenized, with_ends
 from service.settings import Settings
 from service.sharing.stopping import check_wanted
 from service.sharing.workers import Workers

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from patches import KnownFields, problem
-from service.models.grammar_parts import Known
-from service.models.grammar_text import of_choices, of_regex, of_schema
+from service.models.text.grammar_parts import Known
+from service.models.text.grammar_text import of_choices, of_regex, of_schema
 
 MOST = 1 << 16
 """Characters of a schema or an expression."""

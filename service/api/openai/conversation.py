@@ -21,7 +21,7 @@ from service.api.openai.tools.reading import Reader, Said
 from service.api.quotas import set_deadline
 from service.engine.request import SamplingParams
 from service.errors import bad_request
-from service.models.response_templates import shows_special_tokens
+from service.models.text.response_templates import shows_special_tokens
 from service.settings import Settings
 
 

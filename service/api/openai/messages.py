@@ -14,8 +14,8 @@ from service.api.openai.tools.schemas import Calls
 from service.api.openai.unsupported import NOT_SUPPORTED_IN_MESSAGES
 from service.errors import ApiError, bad_request
 from service.inputs import one_or_several
-from service.models.chat import takes_tools, template_options, writes_special_tokens
 from service.models.registry import ServedModel
+from service.models.text.chat import takes_tools, template_options, writes_special_tokens
 
 MOST_MESSAGES = 4096
 

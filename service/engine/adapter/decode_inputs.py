@@ -10,8 +10,8 @@ from transformers.generation.continuous_batching.input_outputs import Continuous
 from transformers.generation.continuous_batching.requests import TMP_TOKEN_ID, FutureRequestState
 
 from patches import encode
-from service.engine.adapter.cache import EncodingCache
-from service.engine.adapter.windowed import WindowedAllocator
+from service.engine.adapter.pages.cache import EncodingCache
+from service.engine.adapter.pages.windowed import WindowedAllocator
 
 
 def prepare_decode(

@@ -12,10 +12,10 @@ from transformers.generation.continuous_batching.requests import TMP_TOKEN_ID, F
 from typing_extensions import override
 
 from patches import Batch, PagedBackend, PagedSequence, encode, packed_batch, paged_batch
-from service.engine.adapter.cache import EncodingCache
+from service.engine.adapter.cards.decode_rows import DecodeRows
 from service.engine.adapter.decode_inputs import prepare_decode
-from service.engine.adapter.decode_rows import DecodeRows
-from service.engine.adapter.windowed import Turn, allocator_of
+from service.engine.adapter.pages.cache import EncodingCache
+from service.engine.adapter.pages.windowed import Turn, allocator_of
 from service.engine.request import EngineRequest
 
 

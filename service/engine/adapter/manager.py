@@ -22,18 +22,18 @@ from typing_extensions import override
 
 from patches import PagedBackend, Patched
 from service.engine import THREAD_NAME
-from service.engine.adapter.by_head import give_out_runs
-from service.engine.adapter.cache import EncodingCache, sized_by_us
+from service.engine.adapter.cards.decode_rows import DecodeRows
+from service.engine.adapter.cards.graphs import DecodeGraphs
+from service.engine.adapter.cards.processor import StepProcessor
+from service.engine.adapter.cards.streams import own_stream
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
 from service.engine.adapter.configuration import configured_as_cached, is_whole_on_cpu
-from service.engine.adapter.decode_rows import DecodeRows
-from service.engine.adapter.graphs import DecodeGraphs
 from service.engine.adapter.inputs import SlottedInputs, on_host
-from service.engine.adapter.processor import StepProcessor
+from service.engine.adapter.pages.by_head import give_out_runs
+from service.engine.adapter.pages.cache import EncodingCache, sized_by_us
+from service.engine.adapter.pages.windowed import WindowedAllocator
 from service.engine.adapter.runner import OnStep, RequestRunner, recordings
 from service.engine.adapter.scheduler import FairScheduler
-from service.engine.adapter.streams import own_stream
-from service.engine.adapter.windowed import WindowedAllocator
 from service.engine.cpu import Wake, generation_thread
 from service.engine.failures import EngineStopping
 from service.engine.fairness import PREFILL_BESIDE_OTHERS, interleave

@@ -13,8 +13,8 @@ from transformers.generation.continuous_batching.utils import stream_context
 from typing_extensions import override
 
 from patches import DecodeStep, PagedBatch, Patched, Recordings
-from service.engine.adapter.ahead import Ahead, Drawn
-from service.engine.adapter.graphs import DecodeGraphs, GraphUse
+from service.engine.adapter.cards.ahead import Ahead, Drawn
+from service.engine.adapter.cards.graphs import DecodeGraphs, GraphUse
 from service.engine.adapter.inputs import SlottedInputs
 from service.engine.out_of_memory import is_out_of_memory
 from service.engine.request import EngineRequest

@@ -8,7 +8,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 from typing_extensions import override
 
-from service.engine.adapter.cache import EncodingCache
+from service.engine.adapter.pages.cache import EncodingCache
 from service.engine.fairness import candidates
 from service.engine.request import EngineRequest
 from service.sharing.turns import Turns

@@ -18,12 +18,12 @@ from service.evaluation.long_perplexity.results import (
     LongMethodResult,
     LongPerplexityResult,
 )
-from service.evaluation.nll import LengthResult
 from service.evaluation.perplexity.plan import PerplexityPlan, WindowsUnit
 from service.evaluation.perplexity.plan import plan_of as perplexity_plan_of
 from service.evaluation.perplexity.protocols import Windows
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.evaluation.statistics import Scored, finite_exp, groups_of, interval_of, joined
+from service.evaluation.statistics.nll import LengthResult
+from service.evaluation.statistics.per_token import Scored, finite_exp, groups_of, interval_of, joined
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings

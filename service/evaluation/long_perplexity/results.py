@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import listed
 from service.evaluation.perplexity.results import Protocol
-from service.evaluation.pieces import pieces_of
 from service.evaluation.results import (
     DocumentInfo,
     EvaluationResult,
@@ -20,6 +19,7 @@ from service.evaluation.results import (
     Scores,
     overlaps_text,
 )
+from service.evaluation.statistics.pieces import pieces_of
 from service.evaluation.words import best_method, near_reference
 
 FEW = 30

@@ -29,7 +29,7 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult, Protocol
 from service.evaluation.request import Bos
 from service.evaluation.scoring import token_nll
-from service.evaluation.statistics import Scored, length_result, position_buckets
+from service.evaluation.statistics.per_token import Scored, length_result, position_buckets
 from service.evaluation.unit import Outcome, Plan, Subject, Unit, token_digest
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings

@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.evaluation.nll import LengthResult, PositionBucket
-from service.evaluation.pieces import pieces_of
 from service.evaluation.results import (
     DocumentInfo,
     EvaluationResult,
@@ -18,6 +16,8 @@ from service.evaluation.results import (
     documents_text,
     overlaps_text,
 )
+from service.evaluation.statistics.nll import LengthResult, PositionBucket
+from service.evaluation.statistics.pieces import pieces_of
 from service.evaluation.words import best_method, near_reference
 
 Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]

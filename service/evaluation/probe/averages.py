@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from service.evaluation.probe.results import Attention, Copying, DistanceBucket, HeadAttention
-from service.evaluation.proportion import wilson
+from service.evaluation.statistics.proportion import wilson
 from service.evaluation.unit import Outcome
 from service.sharing.stopping import check_wanted
 

@@ -30,7 +30,7 @@ from service.evaluation.probe.averages import copying, heads_attention, mean_att
 from service.evaluation.probe.request import ProbeRequest
 from service.evaluation.probe.results import ProbeMethod, ProbeResult
 from service.evaluation.probe.units import AttentionUnit, CopyUnit, RepeatedSegment
-from service.evaluation.statistics import position_buckets
+from service.evaluation.statistics.per_token import position_buckets
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings

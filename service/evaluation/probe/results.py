@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import listed, percent
-from service.evaluation.nll import PositionBucket
 from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row, Score, Scores
+from service.evaluation.statistics.nll import PositionBucket
 from service.evaluation.words import best_method
 
 Measure = Literal[

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.evaluation.pieces import LEAST
 from service.evaluation.recommend.results import AtLength, RecallShown
 from service.evaluation.results import Interval
-from service.evaluation.statistics import finite_exp
-from service.evaluation.student import half_width, probability_above
+from service.evaluation.statistics.per_token import finite_exp
+from service.evaluation.statistics.pieces import LEAST
+from service.evaluation.statistics.student import half_width, probability_above
 from service.evaluation.unit import Outcome
 
 LEAST_GAIN = 0.02

@@ -15,7 +15,7 @@ from service.evaluation.sweep.judging import cost_of, weight_of
 from service.evaluation.sweep.results import Cost
 from service.evaluation.unit import Outcome, Subject
 from service.export.targets import carriers
-from service.models.cache_size import cache_bytes_per_token
+from service.models.memory.cache_size import cache_bytes_per_token
 
 OWN = {"method": "default"}
 """The checkpoint's own encoding, which is subject 0."""

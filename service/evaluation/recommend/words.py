@@ -9,7 +9,7 @@ from service.evaluation.recommend.evidence import Evidence
 from service.evaluation.recommend.results import Answer, AtLength, RecommendMethod
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.results import Interval
-from service.evaluation.statistics import finite_exp
+from service.evaluation.statistics.per_token import finite_exp
 from service.evaluation.sweep.judging import weight_of
 
 MUCH = 0.3

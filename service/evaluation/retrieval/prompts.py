@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from service.models.tokenizing import tokenized
+from service.models.text.tokenizing import tokenized
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from service.evaluation.proportion import wilson
 from service.evaluation.results import Interval
 from service.evaluation.retrieval.prompts import Sample
 from service.evaluation.retrieval.results import Averages, SampleResult
+from service.evaluation.statistics.proportion import wilson
 from service.evaluation.unit import Outcome
 from service.sharing.stopping import check_wanted
 

@@ -7,8 +7,8 @@ from statistics import fmean
 
 from service.evaluation.formatting import listed, probability
 from service.evaluation.results import EvaluationResult, Score, Scores, are_equal
-from service.evaluation.separation import are_apart, is_by_ratio
-from service.evaluation.statistics import paired_probability
+from service.evaluation.statistics.per_token import paired_probability
+from service.evaluation.statistics.separation import are_apart, is_by_ratio
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
 from service.evaluation.unit import Subject
 

@@ -20,7 +20,7 @@ from service.evaluation.results import (
     Scores,
     name_of,
 )
-from service.evaluation.separation import verdict_note
+from service.evaluation.statistics.separation import verdict_note
 
 if TYPE_CHECKING:
     PartResult = EvaluationResult

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from service.evaluation.formatting import short_number
 from service.evaluation.long_perplexity.results import LongLengthResult, LongMethodResult, LongPerplexityResult
 from service.evaluation.results import documents_text, name_of
-from service.evaluation.separation import ratio_note
+from service.evaluation.statistics.separation import ratio_note
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import mark_trained, new_figure
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text

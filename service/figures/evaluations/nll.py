@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from service.evaluation.nll import PositionBucket
 from service.evaluation.perplexity.results import MethodResult
 from service.evaluation.probe.results import ProbeMethod
 from service.evaluation.results import DocumentInfo, EvaluationResult, documents_text, name_of
+from service.evaluation.statistics.nll import PositionBucket
 from service.figures.drawing.axes import linear_axis, log_axis
 from service.figures.drawing.charts import mark_trained, new_figure
 from service.figures.drawing.curves import Curve, add_curves

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 from service.evaluation.formatting import short_number, spaced
-from service.evaluation.nll import LengthResult
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
 from service.evaluation.results import documents_text, name_of
-from service.evaluation.separation import ratio_note
+from service.evaluation.statistics.nll import LengthResult
+from service.evaluation.statistics.separation import ratio_note
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import counted, mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from service.evaluation.formatting import percent
-from service.evaluation.pieces import LEAST
 from service.evaluation.recommend.results import OTHERS, AtLength, RecommendMethod, RecommendResult
 from service.evaluation.results import Interval, Row, name_of
+from service.evaluation.statistics.pieces import LEAST
 from service.figures.drawing.axes import linear_axis
 from service.figures.drawing.bars import Bar, add_bars
 from service.figures.drawing.charts import counted, new_figure

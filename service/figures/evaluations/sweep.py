@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import Row, Scores, name_of
-from service.evaluation.separation import verdict_note
+from service.evaluation.statistics.separation import verdict_note
 from service.evaluation.sweep.results import Judgement, SweepResult
 from service.figures.drawing.axes import linear_axis, log_axis
 from service.figures.drawing.bars import Bar, add_bars

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from service.models import huge_pages
 from service.models.linear.packing import pack
 from service.models.linear.products import GROUP, Product
 from service.models.linear.times import least_times
+from service.models.memory import huge_pages
 
 BYTES = 1 << 26
 """Bytes of weights that are multiplied by few rows, one layer at least: more than a core's cache."""

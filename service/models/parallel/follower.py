@@ -35,7 +35,7 @@ def follow(settings: Settings, rank: int, store: Path, pipe: Connection) -> None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the leader finishes requests first
     from service import logs
-    from service.models.loading import ModelLoadError
+    from service.models.checkpoint.loading import ModelLoadError
     from service.models.parallel.group import joined
     from service.models.start import Started, started
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from service.models.loading import ModelLoadError, device_of
+from service.models.checkpoint.loading import ModelLoadError, device_of
 from service.settings import Settings
 from service.sharing import cpus
 

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from patches import METHODS
 from service.models import architecture
 from service.models.architecture import RopewayDemoConfig, RopewayDemoForCausalLM
-from service.models.chat import PLAIN
+from service.models.text.chat import PLAIN
 from service.models.training.curriculum import RECALL, Stage
 
 Model = LlamaForCausalLM

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import patches.model.segment_attention
+import patches.model.attention.segment_attention
 from patches import patched
 from patches.attention import reference
 from tests.methods import Fields, request_id
@@ -59,7 +59,7 @@ def equals_reference(model: PreTrainedModel, names: Iterable[str], monkeypatch: 
         slots = {name: slot_of(patch, SHORT_FORMS[name], LENGTH) for name in names}
         plain, fused = logits_of(model, tokens, [0, 0]), {n: logits_of(model, tokens, [s, s]) for n, s in slots.items()}
         monkeypatch.setattr(
-            patches.model.segment_attention.fused,
+            patches.model.attention.segment_attention.fused,
             "attend",
             lambda q, k, v, how, _, layer, q_start, num_sinks: reference.attend(q, k, v, how, layer, q_start=q_start),
         )

@@ -11,8 +11,8 @@ import torch
 from patches import AttentionMass, UnsupportedModel, patched
 from patches.attention import fused
 from patches.attention.layer import Layer
+from patches.model.measuring.trial import Trial
 from patches.model.rotary_tables import RotaryTables
-from patches.model.trial import Trial
 from tests.field.configurations import tiny_model
 from tests.models import tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from patches import AttentionMass, UnsupportedModel, patched
-from patches.model import measurement
+from patches.model.measuring import measurement
 from tests.field.configurations import TRAINED_LENGTH, WINDOW, tiny_model
 from tests.field.passes import decoded, passed
 from tests.methods import Fields

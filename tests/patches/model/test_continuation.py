@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from patches import patched
-from patches.model.continuation import continues
+from patches.model.measuring.continuation import continues
 from tests.field.configurations import VOCAB_SIZE, tiny_model
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from patches import encode, patched
-from patches.model.eviction import evict
+from patches.model.attention.eviction import evict
 from tests.methods import ROWS, Fields
 from tests.models import tiny_model, tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-import patches.model.segment_attention
+import patches.model.attention.segment_attention
 from patches import InvalidEncoding, UnsupportedModel, encode, ignored_entries, patched, runs_triton
 from patches.attention import reference
 from tests.field import configurations
@@ -358,7 +358,7 @@ def test_gradients_are_those_of_the_reference(method: str, monkeypatch: pytest.M
         slot = slot_of(patch, {"method": method}, 40)
         result = gradients(model, tokens, slot)
         monkeypatch.setattr(
-            patches.model.segment_attention.fused,
+            patches.model.attention.segment_attention.fused,
             "attend",
             lambda q, k, v, how, _, layer, q_start, num_sinks: reference.attend(q, k, v, how, layer, q_start=q_start),
         )

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from patches import Recordings
-from patches.model import recording
-from patches.model.recording import Logits
+from patches.model.recorded import recording
+from patches.model.recorded.recording import Logits
 
 Forward = Callable[..., Any]
 

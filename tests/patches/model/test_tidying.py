@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from patches import Recordings
-from patches.model.recording import Logits, Recorder, _Checked
+from patches.model.recorded.recording import Logits, Recorder, _Checked
 
 MEMORY = torch.randn(3 * 8 * 16, generator=torch.Generator().manual_seed(0))
 FIRST, SECOND, THIRD = (part.view(2, 4, 16) for part in MEMORY.split(2 * 4 * 16))

@@ -20,7 +20,7 @@ from service.api.http.access import ApiKeys
 from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
 from service.cli import app as ropeway
 from service.cli.client import client_of
-from service.models.loading import load
+from service.models.checkpoint.loading import load
 from service.settings import Settings
 from tests.service.api.conftest import ANN, BOB, GENERATE
 from tests.service.conftest import tiny_checkpoint

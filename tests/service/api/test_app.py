@@ -16,7 +16,7 @@ from patches import METHODS, parse
 from service.figures.drawing.raster import png
 from service.figures.encodings.positions import distance_figure
 from service.figures.encodings.samples import GEOMETRY
-from service.models import loading
+from service.models.checkpoint import loading
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.forks.parent import list_modules

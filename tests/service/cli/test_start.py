@@ -156,7 +156,9 @@ def test_a_host_that_is_none_is_named(host: str) -> None:
 
 # The hub
 
-OFFLINE_COPY = "from service.models.hub import *\ntry: offline_copy('some/model', 'v2')\nexcept NotOnHub as e: print(e)"
+OFFLINE_COPY = (
+    "from service.models.checkpoint.hub import *\ntry: offline_copy('some/model', 'v2')\nexcept NotOnHub as e: print(e)"
+)
 
 
 @contextmanager

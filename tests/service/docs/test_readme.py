@@ -23,7 +23,7 @@ from service.cli.demo import ENCODINGS
 from service.cli.server import local_server
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.results import PerplexityResult
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 from service.policy.policy import parse_policy
 from service.settings import Settings
 from tests.conftest import ROOT

@@ -11,7 +11,7 @@ import torch
 
 from patches import Method, Patched
 from patches.attention.paged.triton.launch import Blocks
-from service.engine.adapter import graphs
+from service.engine.adapter.cards import graphs
 from service.engine.choice import EngineChoice
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams

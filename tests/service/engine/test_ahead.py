@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from patches import Patched, parse, patched
-from service.engine.adapter.ahead import MOST_ROWS, Ahead
-from service.engine.adapter.decode_rows import DecodeRows
+from service.engine.adapter.cards.ahead import MOST_ROWS, Ahead
+from service.engine.adapter.cards.decode_rows import DecodeRows
 from service.engine.adapter.runner import RequestRunner
 from service.engine.choice import EngineChoice
 from service.engine.engine import Engine

@@ -14,7 +14,7 @@ from service.engine.engine import Engine
 from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
-from service.models.cache_size import cache_bytes_per_token
+from service.models.memory.cache_size import cache_bytes_per_token
 from tests.models import OTHER_FAMILIES, VOCAB_SIZE, by_tier, every_family, tiny_model
 from tests.patches.model.test_other_families import FAMILY, REQUESTS
 

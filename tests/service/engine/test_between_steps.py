@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from patches import DecodeSteps, PagedSequence, parse, patched
-from service.engine.adapter.decode_rows import DecodeRows
-from service.engine.adapter.processor import StepProcessor
+from service.engine.adapter.cards.decode_rows import DecodeRows
+from service.engine.adapter.cards.processor import StepProcessor
 from service.engine.engine import Engine
 from service.engine.out_of_memory import OutOfMemory
 from service.engine.request import SamplingParams

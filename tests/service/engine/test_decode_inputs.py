@@ -11,8 +11,8 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 
 from patches import parse, patched
 from service.engine.adapter import decode_inputs, inputs
-from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.inputs import SlottedInputs
+from service.engine.adapter.pages.cache import EncodingCache
 from service.engine.choice import EngineChoice
 from tests.methods import Fields
 from tests.models import tiny_model

@@ -17,7 +17,7 @@ from patches.attention.decode.shared import turns_once
 from patches.attention.decode.sums import ragged
 from patches.attention.decode.sums.ragged import RaggedBatch
 from patches.attention.decode.sums.rings import Ring
-from patches.model import packed_attention
+from patches.model.attention import packed_attention
 from service.engine.choice import PAGED
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest
@@ -151,7 +151,7 @@ def test_requests_come_and_end_within_a_plan(sums: list[RaggedBatch]) -> None:
 
 @pytest.mark.parametrize("places", [0, 16, 100])
 def test_keys_turn_in_every_step_without_places_for_a_ring(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.engine.adapter.by_head.spare_places", lambda *_: places)
+    monkeypatch.setattr("service.engine.adapter.pages.by_head.spare_places", lambda *_: places)
     with patched(tiny_model("llama")[1]) as patch:
         methods = [parse(fields) for fields in NEARBY]
         found = generated(patch, methods, [NEW] * len(methods))
@@ -214,6 +214,6 @@ def test_new_rings_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     with patched(tiny_model("llama")[1]) as patch:
         methods = [parse(fields) for fields in NEARBY]
         expected = generated(patch, methods, [NEW] * len(methods), plans=False)
-        monkeypatch.setattr("service.engine.adapter.by_head.torch.empty", filled)
+        monkeypatch.setattr("service.engine.adapter.pages.by_head.torch.empty", filled)
         found = generated(patch, methods, [NEW] * len(methods))
     assert_alike(found, expected)

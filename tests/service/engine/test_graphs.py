@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 
 from patches import PagedBatch, parse, patched
 from patches.attention.paged.decode import DecodeStep
-from service.engine.adapter import graphs
+from service.engine.adapter.cards import graphs
 from service.engine.choice import EngineChoice
 from service.engine.engine import Engine
 from service.engine.metrics import EngineMetrics

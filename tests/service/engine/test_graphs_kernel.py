@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from patches import parse, patched
-from service.engine.adapter import graphs
+from service.engine.adapter.cards import graphs
 from service.engine.adapter.runner import RequestRunner
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.verification import verify

@@ -14,8 +14,8 @@ from patches.attention.decode import shared
 from patches.attention.decode.shared import MOST_SCORES
 from patches.attention.decode.strided import StridedBatch
 from service.engine.adapter import manager
-from service.engine.adapter.cache import EncodingCache
-from service.engine.adapter.windowed import WindowedAllocator
+from service.engine.adapter.pages.cache import EncodingCache
+from service.engine.adapter.pages.windowed import WindowedAllocator
 from service.engine.choice import PAGED
 from tests.models import VOCAB_SIZE, randomise, tiny_model
 from tests.service.engine.test_paged_attention import LIMITS, every_encoding, generated, prompts_for

@@ -9,7 +9,7 @@ import torch
 
 from patches import Patched, parse, patched
 from patches.attention import fused
-from patches.model.packed_attention import PackedAttention
+from patches.model.attention.packed_attention import PackedAttention
 from service.engine.choice import EngineChoice
 from service.engine.request import EngineRequest
 from tests.models import VOCAB_SIZE, tiny_model

@@ -13,12 +13,12 @@ from transformers.generation.continuous_batching.cache import PagedAttentionMemo
 
 from patches import Method, PagedBatch, Patched, one_per_route, parse, patched
 from patches.attention.paged import batch as paged_batch
-from service.engine.adapter.cache import EncodingCache
+from service.engine.adapter.pages.cache import EncodingCache
 from service.engine.choice import CHOICES, Attention, AttentionUnavailable, EngineChoice, GraphsUnavailable, choices
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.verification import verify
-from service.models.loading import ModelLoadError
+from service.models.checkpoint.loading import ModelLoadError
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.methods import Fields, one_per_shape, rows

@@ -15,10 +15,10 @@ from patches import Patched, parse, patched
 from service.engine.choice import PAGED
 from service.engine.request import EngineRequest
 from service.engine.verification import verify
-from service.models import huge_pages
 from service.models.linear.layers import UNBOUNDED, ChosenLinear, replace
 from service.models.linear.packing import by_packed, by_sums, pack
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, has_onednn, products_by
+from service.models.memory import huge_pages
 from tests.models import OTHER_FAMILIES, VOCAB_SIZE, by_tier, every_family, tiny_model
 from tests.patches.model.test_other_families import FAMILY, REQUESTS
 from tests.service.engine.test_paged_attention import LIMITS, requests_of

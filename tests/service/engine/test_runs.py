@@ -10,8 +10,8 @@ import pytest
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 
 from patches import parse, patched
-from service.engine.adapter.runs import NEIGHBOURS, Runs
-from service.engine.adapter.windowed import WindowedAllocator
+from service.engine.adapter.pages.runs import NEIGHBOURS, Runs
+from service.engine.adapter.pages.windowed import WindowedAllocator
 from service.engine.choice import PAGED
 from tests.models import tiny_model
 from tests.service.engine.test_in_place import TOGETHER

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from service.engine.adapter import streams
+from service.engine.adapter.cards import streams
 
 
 class Owner:

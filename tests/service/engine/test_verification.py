@@ -19,20 +19,20 @@ from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOC
 from patches import Patched, UnsupportedModel, encode, one_per_route, patched
 from patches.batch.segments import Batch
 from patches.encoding.masks import CAUSAL, ChunkRange, FirstKeys
-from patches.model import rounding
-from patches.model.packed_attention import PackedAttention
+from patches.model.attention.packed_attention import PackedAttention
+from patches.model.measuring import rounding
 from service.engine import verification
 from service.engine.adapter import EncodingManager, inputs
-from service.engine.adapter.cache import EncodingCache
 from service.engine.adapter.configuration import ATTENDING
 from service.engine.adapter.inputs import SlottedInputs
+from service.engine.adapter.pages.cache import EncodingCache
 from service.engine.choice import CHOICES, PAGED, CannotGenerate
 from service.engine.padded import forward, sequence
 from service.engine.padded.caches import row_of
 from service.engine.verification import verify
 from service.engine.window import SinkWindow
 from service.models.architecture import FAMILIES as DEMO_FAMILIES
-from service.models.loading import ModelLoadError
+from service.models.checkpoint.loading import ModelLoadError
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.field import configurations as field

@@ -20,8 +20,8 @@ from service.evaluation.probe.plan import ProbePlan, plan_of
 from service.evaluation.probe.request import ProbeRequest
 from service.evaluation.probe.results import ProbeMethod, ProbeResult
 from service.evaluation.probe.units import AttentionUnit, CopyUnit
-from service.evaluation.proportion import wilson
 from service.evaluation.scoring import TokenScores
+from service.evaluation.statistics.proportion import wilson
 from service.evaluation.tables import csv_of
 from service.evaluation.unit import Outcome, Unit, evaluate
 from service.models.registry import ModelRegistry

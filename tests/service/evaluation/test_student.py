@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.evaluation.pieces import pieces_of
 from service.evaluation.recommend.evidence import over_windows
-from service.evaluation.statistics import interval_of, paired_probability
-from service.evaluation.student import distribution, half_width, probability_above, quantile
+from service.evaluation.statistics.per_token import interval_of, paired_probability
+from service.evaluation.statistics.pieces import pieces_of
+from service.evaluation.statistics.student import distribution, half_width, probability_above, quantile
 
 TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 7: 2.3646, 30: 2.0423, 1000: 1.9623, 10**6: 1.95997}
 

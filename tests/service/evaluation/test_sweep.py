@@ -15,8 +15,8 @@ from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.perplexity.plan import plan_of as perplexity_plan
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import PerplexityResult
-from service.evaluation.proportion import wilson
 from service.evaluation.results import EvaluationResult, Interval
+from service.evaluation.statistics.proportion import wilson
 from service.evaluation.sweep.judging import Judge
 from service.evaluation.sweep.plan import plan_of
 from service.evaluation.sweep.request import SweepRequest

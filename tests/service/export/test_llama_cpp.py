@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from patches import Patched, parse, patched
 from service.evaluation.documents import BUILT_IN
 from service.export.targets import TARGETS, Source, export
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 from tests.methods import Fields
 from tests.patches.forward import logits_of, slot_of
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from patches import Patched, parse, patched
 from service.export.target import Expression
 from service.export.targets import TARGETS, NotExpressible, Source, export
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 from tests.methods import Fields, rows
 from tests.models import tiny_model, tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from service.evaluation.proportion import wilson
 from service.evaluation.results import EvaluationResult
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult
+from service.evaluation.statistics.proportion import wilson
 from service.figures import pictures_of
 from service.figures.drawing.axes import linear_axis, spread
 from service.figures.drawing.charts import new_figure

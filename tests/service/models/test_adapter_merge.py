@@ -11,9 +11,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from service.models.adapters import Adapter, adapted
-from service.models.fingerprint import contents
-from service.models.loading import Checkpoint, ModelLoadError, load
+from service.models.checkpoint.adapters import Adapter, adapted
+from service.models.checkpoint.fingerprint import contents
+from service.models.checkpoint.loading import Checkpoint, ModelLoadError, load
 from service.settings import Settings
 from tests.service.conftest import tiny_checkpoint
 

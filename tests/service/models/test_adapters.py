@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from patches import parse, patched
 from service.cli.server import local_server
-from service.models.adapters import Adapter, adapted, by_base
-from service.models.fingerprint import contents
-from service.models.loading import DEMO, Checkpoint, ModelLoadError, load
+from service.models.checkpoint.adapters import Adapter, adapted, by_base
+from service.models.checkpoint.fingerprint import contents
+from service.models.checkpoint.loading import DEMO, Checkpoint, ModelLoadError, load
 from service.settings import Settings
 from tests.conftest import ROOT
 from tests.service.cli.shell import ropeway

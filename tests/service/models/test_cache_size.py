@@ -12,8 +12,8 @@ from structlog.testing import CapturingLogger
 
 from patches import Patched, patched
 from service.models import registry
-from service.models.cache_size import cache_bytes, cache_bytes_per_token, cache_tokens
-from service.models.loading import ModelLoadError
+from service.models.checkpoint.loading import ModelLoadError
+from service.models.memory.cache_size import cache_bytes, cache_bytes_per_token, cache_tokens
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.models import tiny_model

@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from service.cli.server import StartFailed, local_server
-from service.models.chat import PLAIN, TemplateUnusable, use_template
-from service.models.loading import DEMO, ModelLoadError, load
+from service.models.checkpoint.loading import DEMO, ModelLoadError, load
+from service.models.text.chat import PLAIN, TemplateUnusable, use_template
 from service.settings import Settings
 from tests.service.conftest import tiny_tokenizer
 from tests.service.serving import serving

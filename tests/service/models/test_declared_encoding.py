@@ -14,8 +14,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from patches import parse, patched
-from service.models.adapters import Adapter, adapted, by_base
-from service.models.loading import Checkpoint, ModelLoadError, load
+from service.models.checkpoint.adapters import Adapter, adapted, by_base
+from service.models.checkpoint.loading import Checkpoint, ModelLoadError, load
 from service.settings import Settings
 from tests.service.conftest import tiny_checkpoint
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from benchmarks.family_table import EXTENSIONS, compared, family_of
 from patches import Patched, parse, patched
 from service.engine.engine import Engine
-from service.models import loading
 from service.models.architecture import FAMILIES, RopewayDemoConfig
+from service.models.checkpoint import loading
 from service.models.training import __main__ as cli
 from service.models.training import card, shape
 from service.models.training.train import seams, token_losses

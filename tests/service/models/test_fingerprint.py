@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from service.models.fingerprint import contents, fingerprint, numerics
+from service.models.checkpoint.fingerprint import contents, fingerprint, numerics
 from service.models.linear.layers import products_of
 from service.models.registry import ModelRegistry
 from service.settings import Settings

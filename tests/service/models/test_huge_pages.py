@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from service.models import huge_pages
+from service.models.memory import huge_pages
 from tests.service.serving import wait_for
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from structlog.testing import CapturingLogger
 
-from service.models.loading import ModelLoadError, load
+from service.models.checkpoint.loading import ModelLoadError, load
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.patches.model.test_multimodal import wrapper
@@ -110,7 +110,7 @@ def test_weights_that_are_not_numbers_are_told(folder: Path) -> None:
 
 def test_weights_that_the_model_has_no_place_for_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = CapturingLogger()
-    monkeypatch.setattr("service.models.loading.log", log)
+    monkeypatch.setattr("service.models.checkpoint.loading.log", log)
     edit(folder / "config.json", num_hidden_layers=1)
     load("tiny", folder, Settings(_env_file=None, device="cpu"))
     (warning,) = log.calls
@@ -121,7 +121,7 @@ def test_weights_that_the_model_has_no_place_for_are_told(folder: Path, monkeypa
 
 def test_weights_that_transformers_ignores_are_not_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = CapturingLogger()
-    monkeypatch.setattr("service.models.loading.log", log)
+    monkeypatch.setattr("service.models.checkpoint.loading.log", log)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

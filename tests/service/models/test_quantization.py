@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from service.cli.server import local_server
 from service.engine.choice import PAGED
-from service.models.adapters import Adapter, adapted
-from service.models.fingerprint import contents
-from service.models.loading import DEMO, ModelLoadError, load, quantized
-from service.models.quantization import NotQuantized, Scheme, _int4, format_of, quantize
+from service.models.checkpoint.adapters import Adapter, adapted
+from service.models.checkpoint.fingerprint import contents
+from service.models.checkpoint.loading import DEMO, ModelLoadError, load, quantized
+from service.models.checkpoint.quantization import NotQuantized, Scheme, _int4, format_of, quantize
+from service.models.memory.weights import places
 from service.models.registry import ModelRegistry
-from service.models.weights import places
 from service.settings import Settings
 from tests.field.configurations import tiny_model as of_type
 from tests.models import tiny_model

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from patches import patched
-from service.models.text_model import class_for, drop_other_parts
+from service.models.checkpoint.text_model import class_for, drop_other_parts
 from tests.models import tiny_model, tiny_tokens
 from tests.patches.forward import logits_of
 from tests.patches.model.test_multimodal import wrapper

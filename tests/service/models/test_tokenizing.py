@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from service.models import loading
-from service.models.tokenizing import SMALL, tokenized
+from service.models.checkpoint import loading
+from service.models.text.tokenizing import SMALL, tokenized
 from tests.service.conftest import TEXT, tiny_tokenizer
 
 LONG = "Half a pair \u00e9\u0301, a space  before,\ttabs, <s> and </s>, 12 345. " * (SMALL // 40)

@@ -11,7 +11,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from service.models.response_templates import BUILT_IN
+from service.models.text.response_templates import BUILT_IN
 from tests.service.conftest import tiny_tokenizer
 
 END = "<|im_end|>"

@@ -12,9 +12,9 @@ import pytest
 
 from service.api.openai.tools.reading import Call, FormedReader, PlainReader, Said, TemplateReader
 from service.api.openai.tools.schemas import MOST_TOOLS
-from service.models.grammar_parts import Delimiter, behind_reasoning, either, of_calls
-from service.models.grammar_text import of_choices, of_regex, of_schema, tried
-from service.models.response_templates import BUILT_IN, LISTINGS, Thought, parsing_of, thinks, thought_of
+from service.models.text.grammar_parts import Delimiter, behind_reasoning, either, of_calls
+from service.models.text.grammar_text import of_choices, of_regex, of_schema, tried
+from service.models.text.response_templates import BUILT_IN, LISTINGS, Thought, parsing_of, thinks, thought_of
 from tests.grammars import follows
 from tests.service.conftest import tiny_tokenizer
 from tests.service.openai.conftest import answer, chunks

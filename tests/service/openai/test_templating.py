@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from service.api.openai.messages import Templating
 from service.errors import ApiError
-from service.models.chat import PLAIN, template_options
+from service.models.text.chat import PLAIN, template_options
 from tests.service.openai.conftest import answer
 
 MESSAGES = [{"role": "user", "content": "The 3 ropes?"}, {"role": "assistant", "content": "They are"}]

@@ -13,8 +13,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from service.api.openai.tools.reading import Call, Said, TemplateReader
-from service.models.chat import PLAIN
-from service.models.response_templates import BUILT_IN, parsing_of, use_response_template
+from service.models.text.chat import PLAIN
+from service.models.text.response_templates import BUILT_IN, parsing_of, use_response_template
 from tests.service.conftest import tiny_tokenizer
 from tests.service.openai.conftest import answer, chunks
 from tests.service.openai.parrot import KNOT, SCRIPTS, TOOLS, tool

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.models.fingerprint import contents
-from service.models.loading import load
+from service.models.checkpoint.fingerprint import contents
+from service.models.checkpoint.loading import load
 from service.settings import Settings
 
 RANGES: list[dict[str, Any]] = [

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from service.models.fingerprint import contents
-from service.models.loading import load
+from service.models.checkpoint.fingerprint import contents
+from service.models.checkpoint.loading import load
 from service.models.policies import assign_policies, check_policy
 from service.models.registry import ModelRegistry
 from service.policy.policy import InvalidPolicy, Policy, parse_policy, read_policies

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.models.loading import DEMO
+from service.models.checkpoint.loading import DEMO
 from tests.service.serving import process, wait_for
 from tests.service.ui.conftest import Visits, playwright
 from tests.service.ui.proxy import proxied

@@ -11,9 +11,17 @@ from service.api.generation.structure import ANY_OBJECT, Structure
 from service.api.openai.tools.reading import ForcedReader, FormedReader, PlainReader, Reader, TemplateReader
 from service.api.openai.tools.schemas import Function, NamedFunction, NamedTool
 from service.errors import bad_request
-from service.models.grammar_parts import LIST, Known, Listing, behind_reasoning, either, of_calls
 from service.models.registry import ServedModel
-from service.models.response_templates import BUILT_IN, Thought, listing_of, parsing_of, reads_calls, thinks, thought_of
+from service.models.text.grammar_parts import LIST, Known, Listing, behind_reasoning, either, of_calls
+from service.models.text.response_templates import (
+    BUILT_IN,
+    Thought,
+    listing_of,
+    parsing_of,
+    reads_calls,
+    thinks,
+    thought_of,
+)
 
 Choice = str | NamedTool | NamedFunction
 

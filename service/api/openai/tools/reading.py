@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from service.models.response_templates import REASONING
+from service.models.text.response_templates import REASONING
 
 UNREADABLE = (KeyError, RecursionError, TypeError, ValueError)
 """Errors of a parser that a model's text causes."""

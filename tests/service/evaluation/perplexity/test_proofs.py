@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from service.evaluation.nll import LengthResult
 from service.evaluation.perplexity.plan import plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.statistics.nll import LengthResult
 from service.evaluation.unit import evaluate
 from service.models.registry import ModelRegistry
 from service.settings import Settings

@@ -16,8 +16,7 @@ from transformers import AutoTokenizer
 
 from service.evaluation.documents import from_text, from_token_ids
 from service.evaluation.perplexity import protocols
-from service.evaluation.pieces import pieces_of
-from service.evaluation.statistics import (
+from service.evaluation.statistics.per_token import (
     Scored,
     groups_of,
     interval_of,
@@ -26,6 +25,7 @@ from service.evaluation.statistics import (
     position_buckets,
     surely_apart,
 )
+from service.evaluation.statistics.pieces import pieces_of
 from tests.service.conftest import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()

@@ -12,14 +12,15 @@ from structlog.testing import CapturingLogger
 from torch import nn
 
 from service.cli.server import local_server
-from service.models import loading, start
-from service.models.fingerprint import fingerprint
+from service.models import start
+from service.models.checkpoint import loading
+from service.models.checkpoint.fingerprint import fingerprint
+from service.models.checkpoint.loading import DEMO
 from service.models.linear import layers
 from service.models.linear.layers import EDGES, UNBOUNDED, ChosenLinear, products_of, replace, undo, use_fastest
 from service.models.linear.packing import PackedWeight, by_packed, by_sums
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, has_onednn, plain, products_by
 from service.models.linear.samples import Sample
-from service.models.loading import DEMO
 from service.settings import Settings
 from tests.models import tiny_model, tiny_tokens
 

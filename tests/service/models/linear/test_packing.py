@@ -18,15 +18,16 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from service.cli.server import local_server
-from service.models import loading, start
-from service.models.adapters import Adapter, adapted
-from service.models.fingerprint import contents, fingerprint
+from service.models import start
+from service.models.checkpoint import loading
+from service.models.checkpoint.adapters import Adapter, adapted
+from service.models.checkpoint.fingerprint import contents, fingerprint
+from service.models.checkpoint.loading import DEMO, load
 from service.models.linear import layers, packing
 from service.models.linear.layers import UNBOUNDED, ChosenLinear, replace, use_fastest
 from service.models.linear.packing import PackedWeight, by_packed, by_sums, has_packed_weights, pack
 from service.models.linear.products import Product, has_onednn, products_by
-from service.models.loading import DEMO, load
-from service.models.weights import parts, places
+from service.models.memory.weights import parts, places
 from service.settings import Settings
 from tests.models import tiny_model, tiny_tokens
 from tests.service.conftest import tiny_checkpoint

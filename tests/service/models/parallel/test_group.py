@@ -21,7 +21,7 @@ import pytest
 from fastapi import FastAPI
 
 from patches import Patched
-from service.models.loading import ModelLoadError
+from service.models.checkpoint.loading import ModelLoadError
 from service.models.parallel.leader import Leader
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -191,7 +191,7 @@ def test_settings_and_models_that_cannot_be_divided_are_refused(
     settings = Settings(_env_file=None, model=str(folder / "llama"), **{"tensor_parallel": 2, **given})
     monkeypatch.setattr("service.models.registry.leading", pytest.fail)
     if "tensor_parallel" in given:  # before any rank starts
-        from service.models.loading import load
+        from service.models.checkpoint.loading import load
 
         with pytest.raises(ModelLoadError, match=named):
             load("llama", folder / "llama", settings)

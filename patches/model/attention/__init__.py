@@ -1,0 +1,1 @@
+"""The attention of a patched model's layers, segment by segment."""

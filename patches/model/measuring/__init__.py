@@ -1,0 +1,1 @@
+"""A loaded model, measured on its own forward: geometry, rotation, cache and rounding."""

@@ -1,0 +1,1 @@
+"""Forwards as lists of their calls."""

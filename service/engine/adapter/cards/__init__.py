@@ -1,0 +1,1 @@
+"""Steps that replay graphs, and the work of the host between them."""

@@ -1,0 +1,1 @@
+"""The paged cache, its blocks and its memory."""

@@ -1,0 +1,280 @@
+"""The paged cache: prefixes are shared within one encoding and one tenant only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from transformers.generation.continuous_batching.cache import PagedAttentionCache, PagedAttentionMemoryHandler
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
+from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
+from typing_extensions import override
+
+from patches import Decoding
+from service.engine.adapter.pages.runs import forget
+from service.engine.adapter.pages.windowed import WindowedAllocator, allocator_of
+from service.engine.out_of_memory import whole_card
+from service.engine.request import EngineRequest
+
+
+class EncodingCache(PagedAttentionCache):
+    """Prefix sharing keyed by tokens and by the request's cache key (tenant, salt, encoding).
+
+    Keys made under one recipe are wrong under another, and one tenant must not learn the prompts of another. Blocks are
+    found by a hash over int32 token ids. The bits above the vocabulary carry a number for the cache key, so blocks of
+    different keys never match. When the numbers run out, those of keys without a live request are reused, and their
+    blocks are evicted.
+    """
+
+    requests: dict[str, EngineRequest]
+    numbers: dict[object, int]
+    live_keys: dict[str, object]
+    """Request id -> its cache key."""
+    token_bits: int
+    in_place: dict[str, range]
+    """Request id -> its places, from its first key on, for requests of this step whose keys need no copy."""
+    tables: dict[str, tuple[list[int], tuple[int, ...]]]
+    """Request id -> its blocks, and their pages as layers number them."""
+    decoding: dict[Hashable, Decoding]
+    """Kind of layer -> what it keeps from step to step."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page of layers that attend to everything."""
+        return self._whole.tokens_per_page
+
+    @property
+    def spare_page(self) -> int:
+        """A page, as layers number them, that no request has: padding writes its keys there, and only padding reads."""
+        return self._whole.write_trash_index // self._whole.tokens_per_page
+
+    @property
+    def spare_places(self) -> range:
+        """Places of each layer's keys that no request has: attention turns keys there."""
+        return self._whole.spare
+
+    @property
+    def _whole(self) -> WindowedAllocator:
+        allocator = allocator_of(self)
+        assert allocator is not None, "with paged attention, every layer caches every key"
+        return allocator
+
+    @override
+    def can_store_request_tokens(self, state: RequestState, request_len: int, dry_run: bool = False) -> bool:
+        windowed = allocator_of(self)
+        if windowed is not None:
+            length = state.current_len()
+            windowed.evict(state.request_id, length)
+            if len(self.cache_allocators) == 1 and windowed.has_room(state.request_id, length + request_len):
+                return True
+        while not super().can_store_request_tokens(state, request_len, dry_run):
+            if dry_run or not self._give_way(state, request_len):
+                return False
+        return True
+
+    def _give_way(self, state: RequestState, request_len: int) -> bool:
+        """Free what a request lacks of the blocks that are kept for their prefixes, the longest unused first.
+
+        Returns False if none is kept. Admission counts kept blocks as free ones.
+        """
+        whole = allocator_of(self)
+        if whole is None:
+            return False
+        free = self.pool.count_free_blocks(whole.index) + self.pool.num_free_sectors * whole.blocks_per_sector
+        lacking = whole.needs_new_blocks(state.request_id, state.current_len(), request_len) - free
+        blocks = list(islice(whole.ledger.cached_blocks, max(1, lacking)))
+        forget(whole.ledger, blocks)
+        self.pool.free_blocks(whole.index, blocks)
+        self.pool.try_to_free_sectors()  # other layers' blocks come from whole ones
+        return bool(blocks)
+
+    def is_inside_page(self, state: RequestState) -> bool:
+        """True if the next token of a decoding request needs no new page, fills none, and makes none unreachable."""
+        windowed = self.cache_allocators.get(FULL_ATTENTION)
+        return (
+            windowed is not None
+            and len(self.cache_allocators) == 1
+            and (state.position_offset + 1) % windowed.tokens_per_page > 1
+            and state.request_id not in windowed.windows  # type: ignore[attr-defined]
+        )
+
+    def read_by_next(self, state: RequestState) -> int | None:
+        """Tokens that the next step of a decoding request reads per layer; None without room for its new key."""
+        windowed, past = allocator_of(self), state.position_offset
+        is_plain = len(self.cache_allocators) == 1 and windowed is not None
+        if is_plain and windowed.window_of(state.request_id) is None and windowed.has_room(state.request_id, past + 1):  # type: ignore[union-attr]
+            return past
+        if not self.can_store_request_tokens(state, 1):
+            return None
+        most = self.most_read(state)
+        return past if most is None else min(past, most)
+
+    def most_read(self, state: RequestState) -> int | None:
+        """Most tokens that the next step of one request reads, per layer; None for all of them."""
+        windowed = allocator_of(self)
+        window = None if windowed is None else windowed.window_of(state.request_id)
+        if window is None:
+            return self._infer_read_cache_limit()
+        past = state.current_len()
+        sliding = [a.get_seqlen_k(past, 0) for a in self.cache_allocators.values() if a is not windowed]
+        return max(window.tokens_read(past), *sliding, 0)
+
+    @override
+    def extend_read_and_write_indices(
+        self,
+        request_id: str,
+        past_length: int,
+        query_length: int,
+        read_index: list[list[int]] | None,
+        write_index: list[list[int]],
+    ) -> None:
+        if request_id in self.in_place:
+            read_index = None
+        super().extend_read_and_write_indices(request_id, past_length, query_length, read_index, write_index)
+
+    @override
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As in transformers. Without block tables it takes half the time: steps are small, and layers many."""
+        if kwargs.get("block_table") is not None:
+            return super().update(key_states, value_states, layer_idx, kwargs)  # type: ignore[no-any-return]
+        allocator = self.layer_to_allocator[layer_idx]
+        if isinstance(allocator, WindowedAllocator) and allocator.by_head:
+            pages, read = self.write(key_states, value_states, layer_idx, kwargs)
+            if not len(read):
+                return key_states, value_states
+            keys, values = (states.index_select(1, read)[None] for states in pages)
+            return keys, values
+        kwargs["cu_seq_lens_k"] = kwargs["cu_seq_lens_k"][allocator.layer_type]
+        read, places = kwargs["read_index"][allocator.index], kwargs["write_index"][allocator.index]
+        new = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
+        keys, values = allocator.update(*new, layer_idx, read, places)
+        return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+
+    def write(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int, arguments: dict[str, Any]
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """As ``update``, for a step with requests whose keys are read in place.
+
+        Returns keys and values of the whole cache, each [kv_heads, places, head_dim]. With them come the places int64
+        that the other requests read.
+        """
+        allocator = self._whole
+        read, places = (arguments[name][allocator.index] for name in ("read_index", "write_index"))
+        arguments["cu_seq_lens_k"] = arguments["cu_seq_lens_k"][allocator.layer_type]
+        pages = allocator.by_head[layer]
+        for states, target in zip((key, value), pages, strict=True):
+            target.index_copy_(1, places, states[0])
+        return pages, read
+
+    @override
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        salt = self._salt(request_id)
+        found = 0 if salt is None else super().search_prefix_match(request_id, _Salted(prompt_ids, salt)[:])
+        request = self.requests.get(request_id)
+        if request is not None:
+            request.cached_tokens = found
+        return found
+
+    @override
+    def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
+        windowed = allocator_of(self)
+        if not complete_blocks or (windowed is not None and windowed.evicted_pages.get(state.request_id)):
+            return  # a hash covers every token before it: after a gap there is none
+        salt = self._salt(state.request_id)
+        if salt is not None:
+            tokens = _Salted(state.initial_tokens + state.generated_tokens, salt)
+            super().mark_complete_blocks(_TokensOf(state, tokens), complete_blocks)  # type: ignore[arg-type]
+
+    @override
+    def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: torch.Tensor) -> None:
+        """Nothing: paged attention reads all tables of a step at once, with evicted pages."""
+
+    def pages_of(self, request_id: str) -> tuple[tuple[int, ...], int, int]:
+        """(pages of a request as its layers number them, pages before the evicted ones, evicted pages).
+
+        As long as a request has the same pages, they are the same object: long texts have thousands.
+        """
+        allocator = self._whole
+        blocks, window = allocator.block_table[request_id], allocator.window_of(request_id)
+        evicted = allocator.evicted_pages.get(request_id, 0)
+        known, pages = self.tables.get(request_id, ([], ()))
+        if known != blocks:  # equal prefixes become the same blocks, and the length stays
+            stride = allocator.block_physical_stride // allocator.tokens_per_page
+            pages = tuple(block * stride for block in blocks)
+            self.tables[request_id] = blocks.copy(), pages
+        return pages, 0 if window is None else window.sink_pages, evicted
+
+    @override
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        super().free_blocks(request_id, no_cache)
+        self.live_keys.pop(request_id, None)
+        self.tables.pop(request_id, None)
+
+    def _salt(self, request_id: str) -> int | None:
+        """The bits above the tokens of a request, or None: it shares nothing."""
+        request = self.requests.get(request_id)
+        number = None if request is None else self._number(request)
+        return None if number is None else number << self.token_bits
+
+    def _number(self, request: EngineRequest) -> int | None:
+        """The number of the request's cache key, or None while live requests use them all."""
+        number = self.numbers.get(request.cache_key)
+        if number is None:
+            most = (1 << (31 - self.token_bits)) - 1
+            if len(self.numbers) >= most:
+                self.evict_cached_blocks()
+                live = set(self.live_keys.values())
+                self.numbers = {key: number for key, number in self.numbers.items() if key in live}
+            if len(self.numbers) >= most:
+                return None
+            taken = set(self.numbers.values())
+            number = next(n for n in range(len(taken) + 1, 0, -1) if n not in taken)
+            self.numbers[request.cache_key] = number
+        self.live_keys[request.request_id] = request.cache_key
+        return number
+
+
+class _Salted:
+    """``tokens`` with bits above them, made for the part that is read: the cache reads the last page of a text."""
+
+    def __init__(self, tokens: list[int], salt: int) -> None:
+        self._tokens, self._salt = tokens, salt
+
+    def __getitem__(self, part: slice) -> list[int]:
+        return [token | self._salt for token in self._tokens[part]]
+
+    def __add__(self, none: list[int]) -> _Salted:
+        return self
+
+
+class _TokensOf:
+    """A request state with salted tokens, as far as the cache reads it."""
+
+    def __init__(self, state: RequestState, tokens: _Salted) -> None:
+        self.request_id = state.request_id
+        # The cache skips finished requests, whose blocks are gone in asynchronous batching. Ours still have theirs,
+        # and a request for a single token would leave nothing to share.
+        self.status = RequestStatus.DECODING
+        self.initial_tokens, self.generated_tokens = tokens, []  # type: ignore[var-annotated]
+
+
+@contextmanager
+def sized_by_us() -> Iterator[None]:
+    """Within it, the manager does not compare its cache with free memory, which our limits already fit.
+
+    It would count a mask of all batch tokens by all cached ones, and copies of all keys. Our attention makes neither.
+    To learn the free memory, it waits for the whole card.
+    """
+    with whole_card:
+        theirs = PagedAttentionMemoryHandler.get_available_memory
+        PagedAttentionMemoryHandler.get_available_memory = lambda self: sys.maxsize  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            PagedAttentionMemoryHandler.get_available_memory = theirs  # type: ignore[method-assign]

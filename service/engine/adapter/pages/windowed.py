@@ -1,0 +1,155 @@
+"""Pages of the cache for encodings that reach the first and the last keys only (StreamingLLM, arXiv:2309.17453)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION, FullAttentionCacheAllocator
+from typing_extensions import override
+
+from service.engine.adapter.compatibility import IncompatibleTransformers
+from service.engine.adapter.pages.runs import Runs
+from service.engine.request import EngineRequest
+from service.engine.window import SinkWindow
+
+
+def allocator_of(cache: PagedAttentionCache) -> WindowedAllocator | None:
+    """The allocator of the layers that attend to everything, if the model has such layers."""
+    return cache.cache_allocators.get(FULL_ATTENTION)  # type: ignore[return-value]
+
+
+class Turn(NamedTuple):
+    """One request of a batch, as ``get_seqlen_k`` is asked about it."""
+
+    request_id: str
+    past_length: int
+    query_length: int
+
+
+class WindowedAllocator(FullAttentionCacheAllocator):
+    """Gives back pages from the middle of a request's cache: those that no later query reaches.
+
+    A block table then has the pages of the first tokens, and behind them those of the last. To the base class the
+    sequence is ``evicted_pages`` shorter. To it, all that follows the first tokens moves forward by as many pages.
+    """
+
+    requests: dict[str, EngineRequest]
+    windows: dict[str, SinkWindow]
+    evicted_pages: dict[str, int]
+    turns: Iterator[Turn]
+    by_head: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    """Layer -> its keys and values [kv_heads, places, head_dim], if requests get blocks in a row."""
+    spare: range
+    """Places behind those of all blocks."""
+
+    def window_of(self, request_id: str) -> SinkWindow | None:
+        """The tokens that the request needs, or None for all. Remembered until its blocks are free: it may be
+        cancelled in the middle of a step."""
+        request = self.requests.get(request_id)
+        if request_id not in self.windows and request is not None and request.sink_window is not None:
+            self.windows[request_id] = SinkWindow(*request.sink_window, self.tokens_per_page)
+        return self.windows.get(request_id)
+
+    def evict(self, request_id: str, position: int) -> None:
+        """Give back what no query from ``position`` on reaches. Blocks that were hashed stay for prefix sharing."""
+        window = self.window_of(request_id)
+        if window is None:
+            return
+        evicted, table = window.evicted_pages(position), self.block_table.get(request_id, [])
+        gap = slice(window.sink_pages, window.sink_pages + evicted - self.evicted_pages.get(request_id, 0))
+        self.pool.free_blocks(self.index, [block for block in table[gap] if self.ledger.release(block)])
+        del table[gap]
+        self.evicted_pages[request_id] = evicted
+
+    @contextmanager
+    def asked_in_turn(self, turns: Sequence[Turn]) -> Iterator[None]:
+        """Within it, ``get_seqlen_k`` is asked about each of ``turns`` once and in this order.
+
+        Raises:
+            IncompatibleTransformers: when it is not.
+        """
+        self.turns = iter(turns)
+        yield
+        if next(self.turns, None) is not None:
+            raise IncompatibleTransformers("get_seqlen_k is not called for every request of a batch")
+
+    def _shifted(self, request_id: str, position: int) -> int:
+        return position - self.evicted_pages.get(request_id, 0) * self.tokens_per_page
+
+    def has_room(self, request_id: str, length: int) -> bool:
+        """True if a request's blocks have room for ``length`` tokens of it. Most steps need to know no more."""
+        table = self.block_table.get(request_id)
+        return table is not None and self._shifted(request_id, length) <= len(table) * self.tokens_per_page
+
+    @override
+    def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
+        return super().needs_new_blocks(request_id, self._shifted(request_id, past_length), query_length)
+
+    @override
+    def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
+        past_length, free = self._shifted(request_id, past_length), self.runs
+        if free is None:
+            super().allocate_cache_to_request(request_id, past_length, query_length)
+            return
+        table, request = self.block_table.setdefault(request_id, []), self.requests.get(request_id)
+        length = 0
+        if request is not None and request.sink_window is None:  # keys behind a gap are copied, so a row is no use
+            length = len(request.prompt_ids) + request.max_new_tokens
+        needed = self._compute_blocks_needed(len(table), past_length, query_length)
+        if needed:
+            table.extend(free.take(request_id, needed, table, -(-length // self.tokens_per_page)))
+
+    @property
+    def runs(self) -> Runs | None:
+        """The free blocks, if requests get theirs in a row."""
+        free = self.pool._free_blocks[self.index]
+        return free if isinstance(free, Runs) else None
+
+    def places(self, request_ids: Sequence[str]) -> dict[str, range]:
+        """Request id -> places of its keys and clear ones behind them, for requests whose keys follow one another."""
+        tables = {name: self.block_table.get(name, []) for name in request_ids if not self.evicted_pages.get(name)}
+        page, free = self.tokens_per_page, self.runs
+        return {
+            name: range(table[0] * page, free.end(name, table) * page)
+            for name, table in tables.items()
+            if free is not None and table and table == list(range(table[0], table[0] + len(table)))
+        }
+
+    @override
+    def get_write_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
+        return super().get_write_indices(request_id, self._shifted(request_id, past_length), query_length)
+
+    @override
+    def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
+        indices = super().get_read_indices(request_id, self._shifted(request_id, past_length), query_length)
+        if self.evicted_pages.get(request_id):
+            window = self.windows[request_id]
+            unread = slice(window.num_sinks, window.sink_pages * self.tokens_per_page)  # the rest of the sinks' page
+            del indices[unread]
+        return indices
+
+    @override
+    def get_seqlen_k(self, past_length: int, query_length: int) -> int:
+        """Called once per request of a batch, in its order and without its name: ``turns`` has the names."""
+        turn = next(self.turns, None)
+        if turn is None or (turn.past_length, turn.query_length) != (past_length, query_length):
+            raise IncompatibleTransformers("get_seqlen_k is not called once per request of a batch, in its order")
+        return self.keys_of(turn.request_id, past_length, query_length)
+
+    def keys_of(self, request_id: str, past_length: int, query_length: int) -> int:
+        """``get_seqlen_k`` of one request."""
+        window = self.windows.get(request_id)
+        return query_length + (past_length if window is None else window.tokens_read(past_length))
+
+    @override
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        self.block_table.get(request_id, []).reverse()  # of a prefix that is kept, the last blocks give way first
+        super().free_blocks(request_id, no_cache)
+        if self.runs is not None:
+            self.runs.reserved.pop(request_id, None)
+        self.windows.pop(request_id, None)
+        self.evicted_pages.pop(request_id, None)

@@ -1,0 +1,1 @@
+"""Scores and their intervals, from numbers per token or per case."""

@@ -1,0 +1,161 @@
+"""From per-token NLL to a result's sums, intervals, buckets and comparisons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.evaluation.results import Group, Interval
+from service.evaluation.statistics.nll import LengthResult, PositionBucket
+from service.evaluation.statistics.pieces import LEAST, pieces_of
+from service.evaluation.statistics.student import half_width, probability_above
+from service.sharing.stopping import check_wanted
+
+BLOCK = 64
+MOST_BLOCKS = 256
+
+
+@dataclass
+class Scored:
+    """NLL [n] of one window's scored tokens, their document, the first one's context, their bytes and words."""
+
+    document: int
+    nll: np.ndarray
+    first_context: int
+    bytes: int
+    words: int
+
+
+def length_result(length: int, windows: list[Scored], documents: int) -> LengthResult:
+    """Arithmetic over the windows of one method at one length; at least one token must be scored."""
+    check_wanted()
+    nll = joined(windows)
+    total, mean = float(nll.sum()), float(nll.mean())
+    # Special tokens alone have no bytes: 1 avoids an infinite result.
+    size, words = sum(window.bytes for window in windows), sum(window.words for window in windows)
+    groups = groups_of(windows, documents)
+    window_means = [float(window.nll.mean()) for window in windows if len(window.nll)]
+    return LengthResult(
+        length=length,
+        perplexity=finite_exp(mean),
+        nll_sum=total,
+        nll_mean=mean,
+        bits_per_byte=total / math.log(2) / max(size, 1),
+        byte_perplexity=finite_exp(total / max(size, 1)),
+        word_perplexity=finite_exp(total / words) if words else None,
+        perplexity_window_mean=finite_exp(float(np.mean(window_means))),
+        tokens_scored=len(nll),
+        bytes_scored=size,
+        words_scored=words,
+        windows=len(windows),
+        documents=documents,
+        interval=interval_of(groups, documents),
+        groups=groups,
+    )
+
+
+def joined(windows: Sequence[Scored]) -> np.ndarray:
+    """NLL of all windows, one after another."""
+    return np.concatenate([np.zeros(0), *(window.nll for window in windows)])
+
+
+def interval_of(groups: Sequence[Group], documents: int) -> Interval | None:
+    """95 % interval of exp(mean NLL) by Student's t: over documents, or over the quarters of the only one. None with
+    fewer than three of either."""
+    found = _mean_and_half(pieces_of(groups, documents))
+    if found is None:
+        return None
+    mean, half = found
+    kind = "documents" if documents > 1 else "quarters"
+    return Interval(low=finite_exp(mean - half), high=finite_exp(mean + half), kind=kind)
+
+
+def _mean_and_half(pieces: Sequence[Group]) -> tuple[float, float] | None:
+    """Mean per token, and half of its 95 % interval. The standard error is that of a ratio (Cochran 1977, Sampling
+    Techniques, 6.4), so pieces may differ in size."""
+    if len(pieces) < LEAST:
+        return None
+    total, count = (np.array(column) for column in zip(*pieces, strict=True))
+    mean = float(total.sum() / count.sum())
+    return mean, half_width((total - mean * count) / count.mean())
+
+
+def groups_of(windows: Sequence[Scored], documents: int, counted: Sequence[np.ndarray] | None = None) -> list[Group]:
+    """(NLL sum, tokens) of every document, in order; of one document, of at most 256 blocks of its scored tokens.
+
+    ``counted`` bool [n] per window: the other tokens have their place in a block and count for nothing.
+    """
+    which = [np.ones(len(window.nll), bool) for window in windows] if counted is None else counted
+    if documents > 1:
+        sums, counts = [0.0] * documents, [0] * documents
+        for window, inside in zip(windows, which, strict=True):
+            sums[window.document] += float(window.nll[inside].sum())
+            counts[window.document] += int(inside.sum())
+        return list(zip(sums, counts, strict=True))
+    nll, inside = joined(windows), np.concatenate([np.zeros(0, bool), *which])
+    size = BLOCK * max(1, math.ceil(len(nll) / (BLOCK * MOST_BLOCKS)))
+    blocks = [slice(start, start + size) for start in range(0, len(nll), size)]
+    return [(float(nll[block][inside[block]].sum()), int(inside[block].sum())) for block in blocks]
+
+
+def are_paired(a: Sequence[Group], b: Sequence[Group]) -> bool:
+    """True if the pieces of two methods have the same numbers of tokens."""
+    return [tokens for _, tokens in a] == [tokens for _, tokens in b]
+
+
+def paired_probability(a: Sequence[Group], b: Sequence[Group]) -> float | None:
+    """Probability that ``a`` has the lower perplexity, from the pieces of two methods over the same tokens.
+
+    It is that of Student's t for the differences by piece, so a few pieces are less sure than many. Equal methods
+    have a half. None with fewer than three pieces.
+
+    Raises:
+        ValueError: when the pieces are not of the same tokens.
+    """
+    if not are_paired(a, b):
+        raise ValueError("the groups of the two methods do not have the same tokens")
+    # Both share the tokens, so the sign of the summed difference decides.
+    difference = np.array([right - left for (left, _), (right, _) in zip(a, b, strict=True)])
+    return None if len(difference) < LEAST else probability_above(difference)
+
+
+def surely_apart(a: Sequence[Group], b: Sequence[Group], factor: float) -> bool:
+    """True if the 95 % interval of a ratio of perplexities, ``a`` to ``b``, is on one side of ``factor``.
+
+    Both are pieces over the same tokens, so text that is hard for both counts for nothing. False with fewer than three.
+    """
+    beyond = [
+        (left - right - math.log(factor) * tokens, tokens) for (left, tokens), (right, _) in zip(a, b, strict=True)
+    ]
+    found = _mean_and_half(beyond)
+    return found is not None and abs(found[0]) >= found[1]
+
+
+def position_buckets(windows: list[Scored]) -> list[PositionBucket]:
+    """Mean NLL by tokens of context: [0, 16), [16, 32), [32, 64), doubling."""
+    sums: dict[int, float] = {}
+    counts: dict[int, int] = {}
+    for window in windows:
+        context = window.first_context + np.arange(len(window.nll))
+        bucket = np.where(context < 16, 0, np.log2(np.maximum(context, 1) / 8).astype(int))
+        for index in np.unique(bucket):
+            inside = bucket == index
+            sums[int(index)] = sums.get(int(index), 0.0) + float(window.nll[inside].sum())
+            counts[int(index)] = counts.get(int(index), 0) + int(inside.sum())
+    return [
+        PositionBucket(
+            start=0 if index == 0 else 8 << index,
+            stop=8 << (index + 1),
+            nll_mean=sums[index] / counts[index],
+            tokens=counts[index],
+        )
+        for index in sorted(sums)
+    ]
+
+
+def finite_exp(nll: float) -> float:
+    """exp, with a finite ceiling: JSON has no infinity."""
+    return math.exp(min(nll, 700.0))

@@ -1,0 +1,1 @@
+"""The memory that a model's weights and its cache take."""

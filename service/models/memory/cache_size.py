@@ -1,0 +1,68 @@
+"""The size of a paged cache beside the weights of a model."""
+
+from __future__ import annotations
+
+import torch
+
+from patches import Patched
+from service.engine.limits import spare_places
+from service.models.checkpoint.loading import ModelLoadError
+from service.models.memory.available_memory import available_bytes
+from service.settings import Settings
+
+CPU_REACH = 32
+"""Default cache on a CPU in trained lengths: how far an encoding may stretch, and where default lengths end."""
+
+CPU_CACHE_TOKENS = 32768
+"""Most tokens of a default cache on a CPU, where memory is shared with everything else."""
+
+
+def cache_bytes_per_token(patch: Patched) -> int:
+    """Bytes that keys and values of one token take over all layers of a paged cache. Its rows have one width."""
+    cached, layers = patch.cached, patch.model.config.get_text_config().num_hidden_layers
+    return int(2 * layers * cached.calls * cached.heads * cached.width * patch.model.dtype.itemsize)
+
+
+def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
+    """Tokens of paged cache: as configured; else what fits into 70 % of an accelerator's free memory, divided ``among``
+    so many models. On a CPU 32 times the trained length, at most 32768, or ``max_length`` where that is more. There
+    it takes at most a quarter of the free memory.
+
+    Raises:
+        ModelLoadError: when what is configured exceeds free memory.
+    """
+    model, per_token = patch.model, cache_bytes_per_token(patch)
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+    else:
+        free = available_bytes()
+    if settings.cache_tokens is not None:
+        most = _fitting(free // per_token, patch)
+        if settings.cache_tokens > most:
+            needed = cache_bytes(settings.cache_tokens, patch) >> 20
+            raise ModelLoadError(
+                f"ROPEWAY_CACHE_TOKENS: {settings.cache_tokens} needs {needed} MiB and {free >> 20} MiB are free: "
+                f"at most {most} tokens fit"
+            )
+        return settings.cache_tokens
+    if model.device.type == "cuda":
+        wanted = int(free * 0.7 / among) // per_token
+    else:
+        reach = min(CPU_REACH * patch.geometry.original_max_position_embeddings, CPU_CACHE_TOKENS)
+        wanted = min(max(reach, settings.max_length or 0), _fitting(int(free * 0.25) // per_token, patch))
+    return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)
+
+
+def cache_bytes(tokens: int, patch: Patched) -> int:
+    """Bytes of a cache of ``tokens``, with those of its spare places."""
+    return (tokens + _spare(tokens, patch)) * cache_bytes_per_token(patch)
+
+
+def _fitting(tokens: int, patch: Patched) -> int:
+    """Tokens of a cache that takes no more than ``tokens`` without spare places."""
+    return tokens - _spare(tokens, patch)
+
+
+def _spare(tokens: int, patch: Patched) -> int:
+    """Tokens that take as much memory as the spare places of a cache: only keys are written there."""
+    return 0 if patch.model.device.type == "cuda" else -(-spare_places(tokens, patch.model.dtype) // 2)

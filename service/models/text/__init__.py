@@ -1,0 +1,1 @@
+"""Texts and tokens: templates of chats and answers, and grammars that answers follow."""
