@@ -157,14 +157,6 @@ def test_frequencies_of_a_schedule_underneath(client: httpx.Client) -> None:
     assert "did you mean yarn?" in unknown.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/health", "/v1/health"])
-def test_a_probe_by_head_is_one_by_get_without_the_body(client: httpx.Client, path: str) -> None:
-    answer, same = client.head(path), client.get(path)
-    assert (answer.status_code, answer.content) == (200, b"")
-    assert answer.headers["content-type"] == same.headers["content-type"]
-    assert client.get(path).status_code == 200, "the connection goes on"
-
-
 def test_probes(client: httpx.Client) -> None:
     assert client.get("/health/live").json() == {"status": "ok"}
     ready = client.get("/health/ready").json()
