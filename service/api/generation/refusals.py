@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from service.api.generation.structure import Structure
 from service.engine.request import GrammarFailed
 from service.errors import bad_request
-from service.models.grammar_text import GrammarRefused
+from service.models.text.grammar_text import GrammarRefused
 from service.sharing.workers import ChildFailed
 
 MAX_SHOWN = 64
