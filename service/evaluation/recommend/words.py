@@ -28,6 +28,7 @@ def sentences(answer: Answer, methods: Sequence[RecommendMethod], schedule: Sche
         _choice(methods, chosen, answer, schedule, trained_length),
         *_evidence(methods, chosen, schedule, answer),
         *_doubt(methods, chosen, answer, schedule),
+        *_dropped_at_once(methods, schedule),
         _cost(chosen, schedule),
         *_export(methods, chosen, answer, schedule),
         *_ranges(answer),
@@ -143,6 +144,15 @@ def _doubt(
     elif not answer.tied:
         sure = f"with probability {probability(answer.confidence)}"
         yield f"Over {read} windows it is better than the next finalist, {answer.runner_up}, {sure}."
+
+
+def _dropped_at_once(methods: Sequence[RecommendMethod], schedule: Schedule) -> Iterator[str]:
+    """Candidates that left after one window: it may be an odd one."""
+    dropped = [method for method in methods if method.verdict == "dropped"]
+    count = sum(at.windows == 1 for method in dropped for at in method.lengths if at.length == schedule.target)
+    if count:
+        were = "candidate was" if count == 1 else "candidates were"
+        yield f"{count} {were} dropped after one window: more windows compare candidates better."
 
 
 def _them(labels: Sequence[str]) -> str:

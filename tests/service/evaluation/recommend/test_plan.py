@@ -55,6 +55,38 @@ def test_the_rounds_read_less_than_a_quarter_of_everything() -> None:
         assert schedule.cost_from(0).tokens <= 24 * 32 * target / 4
 
 
+@pytest.mark.parametrize(
+    ("candidates", "windows", "entrants", "read"),
+    [
+        *((24, windows, [24, 7], [1, windows]) for windows in (2, 3, 4)),
+        (24, 5, [24, 7, 3], [1, 2, 5]),
+        (60, 16, [60, 16, 5], [1, 4, 16]),
+        (12, 2, [12, 4], [1, 2]),
+        (3, 4, [3], [4]),
+        (1, 2, [1], [2]),
+    ],
+)
+def test_every_round_reads_more_windows(candidates: int, windows: int, entrants: list[int], read: list[int]) -> None:
+    """24 candidates became 7 and then 3 on the same single window."""
+    schedule = Schedule(candidates, windows, 1024, 256, (512,))
+    assert (schedule.entrants, schedule.read) == (entrants, read)
+
+
+def test_few_windows_drop_candidates_on_a_single_one_and_say_so(models: ModelRegistry) -> None:
+    first = planned(models, windows=4)
+    result, last = answered(first, {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, (2.0, 0.9))
+    assert last.cost.tokens == sum(unit.tokens for unit in last.units) == result.tokens_read <= first.cost.tokens
+    reached = {(method.rounds, at.windows) for method, at in result.ranked()}
+    assert reached == {(1, 1), (2, 4)}
+    dropped = sum(method.verdict == "dropped" for method, _ in result.ranked())
+    assert dropped == first.schedule.candidates - first.schedule.entrants[1]
+    says = f"{dropped} candidates were dropped after one window: more windows compare candidates better."
+    assert says in result.words()
+    more = planned(models, windows=32, input=TEXT * 2)
+    whole, _ = answered(more, {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, (2.0, 0.9))
+    assert "dropped after one window" not in " ".join(whole.words())
+
+
 def test_the_cost_is_the_most_and_in_the_end_exact(models: ModelRegistry) -> None:
     first = planned(models)
     bound = first.cost
