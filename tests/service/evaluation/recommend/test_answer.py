@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.export.targets import TARGETS
+from service.evaluation.recommend.plan import RecommendPlan
+from service.export.targets import TARGETS, carriers
 from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT
 from tests.service.evaluation.recommend.made_up import BOTH, GOOD, LENGTH, answered, planned, ranges_of
@@ -171,17 +172,52 @@ def test_the_answer_says_whether_it_keeps_the_quality_of_the_trained_length(
 
 def test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is(models: ModelRegistry) -> None:
     methods = [{"method": "rerope"}, *BOTH]
-    made_up = {"others": (3.0, 0.1), "rerope": (2.0, 0.8), "yarn(factor=4)": (2.5, 0.8), GOOD: (4.0, 0.8)}
+    made_up = {"others": (3.0, 0.1), "rerope": (2.0, 0.8), "yarn(factor=4)": (2.25, 0.8), GOOD: (4.0, 0.8)}
     found, _ = answered(planned(models, methods=methods), made_up, (2.0, 0.9))
     assert (found.answer.label, found.answer.exports_to, found.answer.exportable) == ("rerope", [], "yarn(factor=4)")
     assert (
         "No system that Ropeway exports to can express it; the best finalist that one can is yarn(factor=4), with "
-        "0.500 more loss."
+        "0.250 more loss."
     ) in found.words()
     for label, systems in (("yarn(factor=4)", list(TARGETS)), (GOOD, ["llama.cpp"])):
         best, _ = answered(planned(models, methods=methods), made_up | {label: (1.0, 0.9)}, (2.0, 0.9))
         assert (best.answer.label, best.answer.exports_to, best.answer.exportable) == (label, systems, label)
         assert "No system" not in " ".join(best.words())
+
+
+@pytest.mark.parametrize(("windows", "finalists"), [(4, 7), (16, 3)])
+def test_the_best_that_a_system_can_express_is_measured_to_the_end(
+    models: ModelRegistry, windows: int, finalists: int
+) -> None:
+    """It left after the first round, and the own encoding was named the best one: that to avoid."""
+    plan = planned(models, windows=windows)
+    better = dict.fromkeys(inexpressible(plan), (2.0, 0.0))
+    made_up = {"others": (3.0, 0.0), "default": (9.0, 0.0), "yarn(factor=4)": (2.2, 0.0)}
+    result, last = answered(plan, made_up | better, (2.0, 0.0))
+    ends = [method.label for method in result.methods if method.rounds == len(plan.schedule.read)]
+    assert len(ends) == finalists
+    assert {"default", "yarn(factor=4)"} < set(ends)
+    assert (result.answer.exports_to, result.answer.exportable) == ([], "yarn(factor=4)")
+    assert "default" in {avoided.label for avoided in result.answer.avoid}
+    assert last.cost.tokens <= plan.cost.tokens
+
+
+def inexpressible(plan: RecommendPlan) -> list[str]:
+    """Candidates that attend to all tokens, and that no system can express."""
+    found = [each for each in plan.subjects if carriers(each.method, each.patch, LENGTH) == []]
+    labels = [each.label for each in found if each.patch.resolve(each.method, LENGTH).recipe.sink_window is None]
+    assert len(labels) > 2
+    return labels
+
+
+def test_an_encoding_to_avoid_is_not_named_for_export(models: ModelRegistry) -> None:
+    methods = [{"method": "rerope"}, {"method": "leaky_rerope", "scaling_factor": 4}]
+    made_up = {"others": (2.0, 0.8), "default": (9.0, 0.1)}
+    result, _ = answered(planned(models, methods=methods), made_up, (2.0, 0.9))
+    assert (result.answer.exports_to, result.answer.exportable) == ([], None)
+    assert [avoided.label for avoided in result.answer.avoid] == ["default"]
+    says = "No system that Ropeway exports to can express it; finalists that one can are to be avoided: default."
+    assert says in result.words()
 
 
 def test_one_window_is_no_reason_against_a_candidate(models: ModelRegistry) -> None:
