@@ -82,7 +82,7 @@ TEMPERATURE = "tests/patches/encoding/test_temperature.py"
 PADDING = "tests/patches/model/test_padding.py"
 PARITY = "tests/patches/model/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
-RECOMMEND = "tests/service/evaluation/test_recommend.py"
+RECOMMEND = "tests/service/evaluation/recommend/test_answer.py"
 PICTURES = "tests/service/figures/test_pictures.py"
 WORDS = "tests/service/figures/test_words.py"
 EXPORTS = "tests/service/export/test_targets.py"
@@ -496,6 +496,10 @@ CARRIED = [
     Mutation("another finalist is exported although the answer can be", "service/evaluation",
              "for s in (chosen, *others)", "for s in others",
              (f"{RECOMMEND}::test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is",)),
+    Mutation("an encoding to avoid is exported", "service/evaluation", "if label not in avoided), None)", "), None)",
+             (f"{RECOMMEND}::test_an_encoding_to_avoid_is_not_named_for_export",)),
+    Mutation("the best exportable encoding leaves early", "service/evaluation", "kept[-1] = exportable", "pass",
+             (f"{RECOMMEND}::test_the_best_that_a_system_can_express_is_measured_to_the_end",)),
     Mutation("key tokens of other windows", "service/evaluation", '"protocol", "windows", "bos")', '"protocol", "bos")',
              ("tests/service/evaluation/test_long_perplexity.py::test_windows_bound_the_passes_of_tail_alone",)),
     Mutation("a partial result speaks of all methods", "service/evaluation",

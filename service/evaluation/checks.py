@@ -158,9 +158,9 @@ def lengths_of(
         lengths = sorted(set(wanted))
         if lengths[-1] > shortest:
             which = "" if document.name == "input" else f", {document.name}"
-            raise InvalidEvaluation(
-                "lengths", f"{lengths[-1]} is beyond the shortest document{which}: at most {shortest} tokens"
-            )
+            counted = f", its {len(document.token_ids)} and the BOS before them" if special else ""
+            most = f"at most {shortest} tokens{counted}"
+            raise InvalidEvaluation("lengths", f"{lengths[-1]} is beyond the shortest document{which}: {most}")
         server_takes(lengths[-1], served)
     at_most("lengths", len(lengths), settings.max_lengths)
     return lengths

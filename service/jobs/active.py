@@ -9,6 +9,7 @@ from typing import Any
 
 from service.evaluation.unit import Outcome
 from service.jobs.planning import Planned
+from service.jobs.records import AtWork
 from service.jobs.signals import Signal
 from service.jobs.storage.outcomes import pack
 from service.jobs.storage.queue import Claimed
@@ -29,8 +30,8 @@ class ActiveJob:
         self.number, self.id, self.tenant = claimed.number, claimed.id, claimed.tenant
         self._set(planned)
         self.claimed: defaultdict[str, deque[ClaimedUnit]] = defaultdict(deque)
-        self.in_flight: Counter[int] = Counter()
-        """Tokens done of units at work, by position."""
+        self.in_flight: dict[int, AtWork] = {}
+        """Units at work, by position."""
         self.failures: Counter[int] = Counter()
         self.running: set[asyncio.Task[Any]] = set()
         self.dropped = False
@@ -83,13 +84,13 @@ class ActiveJob:
 
 
 class ActiveJobs:
-    """Jobs by their numbers. ``in_flight`` shows clients the tokens of units at work, by job id and position.
+    """Jobs by their numbers. ``in_flight`` shows clients the units at work, by job id and position.
 
     ``leased`` are the jobs whose leases are renewed: the active ones, and those being planned. ``added`` fires when a
     job may be new or cancelled, ``changed`` when one gets further. ``closed``: the runner ends.
     """
 
-    def __init__(self, in_flight: dict[str, dict[int, int]]) -> None:
+    def __init__(self, in_flight: dict[str, dict[int, AtWork]]) -> None:
         self.active: dict[int, ActiveJob] = {}
         self.leased: set[int] = set()
         self.added, self.changed = Signal(), Signal()
@@ -106,7 +107,7 @@ class ActiveJobs:
         """Tokens done of units at work: (job, position) -> tokens."""
         found: dict[tuple[int, int], int] = {}
         for job in self.active.values():
-            found |= {(job.number, position): tokens for position, tokens in job.in_flight.items()}
+            found |= {(job.number, position): unit.tokens for position, unit in job.in_flight.items()}
         return found
 
     def drop(self, job: ActiveJob) -> None:

@@ -19,6 +19,7 @@ from service.errors import ApiError
 from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob, ActiveJobs
 from service.jobs.planning import planned, request_of
+from service.jobs.records import AtWork
 from service.jobs.storage.calls import RETRY_S, PatientCalls
 from service.jobs.storage.queue import Claimed, JobQueue, LeaseLost, Recorded, Taken
 from service.jobs.storage.results import Packed, pack
@@ -209,12 +210,16 @@ class Execution:
         """
         unit, began = job.plan.units[position], time.perf_counter()
 
+        def read(tokens: int) -> None:
+            job.in_flight[position] = AtWork(tokens, began)
+            self._jobs.note_in_flight(job)
+
         def report(tokens: int) -> None:
             if not task.done():
-                job.in_flight[position] += tokens
-                self._jobs.note_in_flight(job)
+                read(job.in_flight[position].tokens + tokens)
                 self._jobs.changed.fire()
 
+        read(0)
         with context.acting_for(job.tenant):
             scored = {unit.method.method: unit.tokens}
             scoring = served.engine.score(unit.run(), unit.length, report, scored=scored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +18,13 @@ UNFINISHED: tuple[JobState, ...] = ("queued", "running")
 ENDED_EARLY: tuple[JobState, ...] = ("failed", "cancelled")
 
 
+class AtWork(NamedTuple):
+    """A unit at work in this process: ``tokens`` done since ``began``, in seconds of ``time.perf_counter``."""
+
+    tokens: int
+    began: float
+
+
 class JobError(BaseModel):
     code: str
     message: str
@@ -28,8 +35,8 @@ class JobInfo(BaseModel):
 
     The totals of an evaluation in stages are the most that it can take, until all stages are known.
 
-    ``tokens_done`` counts the units at work in this process too. ``seconds`` were spent measuring, whatever the clock
-    says; ``seconds_left`` is an estimate from them.
+    ``tokens_done`` and ``seconds`` count the units at work in this process too. ``seconds`` were spent measuring,
+    whatever the clock says; ``seconds_left`` is an estimate from both.
     """
 
     model_config = ConfigDict(protected_namespaces=())
@@ -52,7 +59,7 @@ class JobInfo(BaseModel):
     tokens_total: int
     tokens_done: int = 0
     seconds: float = 0.0
-    seconds_left: float | None = Field(None, description="Absent until a unit is finished, and after the end.")
+    seconds_left: float | None = Field(None, description="Absent until tokens were read, and after the end.")
     error: JobError | None = None
     request: dict[str, Any] = Field(description="The body; empty in listings when it is long.")
     links: dict[str, str] = Field(default_factory=dict)

@@ -108,7 +108,7 @@ class JobRunner:
 
     def progress(self, job_id: str) -> int:
         """Tokens done of the job's units that are at work here."""
-        return sum(self._jobs.in_flight.get(job_id, {}).values())
+        return sum(unit.tokens for unit in self._jobs.in_flight.get(job_id, {}).values())
 
     def next_change(self) -> asyncio.Event:
         """Set when any job gets further. Take it before looking how far they are: nothing is missed."""

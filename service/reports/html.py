@@ -28,6 +28,7 @@ MOST_PICTURE_ROWS = 5000
 """Rows of a picture's numbers that the page carries as CSV."""
 FILES = ("results.csv", "results.json")
 """A job's files with all the numbers."""
+REUSED = "no time: every unit was known already"
 
 
 class Shown(NamedTuple):
@@ -119,7 +120,7 @@ def facts_of(result: EvaluationResult, job: JobInfo | None = None) -> list[tuple
             ("job", job.id),
             ("started", str(job.started_at or job.created_at)),
             ("units", f"{job.units_done:,}, of which {job.units_reused:,} were known already"),
-            ("measured in", f"{job.seconds:,.1f} s"),
+            ("measured in", f"{job.seconds:,.1f} s" if job.units_reused < job.units_done else REUSED),
         ]
     return [(name, value) for name, value in facts if value]
 

@@ -49,10 +49,15 @@ class Judge:
             self._evidence.setdefault(length, {})[subject] = found
 
     def best(self, entrants: Iterable[int], most: int) -> list[int]:
-        """At most ``most`` of a round's candidates, the least loss first; the checkpoint's own is always among them."""
+        """At most ``most`` of a round's candidates, the least loss first. The checkpoint's own is always among them. So
+        is the best that a system can express, if need be in place of the last one."""
         ranked = self._by_loss(entrants)
-        others = [subject for subject in ranked if subject != 0]
-        return [0, *others[: most - 1]] if 0 in ranked else others[: most - 1]
+        own = [0] if 0 in ranked else []
+        kept = [subject for subject in ranked if subject != 0][: most - 1]
+        exportable = next(filter(self._carriers, ranked), None)
+        if exportable is not None and exportable not in (*own, *kept):
+            kept[-1] = exportable
+        return [*own, *kept]
 
     def finalists(self) -> list[int]:
         """The candidates for shorter lengths: the own encoding, those of the last round, the best cheap one."""
@@ -140,7 +145,9 @@ class Judge:
         chosen, evidence = self._chosen, self._evidence[self._target]
         others = [subject for subject in self._by_loss(self._last_round) if subject != chosen]
         next_best = others[0] if others else None
-        subject = self._subjects[chosen]
+        subject, avoid = self._subjects[chosen], self._avoid()
+        avoided = {found.label for found in avoid}
+        exportable = [self._subjects[s].label for s in (chosen, *others) if self._carriers(s)]
         answer = Answer(
             label=subject.label,
             pe=request_of(subject.method),
@@ -153,12 +160,12 @@ class Judge:
             tied=[self._subjects[index].label for index in self._tied if index != chosen],
             runners_up=[self._subjects[index].label for index in others],
             exports_to=self._carriers(chosen),
-            exportable=next((self._subjects[s].label for s in (chosen, *others) if self._carriers(s)), None),
-            avoid=self._avoid(),
+            exportable=next((label for label in exportable if label not in avoided), None),
+            avoid=avoid,
             ranges=self._ranges(),
             words=[],
         )
-        answer.words = sentences(answer, self.methods(), self._schedule, self._trained_length)
+        answer.words = sentences(answer, self.methods(), self._schedule, self._trained_length, exportable)
         return answer
 
     def _carriers(self, index: int) -> list[str] | None:

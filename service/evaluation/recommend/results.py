@@ -122,7 +122,9 @@ class Answer(BaseModel):
         description="Systems of `POST /export` that can express it at the target length. Null: none covers the model.",
     )
     exportable: str | None = Field(
-        None, description="The best candidate of the last round that one of these systems can express."
+        None,
+        description="The best candidate of the last round that one of these systems can express. Null: none, or only "
+        "those to avoid.",
     )
     avoid: list[Avoid]
     ranges: list[Range]

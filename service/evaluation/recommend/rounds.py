@@ -1,7 +1,7 @@
 """Successive halving (Jamieson and Talwalkar, arXiv:1502.07943): each round reads more windows with fewer candidates.
 
 A quarter of the candidates goes on to a round of four times as many windows. The checkpoint's own encoding, candidate
-0, is in every round.
+0, is in every round. A round that would add no window is left out, so few windows make fewer rounds.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Schedule:
     stages: int | None = None
 
     @cached_property
-    def entrants(self) -> list[int]:
-        """Most candidates of each round."""
+    def _halved(self) -> list[int]:
+        """Most candidates of each round, with as many windows as that takes."""
         counts = [self.candidates]
         while counts[-1] > FINALISTS + 1:
             counts.append(max(FINALISTS, -(-counts[-1] // RATE)))
@@ -43,9 +43,14 @@ class Schedule:
 
     @cached_property
     def read(self) -> list[int]:
-        """Windows that a candidate of each round has read at its end."""
-        last = len(self.entrants) - 1
-        return [max(1, -(-self.windows // RATE ** (last - round_))) for round_ in range(len(self.entrants))]
+        """Windows that a candidate of each round has read at its end, always more than a round before."""
+        last = len(self._halved) - 1
+        return sorted({-(-self.windows // RATE ** (last - round_)) for round_ in range(last + 1)})
+
+    @cached_property
+    def entrants(self) -> list[int]:
+        """Most candidates of each round."""
+        return self._halved[: len(self.read)]
 
     @property
     def at_shorter(self) -> int:

@@ -21,15 +21,23 @@ LEAST_SHARED = 2
 MOST_AVOIDED = 3
 
 
-def sentences(answer: Answer, methods: Sequence[RecommendMethod], schedule: Schedule, trained_length: int) -> list[str]:
-    """The choice, its evidence, the doubt, the cost, and the encodings to avoid."""
+def sentences(
+    answer: Answer,
+    methods: Sequence[RecommendMethod],
+    schedule: Schedule,
+    trained_length: int,
+    exportable: Sequence[str],
+) -> list[str]:
+    """The choice, its evidence, the doubt, the cost, and the encodings to avoid. ``exportable`` are the finalists that
+    a system can express, the best first."""
     chosen = next(method for method in methods if method.verdict == "recommended")
     return [
         _choice(methods, chosen, answer, schedule, trained_length),
         *_evidence(methods, chosen, schedule, answer),
         *_doubt(methods, chosen, answer, schedule),
+        *_dropped_at_once(methods, schedule),
         _cost(chosen, schedule),
-        *_export(methods, chosen, answer, schedule),
+        *_export(methods, answer, schedule, exportable),
         *_ranges(answer),
         *(f"Avoid {avoided.label}: {avoided.reason}." for avoided in answer.avoid[:MOST_AVOIDED]),
     ]
@@ -145,6 +153,15 @@ def _doubt(
         yield f"Over {read} windows it is better than the next finalist, {answer.runner_up}, {sure}."
 
 
+def _dropped_at_once(methods: Sequence[RecommendMethod], schedule: Schedule) -> Iterator[str]:
+    """Candidates that left after one window: it may be an odd one."""
+    dropped = [method for method in methods if method.verdict == "dropped"]
+    count = sum(at.windows == 1 for method in dropped for at in method.lengths if at.length == schedule.target)
+    if count:
+        were = "candidate was" if count == 1 else "candidates were"
+        yield f"{count} {were} dropped after one window: more windows compare candidates better."
+
+
 def _them(labels: Sequence[str]) -> str:
     return "it" if len(labels) == 1 else "them"
 
@@ -165,15 +182,17 @@ def _cost(chosen: RecommendMethod, schedule: Schedule) -> str:
 
 
 def _export(
-    methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer, schedule: Schedule
+    methods: Sequence[RecommendMethod], answer: Answer, schedule: Schedule, exportable: Sequence[str]
 ) -> Iterator[str]:
     if answer.exports_to is None or answer.exports_to:
         return
     losses = {method.label: at.loss for method in methods for at in method.lengths if at.length == schedule.target}
-    if answer.exportable is None:
+    if not exportable:
         instead = ", nor any other finalist"
+    elif answer.exportable is None:
+        instead = f"; finalists that one can are to be avoided: {listed(exportable)}"
     else:
-        more = losses[answer.exportable] - losses[chosen.label]
+        more = losses[answer.exportable] - losses[answer.label]
         instead = f"; the best finalist that one can is {answer.exportable}, with {more:.3f} more loss"
     yield f"No system that Ropeway exports to can express it{instead}."
 

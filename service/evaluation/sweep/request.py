@@ -107,6 +107,13 @@ class SweepRequest(EvaluationRequest):
         return {**fields, "evaluations": [_with_documents(documents, _named(part)) for part in parts]}
 
     @classmethod
+    def unknown_field(cls, name: str) -> str:
+        owners = [evaluation.name for evaluation in IN_SWEEPS if name in evaluation.request.field_names()]
+        if not owners:
+            return super().unknown_field(name)
+        return f"unknown field: put it into a part, such as evaluations[0].{name} of {owners[0]}"
+
+    @classmethod
     def example(cls) -> dict[str, Any]:
         lengths = {"lengths": [256, 512, 1024], "target": {"length": 1024}}
         return {"methods": examples()[:4], "factors": [4, 8], **lengths}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,7 @@ from sqlalchemy.orm import Session
 from service import context
 from service.evaluation.request import EvaluationRequest
 from service.jobs.planning import asked_by, body_of
-from service.jobs.records import ENDED_EARLY, UNFINISHED, JobInfo, JobState, UnitDone
+from service.jobs.records import ENDED_EARLY, UNFINISHED, AtWork, JobInfo, JobState, UnitDone
 from service.jobs.storage import policies, results, units
 from service.jobs.storage.database import CONNECTIONS, Database
 from service.jobs.storage.owner import Owner
@@ -31,7 +32,7 @@ LISTED_REQUEST = 1 << 14
 
 SHOWN = (
     *("id", "evaluation", "model", "state", "created_at", "started_at", "finished_at", "error"),
-    *("units_total", "units_done", "units_reused", "tokens_total", "seconds"),
+    *("units_total", "units_done", "units_reused", "tokens_total"),
 )
 """Columns that ``JobInfo`` has as they are."""
 
@@ -39,8 +40,8 @@ SHOWN = (
 class JobStore:
     """Jobs of every tenant in one database. Every call is synchronous and one transaction.
 
-    ``in_flight`` has the progress of running units in this process: job id -> position -> tokens. Its values are
-    replaced, never changed.
+    ``in_flight`` has the units at work in this process: job id -> position -> unit. Its values are replaced, never
+    changed.
     """
 
     def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
@@ -49,7 +50,7 @@ class JobStore:
         """
         self.database = Database(url, connections)
         self.owner = Owner.this()
-        self.in_flight: dict[str, dict[int, int]] = {}
+        self.in_flight: dict[str, dict[int, AtWork]] = {}
 
     def add(
         self,
@@ -260,20 +261,23 @@ class JobStore:
         session: Session,
         job: Job,
         request: dict[str, Any],
-        in_flight: Mapping[str, Mapping[int, int]] | None = None,
+        in_flight: Mapping[str, Mapping[int, AtWork]] | None = None,
     ) -> JobInfo:
         """``in_flight`` was taken before the session began. A unit that ends meanwhile then counts once."""
         unfinished = job.state in UNFINISHED
         at_work = (self.in_flight if in_flight is None else in_flight).get(job.id, {}) if unfinished else {}
-        tokens = sum(at_work.values()) - sum(at_work[p] for p in units.finished_among(session, job.number, at_work))
+        ended = units.finished_among(session, job.number, at_work)
+        here = [unit for position, unit in at_work.items() if position not in ended]
+        tokens = sum(unit.tokens for unit in here)
+        measured = job.tokens_done - job.tokens_reused + tokens
+        seconds = job.seconds + sum(time.perf_counter() - unit.began for unit in here)
         if job.state == "running":
             tokens += units.progress(session, job.number, without=str(self.owner))
         done = min(job.tokens_done + tokens, job.tokens_total)
-        measured = job.tokens_done - job.tokens_reused
-        left = job.seconds / measured * (job.tokens_total - done) if unfinished and measured else None
+        left = seconds / measured * (job.tokens_total - done) if unfinished and measured else None
         values = {name: getattr(job, name) for name in SHOWN}
-        values |= {"models": json.loads(job.models), "tokens_done": done, "seconds_left": left, "request": request}
-        return JobInfo.model_validate(values)
+        values |= {"models": json.loads(job.models), "tokens_done": done, "request": request}
+        return JobInfo.model_validate(values | {"seconds": seconds, "seconds_left": left})
 
 
 def models_text(models: Iterable[str]) -> str:

@@ -117,6 +117,17 @@ def test_an_error_has_the_names_of_the_request(models: ModelRegistry) -> None:
             planned(models, "perplexity", input=given, names=names, lengths=[64])
 
 
+def test_a_length_beyond_a_document_says_how_its_tokens_are_counted(models: ModelRegistry) -> None:
+    """Results have the tokens of the document, without the BOS."""
+    tokens = len(planned(models, "perplexity", input="A short text.", lengths=[2]).documents[0].token_ids)
+    for bos, most in (
+        ("always", f"{tokens + 1} tokens, its {tokens} and the BOS before them"),
+        ("never", f"{tokens} tokens"),
+    ):
+        with pytest.raises(InvalidEvaluation, match=f": at most {most}$"):
+            planned(models, "perplexity", input="A short text.", lengths=[64], bos=bos)
+
+
 @pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "passkey", "probe", "recommend"])
 def test_documents_have_the_names_of_the_request(models: ModelRegistry, evaluation: str) -> None:
     given = {"input": [TEXT, next(iter(BUILT_IN))], "max_tokens": 1000}

@@ -178,6 +178,9 @@ def test_lengths_that_the_sweep_adds_are_named_where_one_is_at_fault(models: Mod
         ({"factors": [0.5], "methods": [YARN]}, "greater than or equal to 1"),
         ({"factors": [5000], "methods": [YARN]}, "must be at most 4096, not 5000"),
         ({"target": {"tolerance": -0.1}}, "greater than or equal to 0"),
+        ({"input": "A text."}, r"unknown field: put it into a part, such as evaluations\[0\].input of perplexity"),
+        ({"digits": 5}, r"unknown field: put it into a part, such as evaluations\[0\].digits of passkey"),
+        ({"lenghts": [64]}, r"unknown field: did you mean lengths\?"),
     ],
 )
 def test_bodies_that_make_no_sense_are_refused(body: dict[str, Any], message: str) -> None:

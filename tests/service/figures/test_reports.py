@@ -176,6 +176,11 @@ class TestContents:
         assert asked["units"] == "8, of which 3 were known already"
         assert asked["measured in"] == "12.5 s"
 
+    def test_a_job_that_measured_nothing_says_so(self) -> None:
+        job = job_of("f" * 32, {}).model_copy(update={"units_reused": 8, "seconds": 0.0})
+        asked = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", report_of(examples.ruler(), job)))
+        assert asked["measured in"] == "no time: every unit was known already"
+
     def test_without_a_body_it_says_so(self) -> None:
         assert "is not part of this result" in report("ruler")
 

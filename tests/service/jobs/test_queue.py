@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -16,6 +17,7 @@ from sqlalchemy import select, text, update
 from structlog.testing import CapturingLogger
 
 from service.evaluation.cost import Cost
+from service.jobs.records import AtWork
 from service.jobs.storage import outcomes, owner
 from service.jobs.storage.abandoned import MOST_CLAIMS
 from service.jobs.storage.outcomes import pack, unpack
@@ -48,10 +50,14 @@ class TestWork:
             (3, True, 2.1),
         ]
         assert store.done_units(job.id, after=2) == done[2:]
-        store.in_flight[job.id] = {0: 30}
-        assert (store.get("anna", job.id).tokens_done, store.get("anna", job.id).seconds_left) == (210, 1.0 / 120 * 150)
-        store.in_flight[job.id] = {0: 30, 4: 60}
-        assert store.get("anna", job.id).tokens_done == 210, "a unit that has just ended counts once"
+        now = time.perf_counter()
+        store.in_flight[job.id] = {0: AtWork(30, now - 5)}
+        found = store.get("anna", job.id)
+        assert (found.tokens_done, found.seconds) == (210, pytest.approx(6, abs=0.9))
+        assert found.seconds_left == pytest.approx(found.seconds / 150 * 150)
+        store.in_flight[job.id] = {0: AtWork(30, now - 5), 4: AtWork(60, now - 500)}
+        found = store.get("anna", job.id)
+        assert (found.tokens_done, found.seconds) == (210, pytest.approx(6, abs=0.9)), "an ended unit counts once"
         assert [info.tokens_done for info in store.list("anna")] == [210]
 
     def test_what_was_finished_of_another_plan_counts_no_longer(self, store: JobStore) -> None:

@@ -162,6 +162,26 @@ async def test_progress_is_told_and_counted_in(bench: Bench) -> None:
 
 
 @only_sqlite
+async def test_a_job_of_one_long_unit_has_its_seconds_and_an_estimate(bench: Bench) -> None:
+    """They were 0 and null until the unit ended."""
+    job_id = bench.add(methods=[{"method": "default"}], **LONG)
+    async with bench.running() as runner:
+        seen = []
+        while (job := bench.store.get("anna", job_id)).state != "done":
+            seen.append(job)
+            await within(runner.next_change(), 10)
+    assert job.units_total == 1
+    at_work = [before for before in seen if before.tokens_done and not before.units_done]
+    assert len(at_work) > 10
+    assert all(before.seconds > 0 for before in at_work)
+    assert [before.seconds for before in at_work] == sorted(before.seconds for before in at_work)
+    for before in at_work:
+        assert before.seconds_left is not None
+        left = (before.tokens_total - before.tokens_done) / before.tokens_done
+        assert before.seconds_left == pytest.approx(before.seconds * left)
+
+
+@only_sqlite
 async def test_a_variants_units_run_on_its_own_engine(bench: Bench) -> None:
     fields = {"methods": [{"method": "default"}, {"method": "alibi"}]}
     expected = bench.expected(**fields)

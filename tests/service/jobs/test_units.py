@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from datetime import timedelta
 from itertools import pairwise
@@ -10,6 +11,7 @@ from threading import Thread
 import pytest
 from sqlalchemy import select, update
 
+from service.jobs.records import AtWork
 from service.jobs.storage.abandoned import MOST_CLAIMS
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.queue import JobQueue, Recorded
@@ -221,7 +223,7 @@ def test_progress_of_other_processes_is_counted(store: JobStore) -> None:
     assert taken(elsewhere, number, 1) == [0]
     elsewhere.beat([number], {(number, 0): 30})
     assert store.get("anna", job.id).tokens_done == 30
-    store.in_flight[job.id] = {1: 12}
+    store.in_flight[job.id] = {1: AtWork(12, time.perf_counter())}
     assert store.get("anna", job.id).tokens_done == 42
     elsewhere.record(number, [unit(0)])
     assert store.get("anna", job.id).tokens_done == 72

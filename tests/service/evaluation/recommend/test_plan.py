@@ -1,0 +1,217 @@
+"""Plans of recommendations: halving keeps the best, budgets hold, and requests that cannot be run are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.recommend.plan import _places, plan_of
+from service.evaluation.recommend.request import RecommendRequest
+from service.evaluation.recommend.rounds import Schedule
+from service.evaluation.recommend.unit import COPIES, RecallUnit
+from service.evaluation.unit import evaluate
+from service.models.registry import ModelRegistry
+from tests.service.conftest import TEXT, tiny_tokenizer
+from tests.service.evaluation.prompting import finish, registry, settings_of
+from tests.service.evaluation.recommend.made_up import GOOD, LENGTH, answered, planned, ranges_of
+
+
+def test_a_window_ends_with_parts_of_itself(models: ModelRegistry) -> None:
+    unit = planned(models).units[-1]
+    assert isinstance(unit, RecallUnit)
+    ids, segment = unit.token_ids, unit.layout.segment
+    assert len(ids) == unit.tokens == LENGTH
+    begin = len(ids) - COPIES * segment
+    for copy, start in enumerate(unit.starts):
+        first = start + (0 if unit.bos is None else 1)
+        assert ids[first : first + segment] == ids[begin + copy * segment :][:segment]
+    outcome = finish(unit.run())
+    patch = unit.subject.patch
+    with torch.no_grad(), unit.slot() as slot:
+        positions = torch.arange(len(ids)) + (slot << 24)
+        logits = patch.model(input_ids=torch.tensor([ids]), position_ids=positions[None]).logits[0]
+    logprobs = logits.log_softmax(-1)[:-1]
+    targets = torch.tensor(ids[1:])
+    own = logprobs[torch.arange(len(targets)), targets]
+    ranks = (logprobs > own[:, None]).sum(-1) + 1
+    np.testing.assert_allclose(outcome["nll"], -own[begin - 1 - unit.layout.tail : begin - 1], rtol=1e-4)
+    again = [ranks[begin + copy * segment :][: segment - 1].tolist() for copy in range(COPIES)]
+    assert outcome["ranks"].tolist() == again
+
+
+def test_the_rounds_read_less_than_a_quarter_of_everything() -> None:
+    for times in (2, 4, 8, 16):
+        target, shorter = 256 * times, tuple(256 << step for step in range(1, times.bit_length() - 1))
+        schedule = Schedule(24, 32, target, 256, shorter)
+        assert (schedule.entrants, schedule.read) == ([24, 7, 3], [2, 8, 32])
+        assert schedule.cost_from(0).tokens <= 24 * 32 * target / 4
+
+
+@pytest.mark.parametrize(
+    ("candidates", "windows", "entrants", "read"),
+    [
+        *((24, windows, [24, 7], [1, windows]) for windows in (2, 3, 4)),
+        (24, 5, [24, 7, 3], [1, 2, 5]),
+        (60, 16, [60, 16, 5], [1, 4, 16]),
+        (12, 2, [12, 4], [1, 2]),
+        (3, 4, [3], [4]),
+        (1, 2, [1], [2]),
+    ],
+)
+def test_every_round_reads_more_windows(candidates: int, windows: int, entrants: list[int], read: list[int]) -> None:
+    """24 candidates became 7 and then 3 on the same single window."""
+    schedule = Schedule(candidates, windows, 1024, 256, (512,))
+    assert (schedule.entrants, schedule.read) == (entrants, read)
+
+
+def test_few_windows_drop_candidates_on_a_single_one_and_say_so(models: ModelRegistry) -> None:
+    first = planned(models, windows=4)
+    result, last = answered(first, {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, (2.0, 0.9))
+    assert last.cost.tokens == sum(unit.tokens for unit in last.units) == result.tokens_read <= first.cost.tokens
+    reached = {(method.rounds, at.windows) for method, at in result.ranked()}
+    assert reached == {(1, 1), (2, 4)}
+    dropped = sum(method.verdict == "dropped" for method, _ in result.ranked())
+    assert dropped == first.schedule.candidates - first.schedule.entrants[1]
+    says = f"{dropped} candidates were dropped after one window: more windows compare candidates better."
+    assert says in result.words()
+    more = planned(models, windows=32, input=TEXT * 2)
+    whole, _ = answered(more, {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, (2.0, 0.9))
+    assert "dropped after one window" not in " ".join(whole.words())
+
+
+def test_the_cost_is_the_most_and_in_the_end_exact(models: ModelRegistry) -> None:
+    first = planned(models)
+    bound = first.cost
+    _, last = answered(first, {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, (2.0, 0.9))
+    assert last.cost.tokens == sum(unit.tokens for unit in last.units) <= bound.tokens
+    assert last.cost.units == last.cost.passes == len(last.units)
+    assert len(first.units) < len(last.units) < first.schedule.candidates * 16
+
+
+def test_every_window_shows_whether_the_model_copies(models: ModelRegistry) -> None:
+    """With a quarter of them, the demo model seemed to copy nothing, and an encoding that forgets was chosen."""
+    plan = planned(models)
+    own = [unit for unit in plan.units if unit.length == plan.schedule.reference]
+    assert len(own) == plan.schedule.windows == 16
+    assert {unit.subject.label for unit in own} == {"default"}
+    gains = {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}
+    assert answered(planned(models), gains, (2.0, 0.15))[0].answer.recall_counts
+
+
+def test_within_the_trained_length_nothing_else_is_tried(models: ModelRegistry) -> None:
+    result = finish(evaluate(planned(models, length=64, windows=4)))
+    assert [method.label for method in result.methods] == ["default"]
+    assert result.answer.words[0] == "For 64 tokens keep the model's own encoding: it was trained with 64."
+    assert ranges_of(result) == [{"up_to": 64, "pe": {"method": "default"}}]
+
+
+def test_named_candidates_stay_as_they_are(models: ModelRegistry) -> None:
+    methods = [{"method": "yarn", "factor": 4.0}, {"method": "linear", "factor": 4.0}]
+    made_up = {"others": (3.0, 0.1), "yarn(factor=4)": (2.0, 0.8)}
+    result, plan = answered(planned(models, methods=methods), made_up, (2.0, 0.9))
+    assert [method.label for method in result.methods] == ["default", "yarn(factor=4)", "linear(factor=4)"]
+    assert [found.up_to for found in result.answer.ranges] == [64, 256]
+    assert len(plan.stages) == 2, "three candidates are one round"
+
+
+def test_lengths_before_the_target_read_a_quarter_of_the_windows(models: ModelRegistry) -> None:
+    assert [Schedule(24, windows, 1024, 256, (512,)).at_shorter for windows in (2, 3, 4, 16, 32, 64)] == [
+        *(2, 3, 4, 4, 8, 16)
+    ]
+
+
+def test_finished_rounds_are_the_result_of_a_request_for_these_rounds(models: ModelRegistry) -> None:
+    request = RecommendRequest.model_validate({"input": TEXT, "length": LENGTH, "windows": 16})
+    _, last = answered(planned(models), {"others": (3.0, 0.1)}, (2.0, 0.9))
+    sizes = [sum(reading.stop - reading.begin for reading in stage) for stage in last.stages]
+    assert last.reduced(request, set(range(sizes[0] - 1))) is None
+    assert last.reduced(request, set(range(sizes[0]))).rounds == 1
+    assert last.reduced(request, set(range(sum(sizes[:2]) + 1))).rounds == 2
+    result, part = answered(planned(models, rounds=2), {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, (2.0, 0.9))
+    assert [unit.inputs() for unit in part.units[: sizes[0]]] == [unit.inputs() for unit in last.units[: sizes[0]]]
+    assert (result.answer.label, len(part.stages)) == (GOOD, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"length": 63}, "length", "at least 64"),
+        ({"budget": 5000}, "budget", r"must be at least \d+ tokens for \d+ candidates"),
+        ({"length": 1 << 20}, "lengths", "beyond"),
+        ({"methods": [{"method": "t5_bias"}]}, "methods.0", "relative_attention_bias"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(models: ModelRegistry, fields: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(InvalidEvaluation, match=message) as refused:
+        planned(models, **fields)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("auto", ["auto", {"method": "auto"}])
+def test_auto_is_no_candidate(auto: Any) -> None:
+    """Its policy could not be written, after everything was measured."""
+    with pytest.raises(ValidationError, match="auto chooses among encodings and cannot be a candidate"):
+        RecommendRequest(methods=["yarn:4", auto])
+
+
+def test_windows_have_places_of_their_own(models: ModelRegistry) -> None:
+    document = planned(models).documents[0].cut(100)
+    places = _places([document, document], 60, 20, 5, seed=0)
+    assert sorted(places) == sorted(set(places))
+    assert {place.stop for place in places} <= {60, 80, 100}
+    assert len(places) == 5
+    assert _places([document, document], 60, 20, 5, seed=1) != places
+    with pytest.raises(InvalidEvaluation, match="needs 120 tokens for two windows"):
+        _places([document], 90, 30, 5, seed=0)
+
+
+def test_a_budget_bounds_the_tokens(models: ModelRegistry) -> None:
+    whole = planned(models).cost.tokens
+    smaller = planned(models, budget=whole // 2)
+    assert smaller.cost.tokens <= whole // 2
+    assert smaller.schedule.windows < 16
+    result = finish(evaluate(smaller))
+    assert result.tokens_read <= whole // 2
+    assert result.windows == smaller.schedule.windows
+
+
+def test_the_route_answers_and_streams(client: httpx.Client) -> None:
+    methods = [{"method": "yarn", "factor": 2.0}]
+    body = {"model": "tiny", "input": TEXT, "length": 128, "windows": 4, "methods": methods}
+    answer = client.post("/recommend", json=body)
+    assert answer.status_code == 200, answer.text
+    result = answer.json()
+    assert result["answer"]["label"] in ("default", "yarn(factor=2)")
+    assert client.get(result["links"]["png"]).content.startswith(b"\x89PNG")
+    assert client.get(result["links"]["csv"]).text.startswith("method,model,length,windows,perplexity")
+    streamed = client.post("/recommend", json=body | {"stream": True}).text
+    assert "event: progress" in streamed
+    assert streamed.count("event: result") == 1
+
+
+def test_a_table_that_ends_is_the_reference_alone(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    sizes = {"n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=1, **sizes)).save_pretrained(
+        tmp_path
+    )
+    tokenizer.save_pretrained(tmp_path)
+    for models in registry(tmp_path):
+        result = finish(
+            evaluate(plan_of(RecommendRequest(input=TEXT, length=128, windows=4), models, settings_of(tmp_path)))
+        )
+        labels = {at.length for at in result.methods[0].lengths}
+        assert (result.methods[0].label, labels) == ("default", {64})
+        assert result.answer.label in {method.label for method, _ in result.ranked()} != {"default"}
+        assert "The model's own encoding ends before that length." in result.words()
+        methods = [{"method": "default"}]
+        with pytest.raises(InvalidEvaluation, match="positions"):
+            plan_of(RecommendRequest(input=TEXT, length=128, methods=methods), models, settings_of(tmp_path))
