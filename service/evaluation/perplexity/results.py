@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from service.evaluation.results import (
+    INTERVAL,
+    Columns,
     DocumentInfo,
     EvaluationResult,
     MethodInResult,
@@ -34,6 +36,8 @@ class MethodResult(MethodInResult):
 
 class PerplexityResult(EvaluationResult):
     """A whole evaluation."""
+
+    optional: ClassVar[Columns] = {**INTERVAL, "word_perplexity": float}
 
     evaluation: Literal["perplexity"] = "perplexity"
     protocol: Protocol
