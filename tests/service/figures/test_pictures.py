@@ -140,6 +140,11 @@ class TestData:
         shown = lines(named("long_perplexity", "long-perplexity"))
         assert shown[NAMES[0]] == ([512, 1024, 2048], [180, 600, 800])
 
+    def test_legends_of_long_perplexity_have_the_last_values(self) -> None:
+        picture = named("long_perplexity", "long-perplexity").figure
+        assert picture.layout.legend.title.text == "at 2,048 tokens"
+        assert {trace.name for trace in picture.data if trace.showlegend} >= {f"{NAMES[0]}: 800.0"}
+
     def test_long_perplexity_has_its_key_tokens_below_each_length(self) -> None:
         result = examples.long_perplexity()
         picture, plain = pictures_of(result)
